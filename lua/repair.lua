@@ -1,0 +1,46 @@
+-- Adds measured drifts to targets of one bucket, once.
+--
+-- KEYS[1]  the bucket
+-- ARGV[1]  the field `_` as the sample saw it
+-- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
+-- ARGV[3]  the place of the metric in a field's value, from 1
+-- ARGV     then for each target: id, what is added
+--
+-- Returns for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the bucket
+-- was repaired, flushed or loaded anew since the sample. So a repair that timed out and runs late is never added twice.
+
+if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
+    return {}
+end
+local place = tonumber(ARGV[3])
+local done = {}
+for index = 4, #ARGV, 2 do
+    local values = {}
+    for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[index]) or '', '[^,]+') do
+        values[#values + 1] = tonumber(value)
+    end
+    for missing = #values + 1, place do
+        values[missing] = 0
+    end
+    local added = tonumber(ARGV[index + 1])
+    values[place] = values[place] + added
+    if added < 0 and values[place] < 0 then
+        done[#done + 1] = 0
+    else
+        local last = #values
+        while last > 0 and values[last] == 0 do
+            last = last - 1
+        end
+        if last == 0 then
+            redis.call('HDEL', KEYS[1], ARGV[index])
+        else
+            for position = 1, last do
+                values[position] = string.format('%.0f', values[position])
+            end
+            redis.call('HSET', KEYS[1], ARGV[index], table.concat(values, ',', 1, last))
+        end
+        done[#done + 1] = 1
+    end
+end
+redis.call('HSET', KEYS[1], '_', ARGV[2])
+return done

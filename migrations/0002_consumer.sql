@@ -1,0 +1,26 @@
+-- One row per partition, locked by every batch: a paused daemon that wakes up after a takeover writes nothing.
+CREATE TABLE IF NOT EXISTS partition_owner (
+    `partition` SMALLINT UNSIGNED NOT NULL,
+    epoch       BIGINT UNSIGNED   NOT NULL COMMENT 'grows with each takeover',
+    owner       VARCHAR(255)      NULL     COMMENT 'who holds it; NULL once given back in order',
+    taken_at    DATETIME(6)       NOT NULL,
+    fence       BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'the highest fence that is committed',
+    watch       BIGINT UNSIGNED   NULL     COMMENT 'names the targets that are logged event by event',
+    watch_until DATETIME(6)       NULL     COMMENT 'after this the watch is void, whatever became of its run',
+    PRIMARY KEY (`partition`)
+) ENGINE = InnoDB;
+
+-- What can never be applied. The digest makes a redelivered message one row.
+CREATE TABLE IF NOT EXISTS dead_letter (
+    id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+    digest      BINARY(32)      AS (UNHEX(SHA2(body, 256))) STORED,
+    body        MEDIUMBLOB      NOT NULL,
+    headers     MEDIUMTEXT      NOT NULL COMMENT 'JSON',
+    reason      VARCHAR(64)     NOT NULL COMMENT 'stable code',
+    error       TEXT            NOT NULL COMMENT 'a sentence',
+    queue       VARCHAR(255)    NOT NULL,
+    first_seen  DATETIME(6)     NOT NULL,
+    replayed_at DATETIME(6)     NULL,
+    PRIMARY KEY (id),
+    UNIQUE KEY dead_letter_digest (digest)
+) ENGINE = InnoDB;

@@ -1,0 +1,43 @@
+-- Who runs a job now. `run` is the fencing token: what a run writes, it writes only while this row names it.
+CREATE TABLE IF NOT EXISTS job_lock (
+    job         VARCHAR(64)     NOT NULL,
+    run         BIGINT UNSIGNED NOT NULL,
+    owner       VARCHAR(255)    NOT NULL,
+    lease_until DATETIME(6)     NOT NULL,
+    PRIMARY KEY (job)
+) ENGINE = InnoDB;
+
+-- Every run: what is due is computed from here, so that a run missed while down is made up for.
+CREATE TABLE IF NOT EXISTS job_run (
+    run         BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+    job         VARCHAR(64)     NOT NULL,
+    mode        VARCHAR(64)     NOT NULL,
+    owner       VARCHAR(255)    NOT NULL,
+    started_at  DATETIME(6)     NOT NULL,
+    finished_at DATETIME(6)     NULL,
+    outcome     VARCHAR(16)     NULL COMMENT 'done, failed',
+    cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',
+    report      MEDIUMTEXT      NULL COMMENT 'JSON',
+    PRIMARY KEY (run),
+    KEY job_run_mode (job, mode, finished_at)
+) ENGINE = InnoDB;
+
+-- Targets too busy to be read between two events, and every event that the consumers saw of them while watched:
+-- with them the value as of any instant is exact. Empty outside of a reconcile.
+CREATE TABLE IF NOT EXISTS watched_target (
+    watch     BIGINT UNSIGNED  NOT NULL,
+    kind      TINYINT UNSIGNED NOT NULL,
+    target_id BIGINT UNSIGNED  NOT NULL,
+    PRIMARY KEY (watch, kind, target_id)
+) ENGINE = InnoDB;
+
+CREATE TABLE IF NOT EXISTS watched_event (
+    run        BIGINT UNSIGNED  NOT NULL,
+    kind       TINYINT UNSIGNED NOT NULL,
+    target_id  BIGINT UNSIGNED  NOT NULL,
+    user_id    BIGINT UNSIGNED  NOT NULL,
+    update_at  DATETIME(6)      NOT NULL COMMENT 'the event''s `at`',
+    is_del     BOOLEAN          NOT NULL,
+    is_former  BOOLEAN          NOT NULL COMMENT 'not an event: the state that the row had before it',
+    PRIMARY KEY (watch, kind, target_id, user_id, update_at, is_del, is_former)
+) ENGINE = InnoDB;

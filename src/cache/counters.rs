@@ -1,0 +1,214 @@
+//! Counters in Redis: sampled at a cut, repaired by adding, loaded bucket by bucket.
+
+use std::collections::BTreeMap;
+
+use redis::{Pipeline, Value};
+
+use super::keys::{KindNames, LOADED};
+use super::layout::{self, Loaded};
+use super::{Cache, Call, LOAD, REPAIR, Result, SAMPLE, text, unexpected};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
+
+/// Ids that one call of a script names at most: Lua's stack holds about 8,000.
+const CALL_IDS_MAX: usize = 1_000;
+
+/// A target's number in Redis at a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// The number.
+    pub value: i64,
+    /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
+    pub cut: Micros,
+    /// The state of its bucket then.
+    pub loaded: Loaded,
+}
+
+/// What is added to a target's number, and the state of its bucket when that was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repair {
+    /// The target.
+    pub target: Target,
+    /// What is added.
+    pub delta: i64,
+    /// The bucket's state at the sample.
+    pub loaded: Loaded,
+}
+
+/// What became of a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repaired {
+    /// Added.
+    Done,
+    /// The number would have gone below zero: left alone.
+    BelowZero,
+    /// The bucket has changed since the sample: left alone, the next run measures again.
+    Stale,
+}
+
+impl Cache {
+    /// Samples `targets`. A target whose kind the configuration doesn't know is left out.
+    ///
+    /// # Errors
+    /// Redis is away, or a bucket holds what isn't ours.
+    pub async fn sample(
+        &self,
+        kinds: &KindNames,
+        metric: Metric,
+        targets: &[Target],
+    ) -> Result<BTreeMap<Target, Sample>> {
+        const ACTION: &str = "sample counters";
+        let mut groups = Vec::new();
+        for ((kind, bucket), members) in self.by_bucket(targets.iter().map(|target| (*target, ()))) {
+            let Some(name) = kinds.get(kind) else { continue };
+            for piece in members.chunks(CALL_IDS_MAX) {
+                let call = Call::new(&SAMPLE, self.keys.counters(name, bucket));
+                let call = piece.iter().fold(call, |call, (target, ())| call.arg(target.id.to_string()));
+                groups.push((call, piece.iter().map(|(target, ())| *target).collect::<Vec<_>>()));
+            }
+        }
+        let (calls, groups): (Vec<Call>, Vec<Vec<Target>>) = groups.into_iter().unzip();
+        let mut samples = BTreeMap::new();
+        for (members, answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
+            let read = read_sample(&answer, metric, members).ok_or_else(|| unexpected(ACTION, &answer))?;
+            samples.extend(read);
+        }
+        Ok(samples)
+    }
+
+    /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before. Never tried twice: one
+    /// that timed out may run late.
+    ///
+    /// # Errors
+    /// Redis is away: which of them ran is unknown, and each was added at most once.
+    pub async fn repair(
+        &self,
+        kinds: &KindNames,
+        metric: Metric,
+        pass: u64,
+        repairs: &[Repair],
+    ) -> Result<Vec<(Target, Repaired)>> {
+        const ACTION: &str = "repair counters";
+        let mut groups = Vec::new();
+        for ((kind, bucket), members) in self.by_bucket(repairs.iter().map(|repair| (repair.target, *repair))) {
+            let (Some(name), Some((_, first))) = (kinds.get(kind), members.first()) else { continue };
+            // Targets of one bucket sampled by two calls could have seen two states: only the first one's go.
+            let (now, later): (Vec<_>, Vec<_>) = members.iter().partition(|(_, repair)| repair.loaded == first.loaded);
+            let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
+                .arg(first.loaded.to_string())
+                .arg(first.loaded.repaired(pass).to_string())
+                .arg(metric.0.to_string());
+            let call = now
+                .iter()
+                .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
+            groups.push((call, (now, later)));
+        }
+        let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
+        let mut done = Vec::new();
+        for ((now, later), answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
+            let Value::Array(results) = &answer else { return Err(unexpected(ACTION, &answer)) };
+            done.extend(now.iter().enumerate().map(|(index, (target, _))| {
+                let result = match results.get(index) {
+                    Some(Value::Int(1)) => Repaired::Done,
+                    Some(_) => Repaired::BelowZero,
+                    None => Repaired::Stale,
+                };
+                (*target, result)
+            }));
+            done.extend(later.iter().map(|(target, _)| (*target, Repaired::Stale)));
+        }
+        Ok(done)
+    }
+
+    /// How many buckets of the kind nobody has loaded.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn count_unloaded(&self, kind: &str) -> Result<u64> {
+        const ACTION: &str = "look for buckets that are not loaded";
+        let mut unloaded = 0;
+        for buckets in self.bucket_pieces() {
+            let mut pipeline = Pipeline::new();
+            for bucket in buckets {
+                pipeline.cmd("HGET").arg(self.keys.counters(kind, bucket)).arg(LOADED);
+            }
+            for answer in self.run(ACTION, &pipeline).await? {
+                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+                let loaded = text(&answer).and_then(Loaded::parse).unwrap_or(Loaded::No);
+                unloaded += u64::from(!matches!(loaded, Loaded::Yes { .. }));
+            }
+        }
+        Ok(unloaded)
+    }
+
+    /// Marks every bucket of the kind that nobody has loaded as being loaded by `run`; says how many.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn begin_load(&self, kind: &str, run: u64) -> Result<u64> {
+        self.load(kind, "begin", run).await
+    }
+
+    /// Marks every bucket of the kind that `run` was loading, and that wasn't flushed since, as loaded; says how many.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn end_load(&self, kind: &str, run: u64) -> Result<u64> {
+        self.load(kind, "end", run).await
+    }
+
+    async fn load(&self, kind: &str, step: &'static str, run: u64) -> Result<u64> {
+        let mut marked = 0;
+        for buckets in self.bucket_pieces() {
+            let call = |bucket| Call::new(&LOAD, self.keys.counters(kind, bucket)).arg(step).arg(run.to_string());
+            let calls: Vec<Call> = buckets.map(call).collect();
+            let answers = self.eval("mark buckets", &calls).await?;
+            marked += answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64;
+        }
+        Ok(marked)
+    }
+
+    /// The targets that have a field in the buckets `from`..`until` of the kind.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: std::ops::Range<u32>) -> Result<Vec<Target>> {
+        const ACTION: &str = "list counters";
+        let mut pipeline = Pipeline::new();
+        for bucket in buckets {
+            pipeline.cmd("HKEYS").arg(self.keys.counters(kind, bucket));
+        }
+        let mut targets = Vec::new();
+        for answer in self.run(ACTION, &pipeline).await? {
+            let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+            let Value::Array(fields) = &answer else { return Err(unexpected(ACTION, &answer)) };
+            let ids = fields.iter().filter_map(|field| text(field)?.parse().ok());
+            targets.extend(ids.map(|id| Target { kind: code, id: TargetId(id) }));
+        }
+        targets.sort_unstable();
+        Ok(targets)
+    }
+
+    fn bucket_pieces(&self) -> impl Iterator<Item = std::ops::Range<u32>> + use<> {
+        let buckets = self.keys.buckets();
+        (0..buckets)
+            .step_by(super::PIPELINE_COMMANDS_MAX)
+            .map(move |from| from..buckets.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
+    }
+
+    fn by_bucket<T>(&self, targets: impl Iterator<Item = (Target, T)>) -> BTreeMap<(Kind, u32), Vec<(Target, T)>> {
+        let mut buckets: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        for (target, with) in targets {
+            buckets.entry((target.kind, self.keys.bucket(target))).or_default().push((target, with));
+        }
+        buckets
+    }
+}
+
+fn read_sample(answer: &Value, metric: Metric, members: &[Target]) -> Option<Vec<(Target, Sample)>> {
+    let Value::Array(parts) = answer else { return None };
+    let [cut, loaded, values @ ..] = parts.as_slice() else { return None };
+    let cut = Micros(text(cut)?.parse().ok()?);
+    let loaded = Loaded::parse(text(loaded)?)?;
+    let sample = |value: &Value| Some(Sample { value: layout::value(text(value)?, metric)?, cut, loaded });
+    members.iter().zip(values).map(|(target, value)| Some((*target, sample(value)?))).collect()
+}

@@ -1,0 +1,85 @@
+//! Every key name. Pure.
+
+use std::collections::BTreeMap;
+
+use super::layout;
+use crate::config::Redis;
+use crate::model::{Kind, Target};
+
+/// The field of a bucket that says who loaded it. No id looks like it.
+pub const LOADED: &str = "_";
+
+/// How keys are named, by configuration.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    prefix: String,
+    bucket_bits: u8,
+}
+
+impl Keys {
+    pub(super) fn new(config: &Redis) -> Self {
+        Self { prefix: config.key_prefix.clone(), bucket_bits: config.bucket_bits }
+    }
+
+    /// How many buckets a kind has.
+    pub fn buckets(&self) -> u32 {
+        1 << self.bucket_bits
+    }
+
+    /// The bucket that a target lives in.
+    pub fn bucket(&self, target: Target) -> u32 {
+        layout::bucket(target.id, self.bucket_bits)
+    }
+
+    /// `c:{video:1a2f}`: the hash of one bucket of the kind. The braces are the Cluster's hash tag.
+    pub fn counters(&self, kind: &str, bucket: u32) -> String {
+        format!("{}c:{{{kind}:{bucket:x}}}", self.prefix)
+    }
+
+    /// `board:{likes}:2026-W47`: the zset of one period. All periods of a board are in one slot of a Cluster.
+    pub fn board(&self, board: &str, period: &str) -> String {
+        format!("{}board:{{{board}}}:{period}", self.prefix)
+    }
+
+    /// `board:{likes}:2026-W46:frozen`: a closed period's zset, which nobody writes to any more.
+    pub fn frozen_board(&self, board: &str, period: &str) -> String {
+        format!("{}:frozen", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W46:late`: what was written to a closed period after it was frozen.
+    pub fn late_board(&self, board: &str, period: &str) -> String {
+        format!("{}:late", self.board(board, period))
+    }
+}
+
+/// The names of kinds by code, as keys need them.
+#[derive(Clone, Debug)]
+pub struct KindNames(BTreeMap<u8, String>);
+
+impl KindNames {
+    /// From `[kinds]`.
+    pub fn new(kinds: &crate::config::Kinds) -> Self {
+        Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
+    }
+
+    /// The kind's name; none where the configuration no longer knows it.
+    pub fn get(&self, kind: Kind) -> Option<&str> {
+        self.0.get(&kind.0).map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::TargetId;
+
+    #[test]
+    fn keys_are_as_the_contract_has_them() {
+        let keys = Keys { prefix: "app:".to_owned(), bucket_bits: 13 };
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        // python3 -c 'import zlib; print(hex(zlib.crc32(b"42") & 0x1fff))'
+        assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:1088}");
+        assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
+        assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
+    }
+}

@@ -1,0 +1,211 @@
+//! Redis, derived from MySQL: every command and key of the daemon stands in this folder.
+//!
+//! One connection, shared and pipelined. It is thrown away, and the next call makes a new one, at the first sign that
+//! it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted master) or still
+//! loading. A command that timed out may still run later: callers send only what may run late, or twice.
+
+pub mod counters;
+pub mod keys;
+pub mod layout;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value,
+};
+use tokio::sync::Mutex;
+
+use crate::config::Redis;
+use keys::Keys;
+
+/// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
+/// behind it.
+const PIPELINE_COMMANDS_MAX: usize = 500;
+
+/// An error of Redis, or on the way to it. All of them pass: nothing here is the truth.
+#[derive(Debug, thiserror::Error)]
+#[error("{action}")]
+pub struct CacheError {
+    action: &'static str,
+    #[source]
+    source: RedisError,
+}
+
+/// The result of whatever asks Redis.
+pub type Result<T> = std::result::Result<T, CacheError>;
+
+/// A connection to Redis. Connects when first used.
+#[derive(Clone)]
+pub struct Cache {
+    client: Client,
+    timeout: Duration,
+    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
+    /// How keys are named.
+    pub keys: Keys,
+}
+
+/// A Lua script under lua/.
+pub(crate) struct Script(&'static str);
+
+pub(crate) const LIKE: Script = Script(include_str!("../../lua/like.lua"));
+const SAMPLE: Script = Script(include_str!("../../lua/sample.lua"));
+const REPAIR: Script = Script(include_str!("../../lua/repair.lua"));
+const LOAD: Script = Script(include_str!("../../lua/load.lua"));
+
+/// One call of a script.
+pub(crate) struct Call {
+    script: &'static Script,
+    key: String,
+    arguments: Vec<Vec<u8>>,
+}
+
+impl Call {
+    pub(crate) fn new(script: &'static Script, key: String) -> Self {
+        Self { script, key, arguments: Vec::new() }
+    }
+
+    pub(crate) fn arg(mut self, argument: impl Into<Vec<u8>>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
+    fn command(&self, with_text: bool) -> Cmd {
+        let mut command = Cmd::new();
+        if with_text {
+            command.arg("EVAL").arg(self.script.0);
+        } else {
+            command.arg("EVALSHA").arg(redis::Script::new(self.script.0).get_hash());
+        }
+        command.arg(1).arg(&self.key).arg(&self.arguments);
+        command
+    }
+}
+
+impl Cache {
+    /// A cache of that server.
+    ///
+    /// # Errors
+    /// The address can't be used.
+    pub fn new(config: &Redis) -> Result<Self> {
+        let failed = |source| CacheError { action: "read [redis] url", source };
+        let timeout = Duration::from_millis(config.timeout_ms);
+        // What was sent and isn't acknowledged for so long breaks the connection, instead of after a quarter of an hour.
+        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(timeout);
+        let info = config.url.expose().into_connection_info().map_err(failed)?.set_tcp_settings(tcp);
+        let client = Client::open(info).map_err(failed)?;
+        Ok(Self { client, timeout, connection: Arc::default(), keys: Keys::new(config) })
+    }
+
+    /// Whether Redis answers.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub async fn ping(&self) -> Result<()> {
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("PING");
+        self.run("ping Redis", &pipeline).await.map(drop)
+    }
+
+    /// Runs the calls in order, pipelined in pieces, and gives each one's answer.
+    ///
+    /// # Errors
+    /// Redis is away, or one call failed: those before and after it may have run.
+    pub(crate) async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
+        let mut answers = Vec::with_capacity(calls.len());
+        for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::with_capacity(piece.len());
+            for call in piece {
+                pipeline.add_command(call.command(false));
+            }
+            for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
+                answers.push(match answer {
+                    Ok(answer) => answer,
+                    // A new server, or SCRIPT FLUSH: this call did not run, and its text makes it known again.
+                    Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                        let mut again = Pipeline::new();
+                        again.add_command(call.command(true));
+                        self.run(action, &again)
+                            .await?
+                            .pop()
+                            .unwrap_or(Err(error))
+                            .map_err(|source| CacheError { action, source })?
+                    }
+                    Err(source) => return Err(CacheError { action, source }),
+                });
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Runs a pipeline once and gives each command's own result.
+    ///
+    /// # Errors
+    /// The connection failed, or the server can't be written to: the next call makes a new connection.
+    pub(crate) async fn run(
+        &self,
+        action: &'static str,
+        pipeline: &Pipeline,
+    ) -> Result<Vec<redis::RedisResult<Value>>> {
+        let mut pipeline = pipeline.clone();
+        pipeline.ignore_errors();
+        let failed = |source| CacheError { action, source };
+        let mut connection = self.connect().await.map_err(failed)?;
+        // The library's own timeout is set too; this one holds whatever state the connection is in.
+        let answered =
+            tokio::time::timeout(self.timeout, pipeline.query_async::<Vec<redis::RedisResult<Value>>>(&mut connection))
+                .await;
+        let result = match answered {
+            Ok(Ok(results)) => {
+                match results.iter().find_map(|result| result.as_ref().err().filter(|error| is_of_the_server(error))) {
+                    None => return Ok(results),
+                    Some(error) => Err(error.clone()),
+                }
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(RedisError::from((ErrorKind::Io, "no answer in time"))),
+        };
+        *self.connection.lock().await = None;
+        result.map_err(failed)
+    }
+
+    async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let mut shared = self.connection.lock().await;
+        if let Some(connection) = shared.as_ref() {
+            return Ok(connection.clone());
+        }
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.timeout))
+            .set_response_timeout(Some(self.timeout));
+        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        *shared = Some(connection.clone());
+        Ok(connection)
+    }
+}
+
+/// About the server or the connection, not about the command: another connection may do better.
+fn is_of_the_server(error: &RedisError) -> bool {
+    error.is_io_error()
+        || error.is_connection_dropped()
+        || matches!(
+            error.kind(),
+            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown)
+        )
+}
+
+/// An answer that isn't what the script returns.
+fn unexpected(action: &'static str, answer: &Value) -> CacheError {
+    let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", format!("{answer:?}")));
+    CacheError { action, source }
+}
+
+/// Text of an answer.
+pub(crate) fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}

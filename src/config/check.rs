@@ -1,0 +1,184 @@
+//! What the types can't say: bounds, and keys that must fit each other.
+
+use std::collections::BTreeMap;
+
+use jiff::tz::TimeZone;
+
+use super::{Board, Config, LIKE, ServerUrl};
+use crate::runtime::schedule;
+
+/// How many partitions at most: each costs a queue and a connection to the broker.
+const PARTITIONS_MAX: u16 = 256;
+
+/// 2^28 hashes of about 122 targets: more than there are targets.
+const BUCKET_BITS_MAX: u8 = 28;
+
+/// One sentence per problem; none when the configuration can be used.
+pub(super) fn problems(config: &Config) -> Vec<String> {
+    let mut found = Vec::new();
+    urls(config, &mut found);
+    bounds(config, &mut found);
+    schedules(config, &mut found);
+    names("kinds", &config.kinds.0, &mut found);
+    names("metrics", &config.metrics.0, &mut found);
+    if !config.metrics.0.contains_key(LIKE) {
+        found.push("[metrics] must name `like`".to_owned());
+    }
+    boards(&config.boards, &mut found);
+    found
+}
+
+fn urls(config: &Config, found: &mut Vec<String>) {
+    let mut check = |section: &str, url: &ServerUrl, schemes: &[&str]| match url.parts() {
+        Err(error) => found.push(format!("[{section}] url {error}")),
+        Ok(parts) if !schemes.contains(&parts.scheme()) => {
+            found.push(format!(
+                "[{section}] url begins with {}://, allowed is {}://",
+                parts.scheme(),
+                schemes.join(":// or ")
+            ));
+        }
+        Ok(parts) if parts.host_str().is_none_or(str::is_empty) => found.push(format!("[{section}] url names no host")),
+        Ok(_) => {}
+    };
+    check("amqp", &config.amqp.url, &["amqp", "amqps"]);
+    check("mysql", &config.mysql.url, &["mysql", "mariadb"]);
+    check("redis", &config.redis.url, &["redis", "rediss"]);
+    if let Ok(parts) = config.amqp.url.parts() {
+        if parts.username().is_empty() {
+            // The library would log in as guest.
+            found.push("[amqp] url names no user".to_owned());
+        }
+        if matches!(parts.path(), "" | "/") {
+            let wish = "name the vhost, the default one as %2f: amqp://user@host:5672/%2f";
+            found.push(format!(
+                "[amqp] url ends in \"{}\", which is the vhost with the empty name: {wish}",
+                parts.path()
+            ));
+        }
+    }
+    if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
+        found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
+    }
+}
+
+fn bounds(config: &Config, found: &mut Vec<String>) {
+    let mut within = |key: &str, value: u64, least: u64, most: u64| {
+        if !(least..=most).contains(&value) {
+            found.push(format!("{key} is {value}, allowed are {least} to {most}"));
+        }
+    };
+    within("[daemon] drain_max_s", config.daemon.drain_max_s, 1, 3_600);
+    within("[amqp] partitions", config.amqp.partitions.into(), 1, PARTITIONS_MAX.into());
+    within("[amqp] heartbeat_s", config.amqp.heartbeat_s.into(), 1, 60);
+    within("[amqp] timeout_ms", config.amqp.timeout_ms, 100, 60_000);
+    within("[mysql] connect_timeout_ms", config.mysql.connect_timeout_ms, 100, 60_000);
+    within("[mysql] transaction_timeout_ms", config.mysql.transaction_timeout_ms, 1_000, 600_000);
+    within("[redis] bucket_bits", config.redis.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
+    within("[redis] timeout_ms", config.redis.timeout_ms, 100, 60_000);
+    within("[consumer] batch_events_max", config.consumer.batch_events_max as u64, 1, 30_000);
+    within("[consumer] batch_bytes_max", config.consumer.batch_bytes_max as u64, 1 << 16, 256 << 20);
+    within("[consumer] linger_ms", config.consumer.linger_ms, 0, 10_000);
+    within("[reconcile] page_targets", config.reconcile.page_targets as u64, 1, 1_000_000);
+    within("[archive] page_members", config.archive.page_members as u64, 1, 10_000);
+    let two_batches = config.consumer.batch_events_max.saturating_mul(2);
+    if usize::from(config.amqp.prefetch) < two_batches {
+        found.push(format!(
+            "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): at least {two_batches}",
+            config.amqp.prefetch, config.consumer.batch_events_max
+        ));
+    }
+    if config.amqp.prefix.is_empty() || config.amqp.prefix.len() > 100 {
+        found.push("[amqp] prefix must have 1 to 100 characters".to_owned());
+    }
+    if config.redis.key_prefix.contains(['{', '}']) {
+        found.push("[redis] key_prefix must have no braces: they choose the slot on a Redis Cluster".to_owned());
+    }
+}
+
+fn schedules(config: &Config, found: &mut Vec<String>) {
+    for (key, cron) in [
+        ("[reconcile] changed_cron", &config.reconcile.changed_cron),
+        ("[reconcile] full_cron", &config.reconcile.full_cron),
+        ("[archive] cron", &config.archive.cron),
+    ] {
+        if !cron.is_empty()
+            && let Err(error) = schedule::parse(cron)
+        {
+            found.push(format!("{key} is \"{cron}\": {error:#}"));
+        }
+    }
+}
+
+fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Vec<String>) {
+    if codes.is_empty() {
+        found.push(format!("[{section}] names nothing"));
+    }
+    let mut owners: BTreeMap<u8, &str> = BTreeMap::new();
+    for (name, code) in codes {
+        if !is_name(name) {
+            found.push(format!("[{section}] {name}: a name has 1 to 32 of a-z, 0-9, - and _"));
+        }
+        if *code == 0 {
+            found.push(format!("[{section}] {name} = 0, allowed are 1 to 255"));
+        } else if let Some(other) = owners.insert(*code, name) {
+            found.push(format!("[{section}] {other} and {name} have the same code {code}"));
+        }
+    }
+}
+
+fn boards(boards: &[Board], found: &mut Vec<String>) {
+    let mut seen = std::collections::BTreeSet::new();
+    for board in boards {
+        if !is_name(&board.name) {
+            found.push(format!("[[board]] {}: a name has 1 to 32 of a-z, 0-9, - and _", board.name));
+        }
+        if !seen.insert((&board.name, board.period)) {
+            found.push(format!("[[board]] {} stands twice with the same period", board.name));
+        }
+        if let Err(error) = TimeZone::get(&board.time_zone) {
+            found.push(format!("[[board]] {}: time_zone \"{}\": {error}", board.name, board.time_zone));
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=32).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<String> {
+        problems(&super::super::parse(text, "config.toml", []).unwrap())
+    }
+
+    #[test]
+    fn the_defaults_are_fine() {
+        assert_eq!(found(""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        for (text, expected) in [
+            ("[amqp]\nurl = \"amqp://u@h/\"", "the vhost with the empty name"),
+            ("[amqp]\nurl = \"amqp://h/%2f\"", "names no user"),
+            ("[amqp]\nurl = \"http://u@h/%2f\"", "allowed is amqp:// or amqps://"),
+            ("[mysql]\nurl = \"mysql://u@h\"", "names no database"),
+            ("[amqp]\nprefetch = 9999", "at least 10000"),
+            ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
+            ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),
+            ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
+            ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
+            ("[metrics]\nview = 2", "must name `like`"),
+            ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
+            ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
+            ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
+        ] {
+            let problems = found(text);
+            assert!(problems.iter().any(|problem| problem.contains(expected)), "{text}: {problems:?}");
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The configuration: typed, validated, redacted. config.toml at the repository's root explains every key; a test
+//! holds that file against these types and their defaults.
+//!
+//! The way: file -> types (an unknown key is an error with its line) -> environment (`TALLYD__SECTION__KEY`) -> password
+//! files -> cross-checks. All problems are reported, not just the first.
+
+mod check;
+mod load;
+mod values;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+pub use load::{DEFAULT_PATH, load, parse};
+pub use values::{Pause, Secret, ServerUrl};
+
+use crate::archiver::period::PeriodKind;
+use crate::model::{Kind, Metric};
+
+/// What is wrong with the configuration: one sentence per problem.
+#[derive(Debug, thiserror::Error)]
+#[error("the configuration can't be used:\n  {}", .0.join("\n  "))]
+pub struct ConfigError(pub Vec<String>);
+
+/// The whole of config.toml.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The process as a whole.
+    pub daemon: Daemon,
+    /// What is logged, and how.
+    pub log: Log,
+    /// RabbitMQ.
+    pub amqp: Amqp,
+    /// MySQL or MariaDB.
+    pub mysql: Mysql,
+    /// Redis or Valkey.
+    pub redis: Redis,
+    /// Events to rows.
+    pub consumer: Consumer,
+    /// Drift found and repaired.
+    pub reconcile: Reconcile,
+    /// Closed boards saved.
+    pub archive: Archive,
+    /// Names of what is counted, with their codes (1 to 255) in MySQL.
+    pub kinds: Kinds,
+    /// Names of the numbers, with their codes (1 to 255) in MySQL and their place in a Redis field.
+    pub metrics: Metrics,
+    /// The leaderboards.
+    #[serde(rename = "board")]
+    pub boards: Vec<Board>,
+}
+
+/// `[daemon]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Daemon {
+    /// Seconds that a stop may take until open batches and runs are given up. Shorter than the unit's `TimeoutStopSec`.
+    pub drain_max_s: u64,
+}
+
+impl Default for Daemon {
+    fn default() -> Self {
+        Self { drain_max_s: 30 }
+    }
+}
+
+/// `[log]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Log {
+    /// A filter: a level, or `target=level` pairs with commas (`info,tallyd::consumer=debug`).
+    pub level: String,
+    /// How lines look.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Auto }
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
+    Auto,
+    /// One readable line per fact.
+    Text,
+    /// One JSON object per fact.
+    Json,
+    /// Straight to journald, fields kept.
+    Journald,
+}
+
+/// `[amqp]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Amqp {
+    /// `amqp://user@host:5672/vhost` or `amqps://...`; the vhost `/` is written `%2f`.
+    pub url: ServerUrl,
+    /// The password, from the environment only.
+    pub password: Option<Secret>,
+    /// A file that holds the password; a relative path is one of systemd's credentials.
+    pub password_file: Option<String>,
+    /// The certificates that an `amqps://` broker is checked against, PEM.
+    pub ca_file: String,
+    /// What every name on the broker starts with: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
+    pub prefix: String,
+    /// How many queues the events are spread over, each with one active consumer.
+    pub partitions: u16,
+    /// The kind of queue.
+    pub queue_type: QueueType,
+    /// Whether tallyd makes exchanges, queues and bindings; with false they must be there.
+    pub declare: bool,
+    /// Messages on the way to one partition's consumer that are not acknowledged yet. At least two batches.
+    pub prefetch: u16,
+    /// Seconds between heartbeats; a dead broker is noticed after twice that.
+    pub heartbeat_s: u16,
+    /// Milliseconds that one call of the broker may take.
+    pub timeout_ms: u64,
+}
+
+impl Default for Amqp {
+    fn default() -> Self {
+        Self {
+            url: ServerUrl::from("amqp://tallyd@127.0.0.1:5672/%2f"),
+            password: None,
+            password_file: None,
+            ca_file: "/etc/ssl/certs/ca-certificates.crt".to_owned(),
+            prefix: "tally".to_owned(),
+            partitions: 1,
+            queue_type: QueueType::Quorum,
+            declare: true,
+            prefetch: 10_000,
+            heartbeat_s: 15,
+            timeout_ms: 10_000,
+        }
+    }
+}
+
+impl Amqp {
+    /// The longest that one call of the broker may take.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// The kind of a partition's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QueueType {
+    /// Replicated and always on disk; also the faster to drain.
+    Quorum,
+    /// One node's own; for brokers without quorum queues.
+    Classic,
+}
+
+/// `[mysql]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mysql {
+    /// `mysql://user@host:3306/database`.
+    pub url: ServerUrl,
+    /// The password, from the environment only.
+    pub password: Option<Secret>,
+    /// A file that holds the password; a relative path is one of systemd's credentials.
+    pub password_file: Option<String>,
+    /// Milliseconds that connecting may take.
+    pub connect_timeout_ms: u64,
+    /// Milliseconds that one transaction may take; then its connection is dropped and it is tried again.
+    pub transaction_timeout_ms: u64,
+}
+
+impl Default for Mysql {
+    fn default() -> Self {
+        Self {
+            url: ServerUrl::from("mysql://tallyd@127.0.0.1:3306/tally"),
+            password: None,
+            password_file: None,
+            connect_timeout_ms: 10_000,
+            transaction_timeout_ms: 30_000,
+        }
+    }
+}
+
+/// `[redis]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Redis {
+    /// `redis://host:6379/0` or `rediss://...`.
+    pub url: ServerUrl,
+    /// The password, from the environment only.
+    pub password: Option<Secret>,
+    /// A file that holds the password; a relative path is one of systemd's credentials.
+    pub password_file: Option<String>,
+    /// What every key starts with; empty by default.
+    pub key_prefix: String,
+    /// Each kind's counters live in 2^`bucket_bits` hashes: about (targets of the kind) / 122.
+    pub bucket_bits: u8,
+    /// Milliseconds that one pipeline may take.
+    pub timeout_ms: u64,
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            url: ServerUrl::from("redis://127.0.0.1:6379/0"),
+            password: None,
+            password_file: None,
+            key_prefix: String::new(),
+            bucket_bits: 13,
+            timeout_ms: 5_000,
+        }
+    }
+}
+
+/// `[consumer]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Consumer {
+    /// Events that one transaction writes at most.
+    pub batch_events_max: usize,
+    /// Bytes of bodies that one transaction writes at most.
+    pub batch_bytes_max: usize,
+    /// Milliseconds that a batch waits for more events, from its first one.
+    pub linger_ms: u64,
+    /// How far an event's `at` may be ahead of this machine's clock.
+    pub future_max: Pause,
+    /// How long a batch is kept while MySQL is away, before its messages are given back to the broker.
+    pub database_away_max: Pause,
+}
+
+impl Default for Consumer {
+    fn default() -> Self {
+        Self {
+            batch_events_max: 5_000,
+            batch_bytes_max: 8 << 20,
+            linger_ms: 5,
+            future_max: Pause::from_secs(300),
+            database_away_max: Pause::from_secs(600),
+        }
+    }
+}
+
+/// `[reconcile]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reconcile {
+    /// When targets that changed are compared: six fields, seconds first, UTC; empty for never.
+    pub changed_cron: String,
+    /// When every target is recounted; likewise.
+    pub full_cron: String,
+    /// How long after counting in Redis an API server's publish may reach the broker.
+    pub publish_grace: Pause,
+    /// How long a fence may take through the partitions before the run gives up.
+    pub fence_max: Pause,
+    /// How far before the last run's cut `changed` begins, for publishes later than `publish_grace`.
+    pub overlap: Pause,
+    /// Targets that are compared at one cut: about 100 bytes of memory each.
+    pub page_targets: usize,
+}
+
+impl Default for Reconcile {
+    fn default() -> Self {
+        Self {
+            changed_cron: "0 */5 * * * *".to_owned(),
+            full_cron: "0 30 4 * * *".to_owned(),
+            publish_grace: Pause::from_secs(2),
+            fence_max: Pause::from_secs(60),
+            overlap: Pause::from_secs(60),
+            page_targets: 20_000,
+        }
+    }
+}
+
+/// `[archive]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Archive {
+    /// When closed periods are looked for: six fields, seconds first, UTC; empty for never.
+    pub cron: String,
+    /// Members that one page copies: the longest single call of Redis grows with it.
+    pub page_members: usize,
+}
+
+impl Default for Archive {
+    fn default() -> Self {
+        Self { cron: "0 10 * * * *".to_owned(), page_members: 1_000 }
+    }
+}
+
+/// `[[board]]`: a leaderboard, one zset per period.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Board {
+    /// Its name in keys, tables and commands.
+    pub name: String,
+    /// How long one zset lasts.
+    pub period: PeriodKind,
+    /// Where its days begin: an IANA name.
+    #[serde(default = "utc")]
+    pub time_zone: String,
+    /// How long after a period's end late writes are waited for.
+    #[serde(default = "hour")]
+    pub archive_grace: Pause,
+    /// How long an archived board stays in Redis.
+    #[serde(default = "month")]
+    pub expire_after: Pause,
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
+}
+
+fn hour() -> Pause {
+    Pause::from_secs(3_600)
+}
+
+fn month() -> Pause {
+    Pause::from_secs(30 * 86_400)
+}
+
+/// `[kinds]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub struct Kinds(pub BTreeMap<String, u8>);
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self(BTreeMap::from([("video".to_owned(), 1)]))
+    }
+}
+
+impl Kinds {
+    /// The kind of that name.
+    pub fn named(&self, name: &str) -> Option<Kind> {
+        self.0.get(name).map(|code| Kind(*code))
+    }
+
+    /// The name of that kind; its number where it has none.
+    pub fn name(&self, kind: Kind) -> String {
+        let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
+        name.unwrap_or_else(|| kind.to_string())
+    }
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(transparent)]
+pub struct Metrics(pub BTreeMap<String, u8>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self(BTreeMap::from([(LIKE.to_owned(), 1)]))
+    }
+}
+
+/// The metric that like records are counted by. `[metrics]` must name it.
+pub const LIKE: &str = "like";
+
+impl Metrics {
+    /// The metric `like`. The checks hold that it is there.
+    pub fn like(&self) -> Metric {
+        Metric(self.0.get(LIKE).copied().unwrap_or(1))
+    }
+}

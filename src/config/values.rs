@@ -1,0 +1,137 @@
+//! The kinds of values that config.toml holds beside numbers and names.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::{SpanRelativeTo, Unit};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Deserializer, de};
+use url::Url;
+
+/// A password. Prints as `***`.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(SecretString);
+
+impl Secret {
+    pub(super) fn new(text: String) -> Self {
+        Self(text.into())
+    }
+
+    /// The password itself, for the one call that needs it.
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A server's address. Prints without user and password; checked when the configuration is loaded.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct ServerUrl(SecretString);
+
+impl ServerUrl {
+    /// The whole address with user and password, for the library that connects.
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
+    }
+
+    /// The address in its parts.
+    ///
+    /// # Errors
+    /// A sentence that doesn't quote the address.
+    pub fn parts(&self) -> Result<Url, String> {
+        Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
+    }
+
+    pub(super) fn set_password(&mut self, password: &Secret) -> Result<(), String> {
+        let mut url = self.parts()?;
+        url.set_password(Some(password.expose())).map_err(|()| "can't hold a password".to_owned())?;
+        self.0 = url.to_string().into();
+        Ok(())
+    }
+}
+
+impl From<&str> for ServerUrl {
+    fn from(url: &str) -> Self {
+        Self(url.into())
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parts() {
+            Ok(mut url) => {
+                // Neither can fail where there is a host; where there is none there is no user either.
+                let _ = url.set_password(None);
+                let _ = url.set_username("");
+                url.set_query(None);
+                url.fmt(f)
+            }
+            Err(_) => f.write_str("(no address)"),
+        }
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+/// A length of time, written `500ms`, `2s`, `5m`, `1h`, `30d` (days have 24 hours).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pause(pub Duration);
+
+impl Pause {
+    /// So many seconds.
+    pub const fn from_secs(seconds: u64) -> Self {
+        Self(Duration::from_secs(seconds))
+    }
+}
+
+impl<'de> Deserialize<'de> for Pause {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse_pause(&text).map_err(|error| {
+            de::Error::custom(format!(
+                "\"{text}\" is no length of time ({error}): write it as 500ms, 2s, 5m, 1h or 30d"
+            ))
+        })
+    }
+}
+
+fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
+    let span: jiff::Span = text.parse()?;
+    let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours()))? / 1e9;
+    Duration::try_from_secs_f64(seconds).map(Pause).map_err(|error| jiff::Error::from_args(format_args!("{error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_read_and_others_refused() {
+        for (text, ms) in
+            [("500ms", 500), ("2s", 2_000), ("5m", 300_000), ("1h 30m", 5_400_000), ("30d", 2_592_000_000), ("0s", 0)]
+        {
+            assert_eq!(parse_pause(text).unwrap().0, Duration::from_millis(ms), "{text}");
+        }
+        for text in ["", "5", "-2s", "soon", "1mo"] {
+            assert!(parse_pause(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_prints_without_its_secrets() {
+        let url = ServerUrl::from("amqp://user:secret@host:5672/%2f?password=secret");
+        assert_eq!(format!("{url} {url:?}"), "amqp://host:5672/%2f \"amqp://host:5672/%2f\"");
+        assert_eq!(format!("{:?}", Secret::new("secret".to_owned())), "***");
+    }
+}

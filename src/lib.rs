@@ -1,0 +1,24 @@
+//! tallyd keeps a product's like counts true.
+//!
+//! The data's way:
+//!
+//! ```text
+//! API server --lua/like.lua--> Redis counters, boards       counted at once; `at`, the event's version, comes back
+//!     |            (client)
+//!     '--publish--> exchange --> partitions --> consumer --one transaction--> like_record + counter --> ack
+//!                                                   \--> dead_letter, in the same transaction
+//! reconciler:  sample Redis (the cut) -> fence through every partition -> read MySQL as of the cut -> add the drift
+//! archiver:    closed period -> freeze the zset -> copy to leaderboard_archive -> verify -> only then expire
+//! ```
+//!
+//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`reconciler`] and [`archiver`] the three
+//! tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
+//! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
+
+pub mod archiver;
+pub mod cache;
+pub mod config;
+pub mod event;
+pub mod model;
+pub mod runtime;
+pub mod store;

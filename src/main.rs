@@ -1,0 +1,3 @@
+//! Arguments to exit code, nothing else.
+
+fn main() {}

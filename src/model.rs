@@ -1,0 +1,73 @@
+//! The words of the contract as types, so that two integers can't be swapped. Pure: no I/O, no clock.
+
+use std::fmt;
+
+/// What kind of thing is liked (`video`, `post`, ...), as its code from `[kinds]` in config.toml: 1 to 255.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kind(pub u8);
+
+/// Which number of a target is meant (`like`, `comment`, ...), as its code from `[metrics]`: 1 to 255.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Metric(pub u8);
+
+/// The id of a target within its kind: 1 to 2^63-1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetId(pub u64);
+
+/// The id of a user: 1 to 2^63-1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UserId(pub u64);
+
+/// Microseconds since the Unix epoch, by Redis' clock: the version of a like record, and the instant of a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Micros(pub i64);
+
+impl Micros {
+    /// 9999-12-31T23:59:59.999999Z: the last instant that MySQL's `DATETIME(6)` holds.
+    pub const MAX: Self = Self(253_402_300_799_999_999);
+
+    /// This machine's clock. Only for what is compared with other machines' clocks within minutes.
+    pub fn now() -> Self {
+        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since_epoch.as_micros()).unwrap_or(Self::MAX.0))
+    }
+
+    /// This instant, `by` earlier.
+    #[must_use]
+    pub fn before(self, by: std::time::Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
+    }
+}
+
+/// What is liked or counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Target {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its id.
+    pub id: TargetId,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for TargetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for UserId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Micros {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

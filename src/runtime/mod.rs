@@ -1,0 +1,9 @@
+//! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
+
+pub mod fault;
+pub mod log;
+pub mod progress;
+pub mod retry;
+pub mod schedule;
+pub mod shutdown;
+pub mod systemd;

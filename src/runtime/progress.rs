@@ -1,0 +1,75 @@
+//! Which loops are alive: each beats at least once a second while it works or waits, and the watchdog is fed only
+//! while all of them do. A server that is away stops no beat; a loop that hangs does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The beats of all loops.
+#[derive(Clone)]
+pub struct Progress {
+    started: Instant,
+    loops: Arc<Mutex<Vec<(String, Beat)>>>,
+}
+
+/// One loop's beat.
+#[derive(Clone)]
+pub struct Beat {
+    started: Instant,
+    last_ms: Arc<AtomicU64>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { started: Instant::now(), loops: Arc::default() }
+    }
+}
+
+impl Progress {
+    /// A new loop's beat, beating now.
+    pub fn register(&self, name: impl Into<String>) -> Beat {
+        let beat = Beat { started: self.started, last_ms: Arc::default() };
+        beat.beat();
+        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), beat.clone()));
+        beat
+    }
+
+    /// The loops that haven't beaten for `limit`.
+    pub fn stuck(&self, limit: Duration) -> Vec<String> {
+        let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.iter().filter(|(_, beat)| beat.age() > limit).map(|(name, _)| name.clone()).collect()
+    }
+}
+
+impl Beat {
+    /// "I am alive."
+    pub fn beat(&self) {
+        self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
+    }
+
+    fn age(&self) -> Duration {
+        let last_ms = self.last_ms.load(Ordering::Relaxed);
+        Duration::from_millis(millis(self.started.elapsed()).saturating_sub(last_ms))
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_loop_that_stopped_beating_is_stuck() {
+        let progress = Progress::default();
+        let silent = progress.register("silent");
+        let lively = progress.register("lively");
+        std::thread::sleep(Duration::from_millis(20));
+        lively.beat();
+        assert_eq!(progress.stuck(Duration::from_millis(10)), ["silent"]);
+        silent.beat();
+        assert!(progress.stuck(Duration::from_secs(5)).is_empty());
+    }
+}

@@ -1,0 +1,95 @@
+//! A server that is away: wait longer each time up to a cap, never give up, and log it once, then as a count.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
+use tracing::{info, warn};
+
+const DELAY_MIN: Duration = Duration::from_millis(100);
+
+/// Short enough that work goes on within a second or so of a server's return.
+const DELAY_MAX: Duration = Duration::from_secs(1);
+
+const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// One server's (or one operation's) failures in a row.
+pub struct Outage {
+    what: String,
+    delays: ExponentialBackoff,
+    began: Option<Instant>,
+    logged: Instant,
+    tries: u64,
+}
+
+impl Outage {
+    /// Nothing has failed yet. `what` is named in the logs.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0 }
+    }
+
+    /// Notes a failure and says how long to wait before the next try.
+    pub fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
+        self.tries += 1;
+        let first = self.began.is_none();
+        let began = *self.began.get_or_insert_with(Instant::now);
+        if first {
+            warn!(event = "outage-begun", what = self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
+            self.logged = Instant::now();
+        } else if self.logged.elapsed() >= LOG_AGAIN_AFTER {
+            let (tries, seconds) = (self.tries, began.elapsed().as_secs());
+            warn!(event = "outage-goes-on", what = self.what, tries, seconds, error = %error,
+                "{} has failed {tries} times in {seconds} s: {error}", self.what);
+            self.logged = Instant::now();
+        }
+        self.delays.next().unwrap_or(DELAY_MAX)
+    }
+
+    /// How long it has been failing.
+    pub fn age(&self) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| began.elapsed())
+    }
+
+    /// It works (again).
+    pub fn over(&mut self) {
+        if let Some(began) = self.began.take() {
+            let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());
+            info!(
+                event = "outage-over",
+                what = self.what,
+                tries,
+                seconds,
+                "{} works again after {seconds:.1} s",
+                self.what
+            );
+            self.delays = delays();
+            self.tries = 0;
+        }
+    }
+}
+
+fn delays() -> ExponentialBackoff {
+    ExponentialBuilder::default()
+        .with_min_delay(DELAY_MIN)
+        .with_max_delay(DELAY_MAX)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_to_the_cap_and_start_again_after_success() {
+        let mut outage = Outage::new("mysql");
+        let delays: Vec<Duration> = (0..50).map(|_| outage.failed(&"away")).collect();
+        assert!(delays[0] < 2 * DELAY_MIN + Duration::from_millis(1), "{delays:?}");
+        assert!(delays.iter().all(|delay| *delay <= 2 * DELAY_MAX), "{delays:?}");
+        assert!(delays[49] >= DELAY_MAX, "{delays:?}");
+        outage.over();
+        assert_eq!(outage.age(), Duration::ZERO);
+        assert!(outage.failed(&"away") < 2 * DELAY_MIN + Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,42 @@
+//! SIGTERM or SIGINT: stop in order. The second one: at once.
+
+use anyhow::{Context, Result};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// The exit code of a stop that was not waited for: 128 + SIGINT, as shells have it.
+const ABORTED: i32 = 130;
+
+/// Cancels `stop` at the first signal, ends the process at the second.
+///
+/// # Errors
+/// The signals can't be listened for.
+pub fn on_signals(stop: &CancellationToken) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        for aborts in [false, true] {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+            };
+            if aborts {
+                warn!(
+                    event = "abort",
+                    signal = name,
+                    "second signal: ending at once, unacknowledged messages go back to the queue"
+                );
+                std::process::exit(ABORTED);
+            }
+            info!(
+                event = "stop-asked",
+                signal = name,
+                "stopping: what is open is written first; a second signal ends at once"
+            );
+            stop.cancel();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,52 @@
+//! What systemd is told, where it runs us (`Type=notify`); nothing otherwise.
+
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+use super::progress::Progress;
+
+/// A loop that hasn't beaten for so long is stuck: longer than any single call may take.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// The configuration is valid and the loops run. Not "all servers are up": a server that is away is waited for.
+pub fn ready() {
+    tell(&[NotifyState::Ready]);
+}
+
+/// Open work is being finished.
+pub fn stopping() {
+    tell(&[NotifyState::Stopping]);
+}
+
+/// The line that `systemctl status` shows.
+pub fn status(line: &str) {
+    tell(&[NotifyState::Status(line)]);
+}
+
+/// Feeds the watchdog while every loop beats. A loop that is stuck is logged, and systemd restarts the process.
+pub async fn watchdog(progress: Progress, stop: CancellationToken) {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    let mut tick = tokio::time::interval(limit / 3);
+    while stop.run_until_cancelled(tick.tick()).await.is_some() {
+        let stuck = progress.stuck(STUCK_AFTER);
+        if stuck.is_empty() {
+            tell(&[NotifyState::Watchdog]);
+        } else {
+            error!(
+                event = "stuck",
+                loops = stuck.join(", "),
+                "no progress for {} s: the watchdog is not fed",
+                STUCK_AFTER.as_secs()
+            );
+        }
+    }
+}
+
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        warn!(event = "notify-failed", "systemd could not be told: {error}");
+    }
+}

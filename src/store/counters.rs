@@ -1,0 +1,366 @@
+//! What a reconcile reads: which targets there are, and their true values with the instant they are true for.
+
+use std::collections::HashMap;
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+
+use super::{Lent, Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
+use crate::event::LikeEvent;
+use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+
+/// A target's number as MySQL has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Truth {
+    /// `SUM(value)` over the slots of `counter`.
+    pub counted: i64,
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
+    pub rows: Option<i64>,
+    /// The newest `at` that was applied; none where there is nothing.
+    pub update_at: Option<Micros>,
+}
+
+/// Everything known of the events of one watched (target, user) since the watch began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedEvent {
+    /// The event, or the state that the row had before it.
+    pub event: LikeEvent,
+    /// True for the state before.
+    pub is_former: bool,
+}
+
+/// Where the next page begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedAfter {
+    /// The last row's `update_at`.
+    pub update_at: Micros,
+    /// The last row's target.
+    pub target: Target,
+}
+
+impl Store {
+    /// The next page of counter rows that changed up to `until`, oldest first: a target with several slots may come
+    /// twice. Fewer than `limit` rows mean the end.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn changed_targets(
+        &self,
+        metric: Metric,
+        after: ChangedAfter,
+        until: Micros,
+        limit: usize,
+    ) -> Result<Vec<ChangedAfter>> {
+        const ACTION: &str = "list changed targets";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT update_at, kind, target_id FROM counter \
+                 WHERE update_at >= ? AND update_at <= ? AND metric = ? \
+                   AND (update_at > ? OR kind > ? OR (kind = ? AND target_id > ?)) \
+                 ORDER BY update_at, kind, target_id LIMIT ?",
+            )
+            .bind(datetime(after.update_at))
+            .bind(datetime(until))
+            .bind(metric.0)
+            .bind(datetime(after.update_at))
+            .bind(after.target.kind.0)
+            .bind(after.target.kind.0)
+            .bind(after.target.id.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read =
+                |row: &MySqlRow| Ok(ChangedAfter { update_at: micros(row.try_get(0)?), target: target(row, 1)? });
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// The next page of targets of `kind` that have like records or a counter, in order of id, after `after`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn known_targets(
+        &self,
+        kind: Kind,
+        metric: Metric,
+        after: TargetId,
+        limit: usize,
+    ) -> Result<Vec<TargetId>> {
+        const ACTION: &str = "list targets";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            // DISTINCT in key order jumps from target to target: its cost grows with the targets, not with the rows.
+            let mut ids: Vec<u64> = sqlx::query_scalar(
+                "SELECT DISTINCT target_id FROM like_record WHERE kind = ? AND target_id > ? ORDER BY target_id LIMIT ?",
+            )
+            .bind(kind.0)
+            .bind(after.0)
+            .bind(limit as u64)
+            .fetch_all(&mut *connection)
+            .await
+            .tried(ACTION)?;
+            let counted: Vec<u64> = sqlx::query_scalar(
+                "SELECT DISTINCT target_id FROM counter WHERE kind = ? AND target_id > ? AND metric = ? \
+                 ORDER BY target_id LIMIT ?",
+            )
+            .bind(kind.0)
+            .bind(after.0)
+            .bind(metric.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            ids.extend(counted);
+            ids.sort_unstable();
+            ids.dedup();
+            // What lies beyond the shorter list's end may be missing from it, not from the table.
+            ids.truncate(limit);
+            Ok(ids.into_iter().map(TargetId).collect())
+        })
+        .await
+    }
+
+    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too.
+    /// A target without anything is not in the answer.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read counters", |connection| read_truths(connection, metric, targets, rows)).await
+    }
+
+    /// What the watch has logged so far, and the counters of `targets`, all as of one instant.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watched(
+        &self,
+        metric: Metric,
+        targets: &[Target],
+        watch: u64,
+    ) -> Result<(HashMap<Target, Truth>, Vec<WatchedEvent>)> {
+        let mut lent = self.lend().await?;
+        lent.limit("read watched events", |connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let truths = read_counted(&mut tx, metric, targets).await?;
+            let events = read_watched(&mut tx, watch).await?;
+            tx.commit().await.tried("read watched events")?;
+            Ok((truths, events))
+        })
+        .await
+    }
+
+    /// Adds `delta` to a target's counter, where `counter` differed from the rows. Only while `run` holds the job.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn correct_counter(&self, job: &str, run: u64, metric: Metric, target: Target, delta: i64) -> Result<()> {
+        const ACTION: &str = "correct a counter";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            jobs::hold(&mut tx, job, run).await?;
+            // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
+            sqlx::query(
+                "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (?, ?, ?, 0, ?, '1970-01-02') \
+                 ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
+            )
+            .bind(target.kind.0)
+            .bind(target.id.0)
+            .bind(metric.0)
+            .bind(delta)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until [`Store::unwatch`] or for `seconds`. When this
+    /// returns, every batch that begins later logs.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watch(&self, watch: u64, targets: &[Target], seconds: u64) -> Result<()> {
+        const ACTION: &str = "watch targets";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            for piece in in_shapes(targets) {
+                let sql = format!(
+                    "INSERT INTO watched_target (watch, kind, target_id) VALUES {}",
+                    placeholders(piece.len(), 3)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql));
+                for target in piece {
+                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0);
+                }
+                query.execute(&mut *tx).await.tried(ACTION)?;
+            }
+            // Waits for each partition's open batch, which holds its row.
+            sqlx::query("UPDATE partition_owner SET watch = ?, watch_until = NOW(6) + INTERVAL ? SECOND")
+                .bind(watch)
+                .bind(seconds)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Ends every watch and forgets what was logged.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn unwatch(&self) -> Result<()> {
+        const ACTION: &str = "end the watch";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            for sql in [
+                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch IS NOT NULL",
+                "DELETE FROM watched_target",
+                "DELETE FROM watched_event",
+            ] {
+                sqlx::query(sql).execute(&mut *connection).await.tried(ACTION)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Each partition's highest committed fence and its holder, for `partitions` partitions.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn fences(&self, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
+        const ACTION: &str = "read the fences";
+        let mut lent: Lent = self.lend().await?;
+        let rows = lent
+            .limit(ACTION, |connection| async move {
+                sqlx::query("SELECT `partition`, fence, owner FROM partition_owner WHERE `partition` < ?")
+                    .bind(partitions)
+                    .fetch_all(connection)
+                    .await
+                    .tried(ACTION)
+            })
+            .await?;
+        let mut fences = vec![(0, None); usize::from(partitions)];
+        for row in rows {
+            let partition: u16 = row.try_get(0).tried(ACTION)?;
+            if let Some(place) = fences.get_mut(usize::from(partition)) {
+                *place = (row.try_get(1).tried(ACTION)?, row.try_get(2).tried(ACTION)?);
+            }
+        }
+        Ok(fences)
+    }
+}
+
+async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
+    const ACTION: &str = "begin a snapshot";
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.tried(ACTION)?;
+    connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.tried(ACTION)
+}
+
+async fn read_truths(
+    connection: &mut MySqlConnection,
+    metric: Metric,
+    targets: &[Target],
+    rows: bool,
+) -> Result<HashMap<Target, Truth>> {
+    let mut tx = begin_snapshot(connection).await?;
+    let mut truths = read_counted(&mut tx, metric, targets).await?;
+    if rows {
+        recount(&mut tx, targets, &mut truths).await?;
+    }
+    tx.commit().await.tried("read counters")?;
+    Ok(truths)
+}
+
+async fn read_counted(
+    connection: &mut MySqlConnection,
+    metric: Metric,
+    targets: &[Target],
+) -> Result<HashMap<Target, Truth>> {
+    const ACTION: &str = "read counters";
+    let mut truths = HashMap::with_capacity(targets.len());
+    for (kind, ids) in by_kind(targets) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+                 WHERE kind = ? AND target_id IN {} AND metric = ? GROUP BY target_id",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            for row in query.bind(metric.0).fetch_all(&mut *connection).await.tried(ACTION)? {
+                let id = TargetId(row.try_get(0).tried(ACTION)?);
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
+                let counted = row.try_get(1).tried(ACTION)?;
+                truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
+            }
+        }
+    }
+    Ok(truths)
+}
+
+async fn recount(
+    connection: &mut MySqlConnection,
+    targets: &[Target],
+    truths: &mut HashMap<Target, Truth>,
+) -> Result<()> {
+    const ACTION: &str = "recount like records";
+    for target in targets {
+        truths.entry(*target).or_default().rows = Some(0);
+    }
+    for (kind, ids) in by_kind(targets) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED), MAX(update_at) FROM like_record \
+                 WHERE kind = ? AND target_id IN {} GROUP BY target_id",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            for row in query.fetch_all(&mut *connection).await.tried(ACTION)? {
+                let truth = truths.entry(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) }).or_default();
+                truth.rows = Some(row.try_get(1).tried(ACTION)?);
+                truth.update_at = truth.update_at.max(Some(micros(row.try_get(2).tried(ACTION)?)));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {
+    const ACTION: &str = "read watched events";
+    let rows =
+        sqlx::query("SELECT kind, target_id, user_id, update_at, is_del, is_former FROM watched_event WHERE watch = ?")
+            .bind(watch)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+    let read = |row: &MySqlRow| {
+        let event = LikeEvent {
+            target: target(row, 0)?,
+            user: UserId(row.try_get(2)?),
+            at: micros(row.try_get(3)?),
+            liked: !row.try_get::<bool, _>(4)?,
+        };
+        Ok(WatchedEvent { event, is_former: row.try_get(5)? })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+}
+
+fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {
+    Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
+}
+
+fn by_kind(targets: &[Target]) -> Vec<(Kind, Vec<u64>)> {
+    let runs = targets.chunk_by(|a, b| a.kind == b.kind);
+    runs.filter_map(|run| Some((run.first()?.kind, run.iter().map(|target| target.id.0).collect()))).collect()
+}

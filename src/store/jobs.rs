@@ -1,0 +1,185 @@
+//! Who runs a job, since when, and how the last runs ended. A job runs once over all daemons and shells.
+//!
+//! The lease is a hint (a frozen holder comes back after it); what must hold is fenced: a write checks, in its own
+//! transaction, that `job_lock` still names its run.
+
+use std::time::Duration;
+
+use chrono::NaiveDateTime;
+use sqlx::{Connection, MySqlConnection, Row};
+
+use super::{Result, Store, StoreError, Tried, datetime, micros};
+use crate::model::Micros;
+
+/// How long a lease lasts without being renewed.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// The answer to "may I run?".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// Yes, as this run.
+    Taken(u64),
+    /// Not now: that one does.
+    Held {
+        /// Who runs it: host and process.
+        owner: String,
+        /// When its lease ends unless it is renewed, in seconds.
+        lease_s: i64,
+    },
+}
+
+/// How the last finished run of a mode ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastRun {
+    /// When it began.
+    pub started_at: Micros,
+    /// Reconcile: everything up to here had been compared.
+    pub cut: Option<Micros>,
+}
+
+impl Store {
+    /// Takes the job's lock for [`LEASE`] and notes the run's start.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
+        let mut lent = self.lend().await?;
+        lent.limit("take the job's lock", |connection| take(connection, job, mode, owner)).await
+    }
+
+    /// Makes the lease last from now.
+    ///
+    /// # Errors
+    /// [`StoreError::TakenOver`] when the lease ran out and another run has begun; MySQL's.
+    pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
+        let mut lent = self.lend().await?;
+        lent.limit("renew the job's lease", |connection| async move {
+            let renewed =
+                sqlx::query("UPDATE job_lock SET lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ? AND run = ?")
+                    .bind(LEASE.as_secs())
+                    .bind(job)
+                    .bind(run)
+                    .execute(connection)
+                    .await
+                    .tried("renew the job's lease")?;
+            // The library has the server count the rows that match, changed or not.
+            if renewed.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
+        })
+        .await
+    }
+
+    /// Notes the run's end and gives the lock back. `cut` is what a reconcile has compared up to.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn finish_job(&self, job: &str, run: u64, done: bool, cut: Option<Micros>, report: &str) -> Result<()> {
+        let mut lent = self.lend().await?;
+        lent.limit("note the run's end", |connection| async move {
+            sqlx::query("UPDATE job_run SET finished_at = NOW(6), outcome = ?, cut = ?, report = ? WHERE run = ?")
+                .bind(if done { "done" } else { "failed" })
+                .bind(cut.map(datetime))
+                .bind(report)
+                .bind(run)
+                .execute(&mut *connection)
+                .await
+                .tried("note the run's end")?;
+            sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = ? AND run = ?")
+                .bind(job)
+                .bind(run)
+                .execute(connection)
+                .await
+                .tried("give the job's lock back")?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The last run of this mode that was done in full.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<LastRun>> {
+        const ACTION: &str = "read the last run";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query(
+                "SELECT started_at, cut FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
+                 ORDER BY finished_at DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(mode)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            row.map(|row| {
+                let started_at = micros(row.try_get::<NaiveDateTime, _>(0)?);
+                Ok(LastRun { started_at, cut: row.try_get::<Option<NaiveDateTime>, _>(1)?.map(micros) })
+            })
+            .transpose()
+            .tried(ACTION)
+        })
+        .await
+    }
+}
+
+/// Holds the job's row until the transaction ends, if it still names `run`: first in every transaction of a job that
+/// writes what must not be written twice.
+///
+/// # Errors
+/// [`StoreError::TakenOver`] when another run has begun; MySQL's.
+pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
+    let holder: Option<u64> = sqlx::query_scalar("SELECT run FROM job_lock WHERE job = ? FOR UPDATE")
+        .bind(job)
+        .fetch_optional(connection)
+        .await
+        .tried("check the job's lock")?;
+    if holder == Some(run) { Ok(()) } else { Err(taken_over(job)) }
+}
+
+async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &str) -> Result<Lock> {
+    const ACTION: &str = "take the job's lock";
+    let mut tx = connection.begin().await.tried(ACTION)?;
+    // The row first, so that two that come at once wait for each other instead of both finding none.
+    sqlx::query(
+        "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
+         ON DUPLICATE KEY UPDATE job = VALUES(job)",
+    )
+    .bind(job)
+    .execute(&mut *tx)
+    .await
+    .tried(ACTION)?;
+    let row = sqlx::query(
+        "SELECT owner, CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, NOW(6), lease_until) / 1000000) AS SIGNED) \
+         FROM job_lock WHERE job = ? FOR UPDATE",
+    )
+    .bind(job)
+    .fetch_one(&mut *tx)
+    .await
+    .tried(ACTION)?;
+    let (holder, lease_s): (String, i64) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+    if lease_s > 0 {
+        return Ok(Lock::Held { owner: holder, lease_s });
+    }
+    let started = sqlx::query("INSERT INTO job_run (job, mode, owner, started_at) VALUES (?, ?, ?, NOW(6))")
+        .bind(job)
+        .bind(mode)
+        .bind(owner)
+        .execute(&mut *tx)
+        .await
+        .tried("note the run's start")?;
+    let run = started.last_insert_id();
+    sqlx::query("UPDATE job_lock SET run = ?, owner = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?")
+        .bind(run)
+        .bind(owner)
+        .bind(LEASE.as_secs())
+        .bind(job)
+        .execute(&mut *tx)
+        .await
+        .tried(ACTION)?;
+    tx.commit().await.tried(ACTION)?;
+    Ok(Lock::Taken(run))
+}
+
+fn taken_over(job: &str) -> StoreError {
+    StoreError::TakenOver(format!("the job {job}"))
+}

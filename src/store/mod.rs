@@ -1,0 +1,267 @@
+//! MySQL, the truth: every SQL statement of the daemon stands in this folder, one per function.
+//!
+//! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
+//! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
+//! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias, no user variables.
+
+pub mod counters;
+pub mod jobs;
+pub mod likes;
+pub mod schema;
+
+use std::future::Future;
+use std::str::FromStr;
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDateTime};
+use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlSslMode};
+use sqlx::pool::PoolConnection;
+use sqlx::{Executor, MySql, MySqlConnection, MySqlPool};
+
+use crate::config::{Mysql, ServerUrl};
+use crate::model::Micros;
+
+/// What becomes of the work that an error stopped. Decided once, here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The server, the network or a rival: the same work may succeed later.
+    Passing,
+    /// The content of one row: it will never succeed, its neighbours will.
+    Row,
+}
+
+/// An error of MySQL, or on the way to it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// MySQL said no, or nothing.
+    #[error("{action}")]
+    Sql {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: sqlx::Error,
+    },
+    /// Longer than `[mysql] transaction_timeout_ms`: the connection was dropped, the outcome is unknown.
+    #[error("{action}: no answer within {} ms", .limit.as_millis())]
+    Timeout {
+        /// What was tried.
+        action: &'static str,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
+    #[error("{0} has been taken over")]
+    TakenOver(String),
+}
+
+impl StoreError {
+    /// What becomes of the work.
+    pub fn fate(&self) -> Fate {
+        match self {
+            Self::Sql { source: sqlx::Error::Database(error), .. } => {
+                let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
+                if number.is_some_and(is_about_a_row) { Fate::Row } else { Fate::Passing }
+            }
+            _ => Fate::Passing,
+        }
+    }
+}
+
+/// Errors about the values of a row. Everything else is taken to pass: a missing table or grant can be mended while
+/// the daemon waits, and setting events aside for it would be wrong.
+fn is_about_a_row(number: u16) -> bool {
+    matches!(
+        number,
+        1048 // a column is null
+        | 1264 | 1292 | 1366 | 1406 | 1690 // out of range, wrong value, too long
+        | 1451 | 1452 // foreign key
+        | 1644 // SIGNAL of a trigger
+        | 3819 | 4025 // CHECK constraint: MySQL, MariaDB
+    )
+}
+
+/// The result of whatever asks MySQL.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+/// Says what was tried, where an error is born.
+trait Tried<T> {
+    fn tried(self, action: &'static str) -> Result<T>;
+}
+
+impl<T> Tried<T> for std::result::Result<T, sqlx::Error> {
+    fn tried(self, action: &'static str) -> Result<T> {
+        self.map_err(|source| StoreError::Sql { action, source })
+    }
+}
+
+/// A pool of connections. Connects when first used, so that a daemon starts with MySQL away.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: MySqlPool,
+    transaction_max: Duration,
+}
+
+impl Store {
+    /// A store of at most `connections_max` connections.
+    ///
+    /// # Errors
+    /// The address has an option that the library doesn't know.
+    pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
+        let pool = MySqlPoolOptions::new()
+            .max_connections(connections_max)
+            .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
+            .after_connect(|connection, _| Box::pin(async move { set_session(connection).await }))
+            .connect_lazy_with(options(&config.url)?);
+        Ok(Self { pool, transaction_max: Duration::from_millis(config.transaction_timeout_ms) })
+    }
+
+    /// A connection of its own, given back when it is dropped; one whose work did not end is closed.
+    ///
+    /// # Errors
+    /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
+    pub async fn lend(&self) -> Result<Lent> {
+        let connection = self.pool.acquire().await.tried("connect to MySQL")?;
+        Ok(Lent { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Closes all connections in order.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// A connection that is lent from the pool.
+pub struct Lent {
+    connection: PoolConnection<MySql>,
+    limit: Duration,
+    /// Work was begun and has not ended: a statement may still be running.
+    broken: bool,
+}
+
+impl Lent {
+    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. Where it doesn't end, by the
+    /// timeout or because the caller is dropped, the connection is closed instead of given back.
+    ///
+    /// # Errors
+    /// Those of `work`, and the timeout.
+    pub async fn limit<'c, T, F>(
+        &'c mut self,
+        action: &'static str,
+        work: impl FnOnce(&'c mut MySqlConnection) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        self.broken = true;
+        let ended = tokio::time::timeout(self.limit, work(&mut self.connection)).await;
+        self.broken = ended.is_err();
+        ended.map_err(|_| StoreError::Timeout { action, limit: self.limit })?
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.broken {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
+    // sqlx does not force strict mode: values would be cut silently.
+    connection
+        .execute(
+            "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+             time_zone = '+00:00', innodb_lock_wait_timeout = 10",
+        )
+        .await?;
+    connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+    Ok(())
+}
+
+fn options(url: &ServerUrl) -> Result<MySqlConnectOptions> {
+    let options = MySqlConnectOptions::from_str(url.expose()).tried("read [mysql] url")?;
+    let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
+    Ok(match said {
+        true => options,
+        // The library's own default verifies nothing and falls back to plain text.
+        false if is_loopback(url) => options.ssl_mode(MySqlSslMode::Disabled),
+        false => options.ssl_mode(MySqlSslMode::VerifyIdentity),
+    })
+}
+
+fn is_loopback(url: &ServerUrl) -> bool {
+    url.parts().is_ok_and(|parts| match parts.host() {
+        Some(url::Host::Domain(name)) => {
+            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        }
+        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    })
+}
+
+/// `DATETIME(6)`, UTC. The decoder holds that every `at` fits.
+fn datetime(at: Micros) -> NaiveDateTime {
+    DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
+}
+
+fn micros(datetime: NaiveDateTime) -> Micros {
+    Micros(datetime.and_utc().timestamp_micros())
+}
+
+/// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
+/// prepared-statement cache knows. At most 512, because MariaDB rewrites longer IN lists into a join.
+const SHAPES: [usize; 4] = [512, 64, 8, 1];
+
+/// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
+fn in_shapes<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let shape = SHAPES.into_iter().find(|shape| *shape <= rows.len())?;
+        let (piece, rest) = rows.split_at(shape);
+        rows = rest;
+        Some(piece)
+    })
+}
+
+/// `(?, ?), (?, ?)`: `rows` groups of `columns` placeholders.
+fn placeholders(rows: usize, columns: usize) -> String {
+    let group = format!("({})", vec!["?"; columns].join(", "));
+    vec![group; rows].join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_into_few_shapes_without_loss() {
+        for count in [0, 1, 7, 8, 63, 577, 5_000] {
+            let rows: Vec<usize> = (0..count).collect();
+            let pieces: Vec<&[usize]> = in_shapes(&rows).collect();
+            assert!(pieces.iter().all(|piece| SHAPES.contains(&piece.len())));
+            assert_eq!(pieces.concat(), rows);
+        }
+        assert_eq!(placeholders(2, 3), "(?, ?, ?), (?, ?, ?)");
+    }
+
+    #[test]
+    fn times_keep_their_microseconds() {
+        for at in [Micros(1), Micros(1_764_000_000_123_456), Micros::MAX] {
+            assert_eq!(micros(datetime(at)), at);
+        }
+    }
+
+    #[test]
+    fn only_loopback_may_be_plain() {
+        for (url, expected) in [
+            ("mysql://u@127.0.0.1/t", true),
+            ("mysql://u@localhost:3306/t", true),
+            ("mysql://u@[::1]/t", true),
+            ("mysql://u@db.example.com/t", false),
+        ] {
+            assert_eq!(is_loopback(&ServerUrl::from(url)), expected, "{url}");
+        }
+    }
+}
