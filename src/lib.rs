@@ -19,6 +19,7 @@ pub mod archiver;
 pub mod cache;
 pub mod config;
 pub mod event;
+pub mod job;
 pub mod model;
 pub mod runtime;
 pub mod store;

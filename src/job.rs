@@ -1,0 +1,219 @@
+//! A run of a job under its lock: what the reconciler and the archiver share.
+//!
+//! The way of a run: take the lock -> work while the lease is renewed -> note the report -> give the lock back. A job
+//! runs once over all daemons and shells. The loop in a daemon only hears a bell; whether there is work is computed
+//! from the last run that was done, so that a run missed while down is made up for.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use croner::Cron;
+use serde::Serialize;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::model::Micros;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+use crate::runtime::schedule;
+use crate::store::jobs::{LEASE, Lock};
+use crate::store::{Store, StoreError};
+
+/// How often the lease is renewed: three tries before it is given up.
+const RENEW_EVERY: Duration = Duration::from_secs(9);
+
+/// A holder gives up before MySQL says that the lease has expired.
+const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
+
+/// A job and the way it is run this time.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Its name: `reconcile`, `archive`.
+    pub name: &'static str,
+    /// What kind of run: `full`, `changed`. What is due is computed per mode.
+    pub mode: &'a str,
+    /// Who runs it: shown to whoever finds the lock held.
+    pub owner: &'a str,
+}
+
+/// What a run says at its end, to people and programs.
+pub trait Report: Serialize + Display {
+    /// Whether all that should be done was done. Otherwise the run stays due.
+    fn is_done(&self) -> bool;
+
+    /// Reconcile: everything up to here has been compared.
+    fn cut(&self) -> Option<Micros> {
+        None
+    }
+}
+
+/// What came of asking for a run.
+#[derive(Debug)]
+pub enum Ran<R> {
+    /// It ran to its end; the report says what it found.
+    Ended(R),
+    /// Another one runs.
+    Held {
+        /// Who: host and process.
+        owner: String,
+        /// Seconds until its lease ends unless it is renewed.
+        lease_s: i64,
+    },
+}
+
+/// Runs `work` once under the job's lock. It gets the run's number, which grows from run to run: the fencing token.
+///
+/// # Errors
+/// Those of `work`; MySQL's; the lease was lost.
+pub async fn run_once<R: Report, F>(store: &Store, job: Job<'_>, work: impl FnOnce(u64) -> F) -> Result<Ran<R>>
+where
+    F: Future<Output = Result<R>>,
+{
+    let run = match store.take_job(job.name, job.mode, job.owner).await? {
+        Lock::Taken(run) => run,
+        Lock::Held { owner, lease_s } => return Ok(Ran::Held { owner, lease_s }),
+    };
+    info!(
+        event = "job-started",
+        job = job.name,
+        mode = job.mode,
+        run,
+        "{} ({}) started as run {run}",
+        job.name,
+        job.mode
+    );
+    let started = Instant::now();
+    let worked = tokio::select! {
+        worked = work(run) => worked,
+        lost = keep_lease(store, job.name, run) => Err(lost),
+    };
+    let seconds = started.elapsed().as_secs_f32();
+    let (done, cut, report) = match &worked {
+        Ok(report) => (report.is_done(), report.cut(), serde_json::to_string(report).context("write the report")?),
+        Err(error) => (false, None, serde_json::json!({ "error": format!("{error:#}") }).to_string()),
+    };
+    let noted = store.finish_job(job.name, run, done, cut, &report).await;
+    match &worked {
+        Ok(report) => info!(
+            event = "job-ended",
+            job = job.name,
+            mode = job.mode,
+            run,
+            done,
+            seconds,
+            "{} ({}) ended after {seconds:.1} s: {report}",
+            job.name,
+            job.mode
+        ),
+        Err(error) => error!(
+            event = "job-failed",
+            job = job.name,
+            mode = job.mode,
+            run,
+            seconds,
+            error = format!("{error:#}"),
+            "{} ({}) failed after {seconds:.1} s: {error:#}",
+            job.name,
+            job.mode
+        ),
+    }
+    noted?;
+    worked.map(Ran::Ended)
+}
+
+/// Renews the lease until it is lost; the answer says why.
+async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
+    let mut renewed = Instant::now();
+    loop {
+        tokio::time::sleep(RENEW_EVERY).await;
+        let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());
+        let asked = Instant::now();
+        match tokio::time::timeout(left, store.renew_job(job, run)).await {
+            Ok(Ok(())) => renewed = asked,
+            Ok(Err(error @ StoreError::TakenOver(_))) => return error.into(),
+            Ok(Err(_)) if renewed.elapsed() < GIVE_UP_AFTER => {}
+            Ok(Err(_)) | Err(_) => {
+                return anyhow!("MySQL could not be told that the run is alive: giving up its lease");
+            }
+        }
+    }
+}
+
+/// When a mode of a job is due, and what tells the loop to look.
+pub struct Timetable<'a> {
+    /// Its pattern; none for never.
+    pub cron: Option<Cron>,
+    /// Rung when the pattern fires.
+    pub bell: Arc<Notify>,
+    /// The job and its mode.
+    pub job: Job<'a>,
+}
+
+impl Timetable<'_> {
+    /// Whether a run is missing: the pattern has fired since the last one that was done began.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn is_due(&self, store: &Store, now: Micros) -> Result<bool, StoreError> {
+        let Some(cron) = &self.cron else { return Ok(false) };
+        let last = store.last_done(self.job.name, self.job.mode).await?;
+        Ok(match (last, schedule::last_fired(cron, now)) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(last), Some(fired)) => last.started_at < fired,
+        })
+    }
+}
+
+/// A job's loop in a daemon: once at start, as soon as MySQL answers, then at each bell, runs `work` when it is due.
+/// A run that fails is logged; the next bell is its retry.
+pub async fn serve<F>(
+    store: &Store,
+    timetable: Timetable<'_>,
+    beat: &Beat,
+    stop: &CancellationToken,
+    work: impl Fn() -> F,
+) where
+    F: Future<Output = ()>,
+{
+    let mut outage =
+        Outage::new(format!("asking MySQL whether {} ({}) is due", timetable.job.name, timetable.job.mode));
+    while !stop.is_cancelled() {
+        let wait = match timetable.is_due(store, Micros::now()).await {
+            Ok(due) => {
+                outage.over();
+                if due {
+                    beating(beat, work()).await;
+                }
+                None
+            }
+            Err(error) => Some(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
+        };
+        let woken = async {
+            match wait {
+                Some(delay) => tokio::time::sleep(delay).await,
+                None => timetable.bell.notified().await,
+            }
+        };
+        if stop.run_until_cancelled(beating(beat, woken)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Waits for `work` and beats meanwhile: its own calls all have time limits.
+async fn beating<T>(beat: &Beat, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            _ = tick.tick() => beat.beat(),
+        }
+    }
+}
