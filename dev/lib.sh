@@ -1,0 +1,217 @@
+# shellcheck shell=bash
+#
+# What dev/up, dev/down and dev/rabbitmqctl share: where the private servers live, which ports they use, how to tell our
+# processes from everybody else's, and how to wait for something with a deadline. To be sourced, not run.
+#
+# Settings, from the environment:
+#   TALLYD_STACK_DIR        the folder that holds all data, logs and pid files   (default: target/stack of this checkout)
+#   TALLYD_STACK_PORT_BASE  the first of the stack's ports                       (default: 21000, or what the folder was made with)
+#   TALLYD_STACK_TIMEOUT    seconds that one server may take to become healthy   (default: 120)
+
+# Variables in capitals are read by the scripts that source this.
+# shellcheck disable=SC2034
+
+set -euo pipefail
+
+# mariadbd lives in /usr/sbin, which an ordinary user's PATH may lack.
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+# C.UTF-8 exists everywhere on Debian; with a LANG that is not installed Redis refuses to start and Elixir complains.
+export LC_ALL=C.UTF-8
+
+ALL_SERVICES=(mysql redis rabbitmq)
+EX_USAGE=64
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+    say "dev/${0##*/}: $*"
+    exit 1
+}
+
+usage_error() {
+    say "dev/${0##*/}: $*"
+    say "Try 'dev/${0##*/} --help'."
+    exit "$EX_USAGE"
+}
+
+# ---------------------------------------------------------------------------------------------- folder and ports
+
+stack_paths() {
+    local root base recorded
+    root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd -P)
+    # Absolute and without symbolic links: it is part of the mark by which we know our processes again.
+    STACK_DIR=$(realpath -m -- "${TALLYD_STACK_DIR:-$root/target/stack}")
+    [[ $STACK_DIR != / && $STACK_DIR != *[[:space:]]* ]] ||
+        die "TALLYD_STACK_DIR is '$STACK_DIR': a folder without blanks in its path is needed (RabbitMQ's scripts cannot take them)."
+
+    recorded=
+    [[ ! -s $STACK_DIR/port-base ]] || recorded=$(<"$STACK_DIR/port-base")
+    base=${TALLYD_STACK_PORT_BASE:-${recorded:-21000}}
+    if [[ ! $base =~ ^[0-9]{4,5}$ ]] || ((10#$base < 1024 || 10#$base > 65530)); then
+        die "TALLYD_STACK_PORT_BASE is '$base': a number from 1024 to 65530 is needed."
+    fi
+    PORT_BASE=$((10#$base))
+    RECORDED_PORT_BASE=$recorded
+
+    MYSQL_PORT=$((PORT_BASE + 1))
+    REDIS_PORT=$((PORT_BASE + 2))
+    AMQP_PORT=$((PORT_BASE + 3))
+    DIST_PORT=$((PORT_BASE + 4))
+    EPMD_PORT=$((PORT_BASE + 5))
+    RABBIT_NODE=tallyd-$PORT_BASE@localhost
+
+    TIMEOUT=${TALLYD_STACK_TIMEOUT:-120}
+    [[ $TIMEOUT =~ ^[1-9][0-9]{0,4}$ ]] || die "TALLYD_STACK_TIMEOUT is '$TIMEOUT': a number of seconds is needed."
+}
+
+# A folder's stack cannot move to other ports while a server of it runs, nor once RabbitMQ has data: its node name, and with
+# it the name of its database, contains the port base, so its queues would seem lost.
+require_recorded_port_base() {
+    local service
+    [[ $RECORDED_PORT_BASE && $RECORDED_PORT_BASE != "$PORT_BASE" ]] || return 0
+    for service in "${ALL_SERVICES[@]}"; do
+        if [[ -d $STACK_DIR/rabbitmq/data ]] || running_pid "$service" >/dev/null; then
+            die "$STACK_DIR was made with port base $RECORDED_PORT_BASE, not $PORT_BASE: leave TALLYD_STACK_PORT_BASE unset," \
+                "set TALLYD_STACK_DIR to another folder, or wipe this one with 'dev/down --wipe'."
+        fi
+    done
+}
+
+# Fills SERVICES from the names on the command line: all of them when there are none, each once, in a fixed order.
+choose_services() {
+    local known name
+    SERVICES=()
+    for name in "$@"; do
+        [[ " ${ALL_SERVICES[*]} " == *" $name "* ]] || usage_error "there is no service '$name'; the services are: ${ALL_SERVICES[*]}."
+    done
+    for known in "${ALL_SERVICES[@]}"; do
+        if (($# == 0)) || [[ " $* " == *" $known "* ]]; then SERVICES+=("$known"); fi
+    done
+}
+
+# One dev/up or dev/down at a time per folder. 'dev/down --wipe' removes the lock file with the folder, so whoever waited
+# for it has to check that what it now holds is still the file that others will open.
+take_lock() {
+    local file=$STACK_DIR/lock
+    while :; do
+        mkdir -p -- "$(dirname -- "$STACK_DIR")"
+        # Everything inside is for its owner alone: there are passwords, and the servers may run as root.
+        (umask 077 && mkdir -p -- "$STACK_DIR")
+        [[ -w $STACK_DIR ]] || die "$STACK_DIR belongs to $(stat -c %U -- "$STACK_DIR"): set TALLYD_STACK_DIR to another folder."
+        # Fails when the folder was wiped a moment ago.
+        { exec {LOCK_FD}>>"$file"; } 2>/dev/null || continue
+        if ! flock -n "$LOCK_FD"; then
+            say "waiting for another dev/up or dev/down of $STACK_DIR ..."
+            flock -w 600 "$LOCK_FD" || die "another dev/up or dev/down has held $file for ten minutes."
+        fi
+        [[ $file -ef /proc/self/fd/$LOCK_FD ]] && break
+        exec {LOCK_FD}>&-
+    done
+}
+
+# ---------------------------------------------------------------------------------------------- processes
+
+# Besides the three services there is epmd, Erlang's port mapper, which belongs to RabbitMQ.
+process_name() {
+    case $1 in
+    mysql) echo mariadbd ;;
+    redis) echo redis-server ;;
+    rabbitmq) echo beam.smp ;;
+    epmd) echo epmd ;;
+    esac
+}
+
+# Every server gets this in its environment when it is started. It is how we know that a pid is really ours: pids are reused.
+process_mark() { echo "TALLYD_STACK_SERVER=$STACK_DIR/$1"; }
+
+# is_ours SERVICE PID: the right program, with our mark. (Both are gone in a zombie, and /proc hides other users' environments.)
+is_ours() {
+    local comm mark match=-zqxF
+    [[ $2 =~ ^[1-9][0-9]*$ ]] || return 1
+    { read -r comm <"/proc/$2/comm"; } 2>/dev/null || return 1
+    [[ $comm == "$(process_name "$1")" ]] || return 1
+    mark=$(process_mark "$1")
+    # When our epmd has died, the broker and rabbitmqctl start another, which has inherited the mark of either.
+    if [[ $1 == epmd ]]; then mark=$(process_mark '') match=-zqF; fi
+    grep "$match" -- "$mark" "/proc/$2/environ" 2>/dev/null
+}
+
+# running_pid SERVICE: the pid in the service's pid file, if that process lives and is ours.
+running_pid() {
+    local pid=
+    [[ ! -s $STACK_DIR/$1/pid ]] || pid=$(<"$STACK_DIR/$1/pid")
+    is_ours "$1" "$pid" && echo "$pid"
+}
+
+# all_pids SERVICE: every process of the service that is ours, also those whose pid file is gone ('cargo clean' deletes the
+# whole folder while the servers run).
+all_pids() {
+    local proc comm name
+    name=$(process_name "$1")
+    for proc in /proc/[1-9]*; do
+        # Reading a name costs nothing; only those that fit are looked at closely.
+        { read -r comm <"$proc/comm"; } 2>/dev/null || continue
+        if [[ $comm == "$name" ]] && is_ours "$1" "${proc##*/}"; then echo "${proc##*/}"; fi
+    done
+}
+
+# stop_pids SERVICE SECONDS PID...: SIGTERM, after the deadline SIGKILL; with 0 seconds SIGKILL at once.
+stop_pids() {
+    local service=$1 seconds=$2 pid
+    shift 2
+    for pid in "$@"; do
+        is_ours "$service" "$pid" || continue
+        if ((seconds > 0)); then
+            # A process frozen with SIGSTOP sees SIGTERM only once it goes on.
+            kill -TERM "$pid" 2>/dev/null || true
+            kill -CONT "$pid" 2>/dev/null || true
+            wait_until "$seconds" gone "$service" "$pid" && continue
+            say "$service: pid $pid did not stop within $seconds s, killing it"
+        fi
+        kill -KILL "$pid" 2>/dev/null || true
+        wait_until 10 gone "$service" "$pid" || die "$service: pid $pid is still there 10 s after SIGKILL."
+    done
+}
+
+gone() { ! is_ours "$1" "$2"; }
+
+# ---------------------------------------------------------------------------------------------- waiting
+
+now_ms() { echo $((${EPOCHREALTIME/[.,]/} / 1000)); }
+
+# wait_until SECONDS COMMAND...: polls until the command succeeds; fails at the deadline.
+wait_until() {
+    local deadline=$(($(now_ms) + $1 * 1000))
+    shift
+    until "$@"; do
+        (($(now_ms) < deadline)) || return 1
+        sleep 0.05
+    done
+}
+
+port_answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+# ---------------------------------------------------------------------------------------------- RabbitMQ
+
+# Fills RABBIT_ENV with what makes RabbitMQ's scripts, server and command line tools alike, use our node and nothing in /etc
+# or in the caller's environment. The scripts in /usr/sbin switch user and drop the environment: those in RABBIT_BIN do not.
+RABBIT_BIN=/usr/lib/rabbitmq/bin
+rabbit_env() {
+    local dir=$STACK_DIR/rabbitmq
+    RABBIT_ENV=(
+        PATH="$PATH" LC_ALL="$LC_ALL" HOME="$dir/home"
+        ERL_EPMD_PORT="$EPMD_PORT" ERL_EPMD_ADDRESS=127.0.0.1
+        RABBITMQ_NODENAME="$RABBIT_NODE"
+        RABBITMQ_DIST_PORT="$DIST_PORT"
+        RABBITMQ_CONF_ENV_FILE="$dir/rabbitmq-env.conf"
+        RABBITMQ_CONFIG_FILE="$dir/rabbitmq.conf"
+        RABBITMQ_ADVANCED_CONFIG_FILE="$dir/advanced.config"
+        RABBITMQ_ENABLED_PLUGINS_FILE="$dir/enabled_plugins"
+        RABBITMQ_MNESIA_BASE="$dir/data"
+        RABBITMQ_LOG_BASE="$dir"
+        RABBITMQ_LOGS="$dir/server.log"
+        RABBITMQ_GENERATED_CONFIG_DIR="$dir/generated"
+        # The command line tools are Erlang nodes too, and would listen on all addresses while they run.
+        RABBITMQ_CTL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
+    )
+}
