@@ -7,7 +7,6 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -144,24 +143,33 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
     }
 }
 
-/// When a mode of a job is due, and what tells the loop to look.
-pub struct Timetable<'a> {
+/// When a mode of a job is due.
+pub struct Timetable {
     /// Its pattern; none for never.
     pub cron: Option<Cron>,
-    /// Rung when the pattern fires.
-    pub bell: Arc<Notify>,
-    /// The job and its mode.
-    pub job: Job<'a>,
+    /// The job.
+    pub name: &'static str,
+    /// Its mode.
+    pub mode: &'static str,
 }
 
-impl Timetable<'_> {
+impl Timetable {
+    /// A timetable of that pattern, in which empty means never.
+    ///
+    /// # Errors
+    /// The pattern doesn't parse.
+    pub fn new(name: &'static str, mode: &'static str, pattern: &str) -> Result<Self> {
+        let cron = if pattern.is_empty() { None } else { Some(schedule::parse(pattern)?) };
+        Ok(Self { cron, name, mode })
+    }
+
     /// Whether a run is missing: the pattern has fired since the last one that was done began.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn is_due(&self, store: &Store, now: Micros) -> Result<bool, StoreError> {
         let Some(cron) = &self.cron else { return Ok(false) };
-        let last = store.last_done(self.job.name, self.job.mode).await?;
+        let last = store.last_done(self.name, self.mode).await?;
         Ok(match (last, schedule::last_fired(cron, now)) {
             (_, None) => false,
             (None, Some(_)) => true,
@@ -170,40 +178,66 @@ impl Timetable<'_> {
     }
 }
 
-/// A job's loop in a daemon: once at start, as soon as MySQL answers, then at each bell, runs `work` when it is due.
-/// A run that fails is logged; the next bell is its retry.
+/// What a daemon's loop does after a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// All was done: look again when the bell rings.
+    Bell,
+    /// It failed, or another one runs: look again after a while.
+    Soon,
+}
+
+/// How long after a run that failed, or that another one holds the lock of, it is looked again.
+const SOON: Duration = Duration::from_secs(15);
+
+/// A job's loop in a daemon: at start, as soon as MySQL answers, and at each bell, it runs the first mode that is due.
+/// `work` gets that mode's place in `timetables`.
 pub async fn serve<F>(
     store: &Store,
-    timetable: Timetable<'_>,
+    timetables: &[Timetable],
+    bell: &Notify,
     beat: &Beat,
     stop: &CancellationToken,
-    work: impl Fn() -> F,
+    work: impl Fn(usize) -> F,
 ) where
-    F: Future<Output = ()>,
+    F: Future<Output = Next>,
 {
-    let mut outage =
-        Outage::new(format!("asking MySQL whether {} ({}) is due", timetable.job.name, timetable.job.mode));
+    let mut outage = Outage::new("asking MySQL which jobs are due");
     while !stop.is_cancelled() {
-        let wait = match timetable.is_due(store, Micros::now()).await {
-            Ok(due) => {
+        let next = match first_due(store, timetables).await {
+            Ok(Some(place)) => {
                 outage.over();
-                if due {
-                    beating(beat, work()).await;
-                }
-                None
+                // Then at once the next mode, which may be due too.
+                if beating(beat, work(place)).await == Next::Bell { Duration::ZERO } else { SOON }
             }
-            Err(error) => Some(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
+            Ok(None) => {
+                outage.over();
+                Duration::MAX
+            }
+            Err(error) => outage.failed(&format!("{:#}", anyhow::Error::from(error))),
         };
         let woken = async {
-            match wait {
-                Some(delay) => tokio::time::sleep(delay).await,
-                None => timetable.bell.notified().await,
+            tokio::select! {
+                () = bell.notified(), if next > SOON => {}
+                () = tokio::time::sleep(next.min(LOOK_EVERY)) => {}
             }
         };
         if stop.run_until_cancelled(beating(beat, woken)).await.is_none() {
             return;
         }
     }
+}
+
+/// A bell that was missed (the clock was set, the machine slept) is made up for within this time.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+async fn first_due(store: &Store, timetables: &[Timetable]) -> Result<Option<usize>, StoreError> {
+    for (place, timetable) in timetables.iter().enumerate() {
+        if timetable.is_due(store, Micros::now()).await? {
+            return Ok(Some(place));
+        }
+    }
+    Ok(None)
 }
 
 /// Waits for `work` and beats meanwhile: its own calls all have time limits.

@@ -15,6 +15,8 @@
 //! tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
+pub mod broker;
+pub mod consumer;
 pub mod archiver;
 pub mod cache;
 pub mod config;

@@ -19,6 +19,7 @@ use redis::{
 use tokio::sync::Mutex;
 
 use crate::config::Redis;
+use crate::model::Micros;
 use keys::Keys;
 
 /// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
@@ -107,6 +108,20 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("PING");
         self.run("ping Redis", &pipeline).await.map(drop)
+    }
+
+    /// Redis' clock: what an event's `at` and a sample's cut are told by.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn now(&self) -> Result<Micros> {
+        const ACTION: &str = "read Redis' clock";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("TIME");
+        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
+        let (seconds, micros): (i64, i64) =
+            answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)).map_err(|source| CacheError { action: ACTION, source })?;
+        Ok(Micros(seconds * 1_000_000 + micros))
     }
 
     /// Runs the calls in order, pipelined in pieces, and gives each one's answer.

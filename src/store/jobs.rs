@@ -14,6 +14,20 @@ use crate::model::Micros;
 /// How long a lease lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(30);
 
+/// A run may number so many fences, watches and repairs of its own (2^24): number = run * 2^24 + n, so that numbers grow
+/// from run to run, and each names its run.
+const NUMBERS_BITS: u32 = 24;
+
+/// The `n`th number of a run.
+pub fn number_of(run: u64, n: u64) -> u64 {
+    (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
+}
+
+/// The run that a number belongs to.
+pub fn run_of(number: u64) -> u64 {
+    number >> NUMBERS_BITS
+}
+
 /// The answer to "may I run?".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lock {

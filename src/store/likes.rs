@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::{Result, StoreError, Tried, datetime, in_shapes, micros, placeholders};
+use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
@@ -287,9 +287,4 @@ pub async fn log_watched(
         query.execute(&mut *connection).await.tried("log watched events")?;
     }
     Ok(())
-}
-
-/// True where another writer inserted the same row first: the transaction runs again and finds it.
-pub fn is_race(error: &StoreError) -> bool {
-    matches!(error, StoreError::Sql { source: sqlx::Error::Database(error), .. } if error.is_unique_violation())
 }

@@ -68,6 +68,19 @@ impl StoreError {
     }
 }
 
+impl StoreError {
+    /// A rival was first: a deadlock, a lock waited for in vain, a row that someone else has just inserted. The same
+    /// transaction will do at once.
+    pub fn is_contention(&self) -> bool {
+        match self {
+            Self::Sql { source: sqlx::Error::Database(error), .. } => error
+                .try_downcast_ref::<MySqlDatabaseError>()
+                .is_some_and(|error| matches!(error.number(), 1062 | 1205 | 1213)),
+            _ => false,
+        }
+    }
+}
+
 /// Errors about the values of a row. Everything else is taken to pass: a missing table or grant can be mended while
 /// the daemon waits, and setting events aside for it would be wrong.
 fn is_about_a_row(number: u16) -> bool {

@@ -1,0 +1,256 @@
+//! RabbitMQ: connections, the topology, confirmed publishing. A connection that consumes never publishes: under a
+//! memory alarm the broker stops reading from whoever publishes, acknowledgements too.
+//!
+//! Nothing here reconnects. Whoever uses a [`Link`] drops it at the first error and makes a new one; the library's own
+//! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
+//! limit, so each gets ours.
+
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use lapin::options::{
+    BasicPublishOptions, ConfirmSelectOptions, ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions,
+    QueueDeclareOptions,
+};
+use lapin::tcp::OwnedTLSConfig;
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::uri::AMQPUri;
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+
+use crate::config::{Amqp, QueueType};
+
+/// AMQP's number for "kept on disk".
+const PERSISTENT: u8 = 2;
+
+/// How to reach the broker, and how its things are named.
+#[derive(Clone)]
+pub struct Broker {
+    config: Amqp,
+    uri: AMQPUri,
+    tls: OwnedTLSConfig,
+}
+
+/// One connection and one channel on it. Dropping it closes both, and the broker takes back what wasn't acknowledged.
+pub struct Link {
+    /// The channel.
+    pub channel: Channel,
+    /// Keeps the connection open.
+    _connection: Connection,
+    timeout: Duration,
+}
+
+/// A link that publishes with confirms.
+pub struct Publisher(Link);
+
+/// A queue's length as the broker tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Messages that wait; not those that are delivered and not acknowledged.
+    pub messages: u32,
+    /// Consumers.
+    pub consumers: u32,
+}
+
+impl Broker {
+    /// Reads the address and the certificates.
+    ///
+    /// # Errors
+    /// The address or the certificate file can't be used.
+    pub fn new(config: &Amqp) -> Result<Self> {
+        // The library's error quotes the address, password and all.
+        let mut uri: AMQPUri = config.url.expose().parse().map_err(|_| anyhow!("[amqp] url can't be read"))?;
+        uri.query.heartbeat = Some(config.heartbeat_s);
+        let tls = match uri.scheme {
+            lapin::uri::AMQPScheme::AMQP => OwnedTLSConfig::default(),
+            lapin::uri::AMQPScheme::AMQPS => {
+                let certificates = std::fs::read_to_string(&config.ca_file)
+                    .with_context(|| format!("read [amqp] ca_file {}", config.ca_file))?;
+                OwnedTLSConfig { identity: None, cert_chain: Some(certificates) }
+            }
+        };
+        Ok(Self { config: config.clone(), uri, tls })
+    }
+
+    /// The vhost that the address names.
+    pub fn vhost(&self) -> &str {
+        &self.uri.vhost
+    }
+
+    /// Where producers publish: a durable topic exchange.
+    pub fn exchange(&self) -> String {
+        format!("{}.events", self.config.prefix)
+    }
+
+    /// The queue of a partition.
+    pub fn queue(&self, partition: u16) -> String {
+        format!("{}.events.{partition}", self.config.prefix)
+    }
+
+    /// Spreads the events over several partitions by the routing key's hash: by user.
+    fn spread(&self) -> String {
+        format!("{}.partitions", self.config.prefix)
+    }
+
+    /// What the broker itself gave up on, after too many returns.
+    fn returned(&self) -> String {
+        format!("{}.returned", self.config.prefix)
+    }
+
+    /// How many partitions there are.
+    pub fn partitions(&self) -> u16 {
+        self.config.partitions
+    }
+
+    /// Connects and opens a channel. `purpose` is the connection's name in the broker's tools.
+    ///
+    /// # Errors
+    /// The broker is away or refuses.
+    pub async fn connect(&self, purpose: &str) -> Result<Link> {
+        let timeout = self.config.timeout();
+        let properties = ConnectionProperties::default().with_connection_name(format!("tallyd {purpose}").into());
+        let connecting = async {
+            let runtime = lapin::runtime::default_runtime()?;
+            Connection::connect_uri_with_config(self.uri.clone(), properties, self.tls.clone(), runtime).await
+        };
+        let connection = limit(timeout, "connect to RabbitMQ", connecting).await?;
+        let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
+        Ok(Link { channel, _connection: connection, timeout })
+    }
+
+    /// Connects a publisher.
+    ///
+    /// # Errors
+    /// The broker is away or refuses.
+    pub async fn connect_publisher(&self, purpose: &str) -> Result<Publisher> {
+        let link = self.connect(purpose).await?;
+        link.call("switch confirms on", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
+        Ok(Publisher(link))
+    }
+
+    /// Makes what is missing of exchanges, queues and bindings, where `[amqp] declare` says so. Many may do it at once.
+    ///
+    /// # Errors
+    /// Something of that name exists and is different, or a right is missing.
+    pub async fn declare(&self, link: &Link) -> Result<()> {
+        if !self.config.declare {
+            return Ok(());
+        }
+        self.declare_queue(link, &self.returned(), FieldTable::default(), false).await?;
+        self.declare_exchange(link, &self.exchange(), ExchangeKind::Topic).await?;
+        for partition in 0..self.partitions() {
+            self.declare_queue(link, &self.queue(partition), self.dead_lettering(), true).await?;
+        }
+        if self.partitions() == 1 {
+            return self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await;
+        }
+        let spread = self.spread();
+        let kind = ExchangeKind::Custom("x-consistent-hash".to_owned());
+        self.declare_exchange(link, &spread, kind).await.context(
+            "several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange",
+        )?;
+        for partition in 0..self.partitions() {
+            // With this kind of exchange the binding key is a weight.
+            self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
+        }
+        let bind = link.channel.exchange_bind(
+            spread.as_str().into(),
+            self.exchange().into(),
+            "#".into(),
+            ExchangeBindOptions::default(),
+            FieldTable::default(),
+        );
+        link.call("bind the exchanges", bind).await
+    }
+
+    async fn declare_exchange(&self, link: &Link, name: &str, kind: ExchangeKind) -> Result<()> {
+        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
+        let declare = link.channel.exchange_declare(name.into(), kind, options, FieldTable::default());
+        link.call("declare the exchange", declare).await.with_context(|| format!("exchange {name}"))
+    }
+
+    async fn declare_queue(&self, link: &Link, name: &str, mut arguments: FieldTable, single: bool) -> Result<()> {
+        let queue_type = match self.config.queue_type {
+            QueueType::Quorum => "quorum",
+            QueueType::Classic => "classic",
+        };
+        arguments.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        if single {
+            arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
+        }
+        let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
+        link.call("declare the queue", declare).await.map(drop).with_context(|| {
+            format!("queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false")
+        })
+    }
+
+    /// What the broker returns too often goes to the queue `returned`, and is kept until it has arrived there.
+    fn dead_lettering(&self) -> FieldTable {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString("".into()));
+        arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(self.returned().into()));
+        if self.config.queue_type == QueueType::Quorum {
+            arguments.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
+            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        }
+        arguments
+    }
+
+    async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
+        let options = QueueBindOptions::default();
+        let bind = link.channel.queue_bind(queue.into(), exchange.into(), key.into(), options, FieldTable::default());
+        link.call("bind the queue", bind).await.with_context(|| format!("queue {queue} to exchange {exchange}"))
+    }
+}
+
+impl Link {
+    /// Waits for a call of the library, but not for ever.
+    ///
+    /// # Errors
+    /// The call's, and the time limit's.
+    pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
+        limit(self.timeout, action, call).await
+    }
+}
+
+impl Publisher {
+    /// Sends a message that the broker keeps on disk, and waits until it has. It must reach a queue.
+    ///
+    /// # Errors
+    /// The broker is away, didn't take it, or no queue is bound. Whether it arrived is unknown unless the broker said
+    /// no: publishing again is harmless, because applying an event twice changes nothing.
+    pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
+        let properties =
+            BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(PERSISTENT);
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let channel = &self.0.channel;
+        let publish = async { channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await };
+        match self.0.call("publish", publish).await? {
+            Confirmation::Ack(None) => Ok(()),
+            Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
+                bail!("the broker gave the message back: {} (no queue is bound for it)", back.reply_text)
+            }
+            Confirmation::Nack(None) => bail!("the broker could not take the message"),
+            Confirmation::NotRequested => bail!("the channel does not confirm"),
+        }
+    }
+
+    /// Asks for a queue's length. An answer costs the broker little; a missing queue costs this link its channel.
+    ///
+    /// # Errors
+    /// The broker is away, or there is no such queue.
+    pub async fn depth(&self, queue: &str) -> Result<Depth> {
+        let passive = QueueDeclareOptions::durable().passive();
+        let declare = self.0.channel.queue_declare(queue.into(), passive, FieldTable::default());
+        let queue = self.0.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
+        Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
+    }
+}
+
+async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, call)
+        .await
+        .map_err(|_| anyhow!("no answer within {} ms", limit.as_millis()))
+        .and_then(|result| result.map_err(Into::into))
+        .context(action)
+}

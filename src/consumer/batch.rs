@@ -1,0 +1,183 @@
+//! A batch, from its first message to the rows it becomes. Pure: no I/O, no clock.
+//!
+//! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
+//! comes; and each target's difference is computed from the rows' old states, never added blindly.
+
+use std::collections::HashMap;
+
+use crate::event::LikeEvent;
+use crate::model::Micros;
+use crate::store::likes::{DeadLetter, Difference, Pair, State};
+
+/// A like or unlike with the message it came in, which is needed should the database refuse it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// What it says.
+    pub event: LikeEvent,
+    /// The message's body.
+    pub body: Vec<u8>,
+    /// The message's headers as JSON; empty where it has none.
+    pub headers: String,
+}
+
+/// The messages that one transaction writes.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Likes and unlikes in the order they came.
+    pub events: Vec<Received>,
+    /// What can never be applied.
+    pub refused: Vec<DeadLetter>,
+    /// The highest fence among them.
+    pub fence: Option<u64>,
+    /// How many messages it holds.
+    pub messages: usize,
+    /// How many bytes their bodies have.
+    pub bytes: usize,
+}
+
+/// What a transaction writes, each list sorted by key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Rows that don't exist yet.
+    pub inserts: Vec<(Pair, State)>,
+    /// Rows that do.
+    pub updates: Vec<(Pair, State)>,
+    /// What the counters gain or lose. A target whose rows changed is here even with a difference of zero: its
+    /// `update_at` must say that it was not quiet.
+    pub differences: Vec<Difference>,
+}
+
+impl Batch {
+    /// Whether the batch must be written before it takes more.
+    pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
+        self.messages >= events_max || self.bytes >= bytes_max
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.messages == 0
+    }
+}
+
+/// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the outcome doesn't depend
+/// on the order of arrival.
+pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
+    let states = events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
+    let mut winners: Vec<(Pair, State)> = states.collect();
+    winners.sort_unstable_by_key(|(pair, state)| (*pair, std::cmp::Reverse(version(state))));
+    winners.dedup_by_key(|(pair, _)| *pair);
+    winners
+}
+
+/// What `winners` (of [`coalesce`]) change, where `old` are the states of their rows; a pair without a row is not in it.
+pub fn changes(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Changes {
+    let mut changes = Changes::default();
+    for (pair, new) in winners {
+        let before = old.get(pair);
+        if before.is_some_and(|before| version(new) <= version(before)) {
+            continue;
+        }
+        let delta = i64::from(new.liked) - i64::from(before.is_some_and(|before| before.liked));
+        match changes.differences.last_mut() {
+            Some(last) if last.target == pair.0 => {
+                last.delta += delta;
+                last.at = last.at.max(new.at);
+            }
+            _ => changes.differences.push(Difference { target: pair.0, delta, at: new.at }),
+        }
+        if before.is_some() { &mut changes.updates } else { &mut changes.inserts }.push((*pair, *new));
+    }
+    changes
+}
+
+fn version(state: &State) -> (Micros, bool) {
+    (state.at, !state.liked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::model::{Kind, Target, TargetId, UserId};
+
+    #[derive(Default)]
+    struct Tables {
+        rows: HashMap<Pair, State>,
+        counters: BTreeMap<Target, (i64, Micros)>,
+    }
+
+    impl Tables {
+        fn write(&mut self, events: &[LikeEvent]) {
+            let winners = coalesce(events);
+            assert!(winners.is_sorted_by_key(|(pair, _)| *pair));
+            let changes = changes(&winners, &self.rows);
+            for (pair, state) in &changes.inserts {
+                assert!(self.rows.insert(*pair, *state).is_none(), "inserts are new");
+            }
+            for (pair, state) in &changes.updates {
+                assert!(self.rows.insert(*pair, *state).is_some(), "updates are not");
+            }
+            for difference in &changes.differences {
+                let counter = self.counters.entry(difference.target).or_insert((0, Micros(0)));
+                *counter = (counter.0 + difference.delta, counter.1.max(difference.at));
+            }
+        }
+    }
+
+    fn event() -> impl Strategy<Value = LikeEvent> {
+        (1..4_u64, 1..4_u64, 1..20_i64, any::<bool>()).prop_map(|(target, user, at, liked)| LikeEvent {
+            target: Target { kind: Kind(1), id: TargetId(target) },
+            user: UserId(user),
+            at: Micros(at),
+            liked,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_batching_redelivery_and_order_end_in_the_same_state(
+            events in proptest::collection::vec(event(), 0..60),
+            cuts in proptest::collection::vec(1..10_usize, 1..20),
+            shuffle in any::<prop::sample::Index>(),
+            again in any::<bool>(),
+        ) {
+            let mut at_once = Tables::default();
+            at_once.write(&events);
+            let mut arrived = events.clone();
+            if again {
+                arrived.extend_from_slice(&events);
+            }
+            if !arrived.is_empty() {
+                let by = shuffle.index(arrived.len());
+                arrived.rotate_left(by);
+            }
+            let mut in_batches = Tables::default();
+            let mut rest = arrived.as_slice();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (batch, after) = rest.split_at((*cut).min(rest.len()));
+                in_batches.write(batch);
+                rest = after;
+            }
+            prop_assert_eq!(&at_once.rows, &in_batches.rows);
+            for (target, (value, update_at)) in &in_batches.counters {
+                let rows = || in_batches.rows.iter().filter(|((of, _), _)| of == target);
+                prop_assert_eq!(*value, rows().filter(|(_, state)| state.liked).count() as i64);
+                prop_assert_eq!(Some(*update_at), rows().map(|(_, state)| state.at).max());
+            }
+            prop_assert_eq!(at_once.counters, in_batches.counters);
+        }
+
+        #[test]
+        fn a_redelivered_batch_changes_nothing(events in proptest::collection::vec(event(), 0..40)) {
+            let mut tables = Tables::default();
+            tables.write(&events);
+            prop_assert_eq!(changes(&coalesce(&events), &tables.rows), Changes::default());
+        }
+    }
+}

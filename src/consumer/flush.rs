@@ -1,0 +1,222 @@
+//! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
+//! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use sqlx::{Connection, MySqlConnection};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::batch::{Batch, Changes, Received, changes, coalesce};
+use super::dead;
+use crate::event::{LikeEvent, Reason};
+use crate::model::{Metric, Micros, Target};
+use crate::runtime::fault;
+use crate::runtime::retry::Outage;
+use crate::store::likes::{self, Pair, State};
+use crate::store::{Fate, Store, StoreError, jobs};
+
+/// The writer of one partition, for one session with the broker.
+pub(super) struct Writer {
+    pub store: Store,
+    pub partition: u16,
+    pub owner: String,
+    pub queue: String,
+    pub metric: Metric,
+    pub database_away_max: Duration,
+    /// Cancelled when the session ends: a database that is away is then waited for no longer.
+    pub ends: CancellationToken,
+    /// Ours while the partition's row says so; none until the first batch, because a standby must not take over.
+    pub epoch: Option<u64>,
+    /// The targets whose events are logged for a reconcile.
+    pub watch: Watch,
+}
+
+/// The watch that was last read, by its number.
+#[derive(Default)]
+pub(super) struct Watch {
+    number: Option<u64>,
+    targets: HashSet<Target>,
+}
+
+/// Whether a transaction is kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Commit,
+    RollBack,
+}
+
+/// What a transaction found out, to be remembered once it is committed.
+struct Found {
+    epoch: u64,
+    coalesced: usize,
+}
+
+impl Writer {
+    /// Writes the batch, however often that takes. Returns how many rows its events came down to.
+    ///
+    /// # Errors
+    /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
+    /// ended: the batch must be given back to the broker.
+    pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
+        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        loop {
+            let error = match self.transact(batch, &batch.events, End::Commit).await {
+                Ok(found) => {
+                    outage.over();
+                    self.remember(found.epoch);
+                    return Ok(found.coalesced);
+                }
+                Err(error) => error,
+            };
+            match error {
+                StoreError::TakenOver(_) => return Err(error),
+                _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
+                _ if error.is_contention() => {
+                    debug!(event = "contention", partition = self.partition, "a rival was first, trying again: {}", chain(&error));
+                }
+                _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
+                _ => {
+                    let delay = outage.failed(&chain(&error));
+                    self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
+                }
+            }
+        }
+    }
+
+    /// Gives the partition back, after everything is written and the broker has the rest.
+    pub async fn release(&self) {
+        let Some(epoch) = self.epoch else { return };
+        let released = async {
+            let mut lent = self.store.lend().await?;
+            lent.limit("release the partition", |connection| likes::release_partition(connection, self.partition, epoch)).await
+        };
+        if let Err(error) = released.await {
+            debug!(event = "release-failed", partition = self.partition, "{}", chain(&error));
+        }
+    }
+
+    fn remember(&mut self, epoch: u64) {
+        if self.epoch.replace(epoch).is_none() {
+            info!(event = "partition-taken", partition = self.partition, epoch, "partition {} is written here now", self.partition);
+        }
+    }
+
+    /// Finds the events whose rows the database refuses, and makes dead letters of them. False where none is refused
+    /// when tried alone.
+    async fn set_refused_aside(&mut self, batch: &mut Batch) -> Result<bool, StoreError> {
+        let mut refused: Vec<(usize, String)> = Vec::new();
+        let mut ranges = vec![0..batch.events.len()];
+        while let Some(range) = ranges.pop() {
+            let Some(events) = batch.events.get(range.clone()).filter(|events| !events.is_empty()) else { continue };
+            match self.transact(batch, events, End::RollBack).await {
+                Ok(_) => {}
+                Err(error) if error.fate() == Fate::Row && range.len() == 1 => refused.push((range.start, chain(&error))),
+                Err(error) if error.fate() == Fate::Row => {
+                    let middle = range.start + range.len() / 2;
+                    ranges.extend([middle..range.end, range.start..middle]);
+                }
+                // Passing: the caller's loop begins again, with those found so far still in the batch.
+                Err(error @ StoreError::TakenOver(_)) => return Err(error),
+                Err(_) => return Ok(false),
+            }
+        }
+        refused.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        for (index, error) in &refused {
+            let received: Received = batch.events.remove(*index);
+            warn!(
+                event = "event-refused", partition = self.partition, reason = Reason::RefusedByDatabase.code(), error,
+                "the database refuses one event, which is kept in dead_letter: {error}"
+            );
+            batch.refused.push(dead::refused_by_database(received, error.clone(), &self.queue, Micros::now()));
+        }
+        Ok(!refused.is_empty())
+    }
+
+    async fn transact(&mut self, batch: &Batch, events: &[Received], end: End) -> Result<Found, StoreError> {
+        let mut lent = self.store.lend().await?;
+        let events: Vec<LikeEvent> = events.iter().map(|received| received.event).collect();
+        lent.limit("write a batch", |connection| self.transact_on(connection, batch, &events, end)).await
+    }
+
+    async fn transact_on(
+        &mut self,
+        connection: &mut MySqlConnection,
+        batch: &Batch,
+        events: &[LikeEvent],
+        end: End,
+    ) -> Result<Found, StoreError> {
+        let sql = |action| move |source| StoreError::Sql { action, source };
+        let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
+        let (epoch, watch) = self.own(&mut tx).await?;
+        let winners = coalesce(events);
+        let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+        let old = likes::old_states(&mut tx, &pairs).await?;
+        let Changes { inserts, updates, differences } = changes(&winners, &old);
+        likes::insert_states(&mut tx, &inserts).await?;
+        likes::update_states(&mut tx, &updates).await?;
+        likes::add_differences(&mut tx, self.metric, self.partition, &differences).await?;
+        if let Some(watch) = watch {
+            self.log_watched(&mut tx, watch, events, &old).await?;
+        }
+        if end == End::RollBack {
+            tx.rollback().await.map_err(sql("roll a batch back"))?;
+            return Ok(Found { epoch, coalesced: winners.len() });
+        }
+        likes::keep_dead_letters(&mut tx, &batch.refused).await?;
+        if let Some(fence) = batch.fence {
+            likes::pass_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
+        }
+        fault::point("consumer:before-commit");
+        // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
+        tx.commit().await.map_err(sql("commit a batch"))?;
+        fault::point("consumer:after-commit");
+        Ok(Found { epoch, coalesced: winners.len() })
+    }
+
+    /// Locks the partition's row, first of all, and checks or takes the ownership.
+    async fn own(&self, tx: &mut MySqlConnection) -> Result<(u64, Option<u64>), StoreError> {
+        let ownership = likes::lock_owner(tx, self.partition).await?;
+        match (self.epoch, ownership) {
+            (Some(ours), Some(now)) if now.epoch == ours => Ok((ours, now.watch)),
+            (Some(_), _) => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
+            (None, now) => {
+                let epoch = now.map_or(0, |now| now.epoch) + 1;
+                likes::take_partition(tx, self.partition, epoch, &self.owner).await?;
+                Ok((epoch, now.and_then(|now| now.watch)))
+            }
+        }
+    }
+
+    /// Logs each event of a watched target, also those that coalescing or a newer row made void, with the row's former
+    /// state: with them the reconciler knows the value as of any instant.
+    async fn log_watched(
+        &mut self,
+        tx: &mut MySqlConnection,
+        number: u64,
+        events: &[LikeEvent],
+        old: &std::collections::HashMap<Pair, State>,
+    ) -> Result<(), StoreError> {
+        if self.watch.number != Some(number) {
+            let targets = likes::watched_targets(tx, number).await?.into_iter().collect();
+            self.watch = Watch { number: Some(number), targets };
+        }
+        let seen: Vec<LikeEvent> =
+            events.iter().filter(|event| self.watch.targets.contains(&event.target)).copied().collect();
+        let pairs: HashSet<Pair> = seen.iter().map(|event| (event.target, event.user)).collect();
+        let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
+        likes::log_watched(tx, number, &seen, &former).await
+    }
+}
+
+fn chain(error: &StoreError) -> String {
+    // With the causes; the type's own display is the action alone.
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

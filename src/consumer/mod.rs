@@ -1,0 +1,126 @@
+//! Events to rows: one task per partition, each on its own connection to the broker.
+//!
+//! The way: `session` receives -> `batch` coalesces -> `flush` writes one transaction -> `session` acknowledges. Around
+//! it the loop here reconnects for ever: connection lost, channel closed, consumer cancelled, stream ended, stale
+//! acknowledgement, time limit: all the same path. What was not acknowledged comes again, and changes nothing if it had
+//! been written (invariant 2).
+//!
+//! The races, and what decides them:
+//!
+//! * A: batch committed. B: daemon killed before the acknowledgement. The broker delivers again; each event is not newer
+//!   than its row: nothing is written, and it is acknowledged.
+//! * A: daemon 1 is paused with a batch in hand. B: the broker makes daemon 2 the active consumer, which takes the
+//!   partition (epoch + 1). C: daemon 1 wakes up and writes. Its transaction locks the partition's row first, finds a
+//!   newer epoch and writes nothing; its session ends.
+//! * A: two writers insert the same row. Whoever commits second violates the primary key; its whole transaction
+//!   runs again and finds the row.
+//! * A: the stop. B: a transaction under way. It runs to its end, is acknowledged, then what is open is written, then
+//!   the consumer is cancelled and the rest given back, then the partition is released; so "no consumer, empty queue,
+//!   no owner" means that nothing is in flight.
+//! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
+//!
+//! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue drops
+//! out after 20 returns), end because a server is away.
+
+pub mod batch;
+mod dead;
+mod flush;
+mod session;
+
+use anyhow::{Context, Result, bail};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::broker::Broker;
+use crate::config::{Config, Consumer as Limits, Kinds};
+use crate::model::Metric;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+use crate::store::Store;
+use crate::store::schema::Schema;
+
+/// One partition's consumer.
+pub struct Partition {
+    /// Its number, from 0.
+    number: u16,
+    broker: Broker,
+    store: Store,
+    owner: String,
+    kinds: Kinds,
+    metric: Metric,
+    limits: Limits,
+    prefetch: u16,
+    stop: CancellationToken,
+    beat: Beat,
+}
+
+impl Partition {
+    /// The consumer of partition `number`, which runs until `stop`.
+    pub fn new(
+        number: u16,
+        config: &Config,
+        broker: Broker,
+        store: Store,
+        owner: &str,
+        stop: CancellationToken,
+        beat: Beat,
+    ) -> Self {
+        Self {
+            number,
+            broker,
+            store,
+            owner: owner.to_owned(),
+            kinds: config.kinds.clone(),
+            metric: config.metrics.like(),
+            limits: config.consumer.clone(),
+            prefetch: config.amqp.prefetch,
+            stop,
+            beat,
+        }
+    }
+
+    /// Consumes until the stop, through whatever goes wrong.
+    pub async fn run(self) {
+        let mut broker = Outage::new(format!("consuming partition {}", self.number));
+        let mut database = Outage::new(format!("the database for partition {}", self.number));
+        while !self.stop.is_cancelled() {
+            self.beat.beat();
+            // Not before: messages would be taken only to be given back.
+            if let Err(error) = self.database_is_ready().await {
+                self.wait(database.failed(&format!("{error:#}"))).await;
+                continue;
+            }
+            database.over();
+            match session::run(&self, || broker.over()).await {
+                Ok(()) => break,
+                Err(error) if self.stop.is_cancelled() => {
+                    info!(
+                        event = "partition-given-back", partition = self.number, error = format!("{error:#}"),
+                        "stopped with messages that were not written, which the broker keeps: {error:#}"
+                    );
+                }
+                Err(error) => {
+                    let delay = broker.failed(&format!("{error:#}"));
+                    self.wait(delay).await;
+                }
+            }
+        }
+        info!(event = "partition-stopped", partition = self.number, "partition {} is no longer written here", self.number);
+    }
+
+    fn queue(&self) -> String {
+        self.broker.queue(self.number)
+    }
+
+    async fn database_is_ready(&self) -> Result<()> {
+        match self.store.schema().await.context("ask for the schema")? {
+            Schema::Current => Ok(()),
+            Schema::Behind(steps) => bail!("the schema lacks {steps} steps: run `tallyd migrate`"),
+            Schema::Ahead => bail!("the schema was made by a newer tallyd: run that version"),
+        }
+    }
+
+    async fn wait(&self, delay: std::time::Duration) {
+        self.stop.run_until_cancelled(tokio::time::sleep(delay)).await;
+    }
+}
