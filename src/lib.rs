@@ -22,6 +22,7 @@ pub mod cache;
 pub mod config;
 pub mod event;
 pub mod job;
+pub mod reconciler;
 pub mod model;
 pub mod runtime;
 pub mod store;

@@ -1,0 +1,113 @@
+//! The fence: waits until every event published before now is committed in MySQL.
+//!
+//! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
+//! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tracing::info;
+
+use crate::broker::{Broker, Depth, Publisher};
+use crate::event::encode_fence;
+use crate::store::Store;
+
+/// A reconcile can't be done now, through no fault of the data: the same call may do later.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotNow(pub String);
+
+/// Longer than a consumer that stops takes from its cancel to giving back what it holds.
+const IDLE_AFTER: Duration = Duration::from_secs(5);
+
+const LOOK_MIN: Duration = Duration::from_millis(4);
+const LOOK_MAX: Duration = Duration::from_millis(200);
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+/// Sends fences. One per run.
+pub(super) struct Fences<'a> {
+    pub store: &'a Store,
+    pub broker: &'a Broker,
+    pub publisher: Publisher,
+    pub fence_max: Duration,
+}
+
+/// How one partition stands.
+enum Standing {
+    /// The fence is committed.
+    Passed,
+    /// No consumer, an empty queue, and whoever held it gave it back.
+    Idle,
+    /// The reason it is waited for.
+    Waiting(String),
+}
+
+impl Fences<'_> {
+    /// Returns once every event that the broker took before this call is committed.
+    ///
+    /// # Errors
+    /// [`NotNow`] with the reason when that takes longer than `fence_max`; the servers'.
+    pub async fn pass(&self, number: u64) -> Result<()> {
+        let began = Instant::now();
+        let mut sent = vec![false; usize::from(self.broker.partitions())];
+        let mut look = LOOK_MIN;
+        let mut said = began;
+        loop {
+            let waiting = self.look(number, &mut sent, began).await?;
+            let Some(reason) = waiting else { return Ok(()) };
+            if began.elapsed() > self.fence_max {
+                return Err(NotNow(format!("gave up after {} s of waiting: {reason}", self.fence_max.as_secs())).into());
+            }
+            if said.elapsed() > SAY_EVERY {
+                info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
+                said = Instant::now();
+            }
+            tokio::time::sleep(look).await;
+            look = (look * 2).min(LOOK_MAX);
+        }
+    }
+
+    /// Looks at every partition once; the reason of the first that is waited for, none when all are through.
+    async fn look(&self, number: u64, sent: &mut [bool], began: Instant) -> Result<Option<String>> {
+        let fences = self.store.fences(self.broker.partitions()).await?;
+        let mut waiting = None;
+        for (partition, ((fence, owner), sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
+            let standing = self.stand(partition, (number, fence), owner, sent, began).await?;
+            if let Standing::Waiting(reason) = standing {
+                waiting = waiting.or(Some(reason));
+            }
+        }
+        Ok(waiting)
+    }
+
+    async fn stand(
+        &self,
+        partition: u16,
+        (number, fence): (u64, u64),
+        owner: Option<String>,
+        sent: &mut bool,
+        began: Instant,
+    ) -> Result<Standing> {
+        if *sent && fence == number {
+            return Ok(Standing::Passed);
+        }
+        if fence > number {
+            // Only a later run's fence is higher: ours can no longer be seen to pass.
+            return Err(NotNow("another reconcile has taken over".to_owned()).into());
+        }
+        let queue = self.broker.queue(partition);
+        let Depth { messages, consumers } = self.publisher.depth(&queue).await?;
+        if consumers == 0 && messages == 0 && !*sent && (owner.is_none() || began.elapsed() > IDLE_AFTER) {
+            return Ok(Standing::Idle);
+        }
+        if consumers == 0 {
+            let holder = owner.map_or_else(String::new, |owner| format!(", the last one was {owner}"));
+            return Ok(Standing::Waiting(format!("{queue} has {messages} messages and no consumer{holder}")));
+        }
+        if !*sent {
+            self.publisher.publish("", &queue, &encode_fence(number)).await?;
+            *sent = true;
+        }
+        Ok(Standing::Waiting(format!("{queue} has {messages} messages before the fence")))
+    }
+}

@@ -1,0 +1,148 @@
+//! What is drift, and what only looks like it. Pure.
+//!
+//! Redis runs ahead of MySQL by the events in flight, so a drift is only ever the difference of two values *as of the
+//! same cut*: Redis' sample, taken at the cut, and MySQL's value as of the cut, read once every event up to it is
+//! committed.
+
+use std::collections::BTreeMap;
+
+use crate::cache::counters::Sample;
+use crate::event::LikeEvent;
+use crate::model::{Micros, UserId};
+use crate::store::counters::{Truth, WatchedEvent};
+
+/// What one look at a target says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Redis minus MySQL, both as of the cut; zero is right.
+    Drift(i64),
+    /// Events later than the cut are in MySQL's value already: it must be watched.
+    Busy,
+}
+
+/// Judges a sample by what MySQL says after the fence. A target that nothing newer than the cut was applied to is
+/// quiet: its value now is its value as of the cut.
+pub fn judge(sample: &Sample, truth: Option<&Truth>) -> Verdict {
+    let Some(truth) = truth else { return Verdict::Drift(sample.value) };
+    if truth.update_at.is_some_and(|update_at| update_at > sample.cut) {
+        return Verdict::Busy;
+    }
+    Verdict::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
+}
+
+/// The value of one target as of `cut`, from its value `now` and all its events that were logged since before the cut,
+/// with the states that their rows had before.
+///
+/// Only users with an event after the cut make a difference; each one's state at the cut is the newest one logged up to
+/// it, and "not liked" where there is none, because then the row began after the cut.
+pub fn value_at<'a>(cut: Micros, now: i64, events: impl IntoIterator<Item = &'a WatchedEvent>) -> i64 {
+    let mut users: BTreeMap<UserId, (Option<&LikeEvent>, Option<&LikeEvent>)> = BTreeMap::new();
+    for WatchedEvent { event, .. } in events {
+        let (at_cut, at_end) = users.entry(event.user).or_default();
+        if event.at <= cut {
+            *at_cut = newer(*at_cut, event);
+        }
+        *at_end = newer(*at_end, event);
+    }
+    let since: i64 = users.values().map(|(at_cut, at_end)| liked(*at_end) - liked(*at_cut)).sum();
+    now - since
+}
+
+/// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like
+/// whose publish came later than `publish_grace` looks like drift once, not twice.
+pub fn agreed(first: i64, second: i64) -> i64 {
+    match (first.signum(), second.signum()) {
+        (1, 1) => -first.min(second),
+        (-1, -1) => -first.max(second),
+        _ => 0,
+    }
+}
+
+fn newer<'a>(known: Option<&'a LikeEvent>, event: &'a LikeEvent) -> Option<&'a LikeEvent> {
+    let version = |event: &LikeEvent| (event.at, !event.liked);
+    match known {
+        Some(known) if version(known) >= version(event) => Some(known),
+        _ => Some(event),
+    }
+}
+
+fn liked(event: Option<&LikeEvent>) -> i64 {
+    i64::from(event.is_some_and(|event| event.liked))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cache::layout::Loaded;
+    use crate::consumer::batch::{changes, coalesce};
+    use crate::model::{Kind, Target, TargetId};
+
+    const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
+
+    fn sample(value: i64) -> Sample {
+        Sample { value, cut: Micros(100), loaded: Loaded::Yes { generation: 1, pass: 0 } }
+    }
+
+    fn truth(counted: i64, rows: Option<i64>, update_at: i64) -> Truth {
+        Truth { counted, rows, update_at: Some(Micros(update_at)) }
+    }
+
+    #[test]
+    fn quiet_targets_are_judged_and_busy_ones_are_not() {
+        assert_eq!(judge(&sample(7), Some(&truth(5, None, 100))), Verdict::Drift(2));
+        assert_eq!(judge(&sample(7), Some(&truth(5, Some(7), 99))), Verdict::Drift(0));
+        assert_eq!(judge(&sample(7), Some(&truth(7, None, 101))), Verdict::Busy);
+        assert_eq!(judge(&sample(7), None), Verdict::Drift(7));
+    }
+
+    #[test]
+    fn only_agreeing_drifts_are_repaired_and_only_by_the_smaller() {
+        for (first, second, added) in [(3, 2, -2), (2, 3, -2), (-3, -1, 1), (3, -1, 0), (0, 2, 0), (2, 0, 0)] {
+            assert_eq!(agreed(first, second), added, "{first}, {second}");
+        }
+    }
+
+    fn event() -> impl Strategy<Value = LikeEvent> {
+        (1..4_u64, 1..40_i64, any::<bool>()).prop_map(|(user, at, liked)| LikeEvent {
+            target: TARGET,
+            user: UserId(user),
+            at: Micros(at),
+            liked,
+        })
+    }
+
+    proptest! {
+        /// Rows exist before the watch; then batches come, in any order; the value as of any cut after the watch began
+        /// is what the events up to the cut alone make it, if all of those are in.
+        #[test]
+        fn the_value_as_of_a_cut_is_exact(
+            before in proptest::collection::vec(event(), 0..20),
+            after in proptest::collection::vec(event(), 0..30),
+            size in 1..6_usize,
+            cut in 41..80_i64,
+        ) {
+            let after: Vec<LikeEvent> = after.into_iter().map(|event| LikeEvent { at: Micros(event.at.0 + 40), ..event }).collect();
+            let mut rows = HashMap::new();
+            let mut log = Vec::new();
+            for (batch, watched) in std::iter::once((before.as_slice(), false)).chain(after.chunks(size).map(|batch| (batch, true))) {
+                if watched {
+                    log.extend(batch.iter().map(|event| WatchedEvent { event: *event, is_former: false }));
+                    log.extend(batch.iter().filter_map(|event| {
+                        let state: &crate::store::likes::State = rows.get(&(event.target, event.user))?;
+                        Some(WatchedEvent { event: LikeEvent { at: state.at, liked: state.liked, ..*event }, is_former: true })
+                    }));
+                }
+                let changes = changes(&coalesce(batch), &rows);
+                rows.extend(changes.inserts.into_iter().chain(changes.updates));
+            }
+            let count = |rows: &[(_, crate::store::likes::State)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
+            let now = count(&rows.into_iter().collect::<Vec<_>>());
+            let until_cut = before.iter().chain(&after).filter(|event| event.at <= Micros(cut));
+            prop_assert_eq!(value_at(Micros(cut), now, &log), count(&coalesce(until_cut)));
+        }
+    }
+}

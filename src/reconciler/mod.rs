@@ -1,0 +1,474 @@
+//! Redis' counters compared with MySQL, and what has drifted repaired, while likes go on.
+//!
+//! The way of a page of targets: sample Redis (the cut, by Redis' own clock) -> wait `publish_grace` -> send a fence
+//! through every partition and wait until it is committed -> read MySQL -> judge. What is off is measured once more,
+//! and only a drift seen twice in one direction is added back, by the smaller of the two. A target that something newer
+//! than the cut was applied to is *busy*: it is watched. While watched, the consumers log its events with the rows'
+//! former states, and from the value now and that log its value as of the cut is exact.
+//!
+//! The races, and what decides them:
+//!
+//! * A: a like counts in Redis. B: the sample. C: the like's event is committed. The cut is after A, the fence after
+//!   `publish_grace`, so C comes before the read: no drift. If the API server stalls between A and its publish for
+//!   longer, the first look sees +1; by the second the event has come, and nothing is repaired.
+//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the target is busy.
+//! * A: two looks agree on a drift. B: a like. C: the repair. It adds a difference and so keeps B (invariant 4).
+//! * A: the repair times out. B: a later run looks. C: the repair runs after all. The script checks that the bucket's
+//!   field `_` is as the sample saw it, and every repair changes that field: of A and a repair of B only one is added.
+//! * A: Redis is flushed between look and repair: `_` is gone, the script refuses. What is missing from such a bucket is
+//!   unknown, not zero. A full run marks it (`~run`), repairs its targets, and says that it is loaded only if the mark
+//!   is still there at the end.
+//! * Two reconciles: the job's lock admits one. If the first one's lease ran out while it was frozen, its fences are
+//!   lower than the second one's and never pass, and MySQL refuses its writes.
+//! * A row of `counter` is corrected while the consumer writes it: difference and rows are read in one snapshot, and
+//!   the correction is added.
+//!
+//! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
+
+mod cut;
+pub mod drift;
+pub mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::cache::counters::{Repair, Repaired, Sample};
+use crate::cache::keys::KindNames;
+use crate::cache::layout::Loaded;
+use crate::config::{Config, Kinds, Reconcile as Limits};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::store::Store;
+use crate::store::counters::{ChangedAfter, Truth};
+use crate::store::jobs::number_of;
+
+pub use cut::NotNow;
+use cut::Fences;
+use drift::{Verdict, agreed, judge, value_at};
+use report::{LISTED_MAX, Report, TargetReport};
+
+/// The name of the job in `job_lock` and `job_run`.
+pub const JOB: &str = "reconcile";
+
+/// Targets that are watched at once: the consumers look each event up among them.
+const WATCHED_MAX: usize = 1_000;
+
+/// Buckets whose fields are listed at once: about 16,000 ids.
+const LISTED_BUCKETS: u32 = 128;
+
+/// Which targets a run looks at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Those that changed since the last run. Becomes full where Redis has buckets that nobody has loaded.
+    Changed,
+    /// All: like_record is recounted, `counter` checked against it, and Redis searched for what MySQL doesn't know.
+    Full,
+    /// These, recounted.
+    Targets(Vec<Target>),
+}
+
+impl Mode {
+    /// Its name in tables, logs and reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Changed => "changed",
+            Self::Full => "full",
+            Self::Targets(_) => "targets",
+        }
+    }
+}
+
+/// What a reconcile stands on.
+#[derive(Clone)]
+pub struct Reconciler {
+    store: Store,
+    cache: Cache,
+    broker: Broker,
+    limits: Limits,
+    kinds: Kinds,
+    names: KindNames,
+    metric: Metric,
+}
+
+/// One run on its way.
+struct Run<'a> {
+    on: &'a Reconciler,
+    fences: Fences<'a>,
+    number: u64,
+    /// How many numbers (fences, watches, repairs) the run has used.
+    used: u64,
+    recounts: bool,
+    lists_all: bool,
+    stop: &'a CancellationToken,
+    report: Report,
+}
+
+/// One look at one target.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    sample: Sample,
+    verdict: Verdict,
+}
+
+impl Reconciler {
+    /// A reconciler of these servers.
+    pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Self {
+        Self {
+            store,
+            cache,
+            broker,
+            limits: config.reconcile.clone(),
+            kinds: config.kinds.clone(),
+            names: KindNames::new(&config.kinds),
+            metric: config.metrics.like(),
+        }
+    }
+
+    /// Does the run `number` of the job, which the caller holds the lock of. With `dry_run` it only looks. Ends between
+    /// two pages when `stop` is cancelled.
+    ///
+    /// # Errors
+    /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
+    pub async fn run(&self, number: u64, mode: &Mode, dry_run: bool, stop: &CancellationToken) -> Result<Report> {
+        // What an earlier run that was killed has left behind.
+        self.store.unwatch().await?;
+        let publisher = self.broker.connect_publisher("reconcile").await?;
+        let fences =
+            Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
+        let report = Report { mode: mode.name(), dry_run, ..Report::default() };
+        let recounts = *mode != Mode::Changed;
+        let lists_all = matches!(mode, Mode::Targets(_));
+        let mut run = Run { on: self, fences, number, used: 0, recounts, lists_all, stop, report };
+        let result = run.compare_all(mode).await;
+        self.store.unwatch().await?;
+        result?;
+        if stop.is_cancelled() {
+            run.report.ended_early = Some("told to stop".to_owned());
+        }
+        Ok(run.report)
+    }
+}
+
+impl Run<'_> {
+    async fn compare_all(&mut self, mode: &Mode) -> Result<()> {
+        if let Mode::Targets(targets) = mode {
+            let targets: BTreeSet<Target> = targets.iter().copied().collect();
+            return self.compare_pages(&targets.into_iter().collect::<Vec<_>>()).await;
+        }
+        let mut unloaded = 0;
+        for kind in self.on.kinds.0.keys() {
+            unloaded += self.on.cache.count_unloaded(kind).await?;
+        }
+        if *mode == Mode::Changed && unloaded == 0 {
+            return self.compare_changed().await;
+        }
+        if *mode == Mode::Changed {
+            info!(event = "reconcile-becomes-full", unloaded, "Redis has {unloaded} buckets that are not loaded: comparing all targets");
+            (self.recounts, self.report.mode) = (true, Mode::Full.name());
+        }
+        let began = self.now().await?;
+        self.compare_full().await?;
+        self.report.cut = Some(began.0);
+        Ok(())
+    }
+
+    /// Compares what changed from the last run's cut until now, by Redis' clock.
+    async fn compare_changed(&mut self) -> Result<()> {
+        let until = self.now().await?;
+        // So that no event up to `until` is committed only after the list was read.
+        self.fence().await?;
+        let mut from = Micros(0);
+        for mode in [Mode::Changed, Mode::Full] {
+            let last = self.on.store.last_done(JOB, mode.name()).await?;
+            from = from.max(last.and_then(|last| last.cut).unwrap_or(Micros(0)));
+        }
+        let start = from.before(self.on.limits.overlap.0).max(Micros(0));
+        let mut after = ChangedAfter { update_at: start, target: Target { kind: Kind(0), id: TargetId(0) } };
+        let limit = self.on.limits.page_targets;
+        loop {
+            let rows = self.on.store.changed_targets(self.on.metric, after, until, limit).await?;
+            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).collect();
+            self.compare_pages(&targets.into_iter().collect::<Vec<_>>()).await?;
+            let Some(last) = rows.last().filter(|_| rows.len() == limit && !self.stop.is_cancelled()) else { break };
+            after = *last;
+        }
+        self.report.cut = Some(until.0);
+        Ok(())
+    }
+
+    /// Compares every target that MySQL or Redis knows, and loads the buckets that nobody has loaded.
+    async fn compare_full(&mut self) -> Result<()> {
+        let kinds: Vec<(String, Kind)> = self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
+        if !self.report.dry_run {
+            for (name, _) in &kinds {
+                self.on.cache.begin_load(name, self.number).await?;
+            }
+        }
+        for (name, kind) in &kinds {
+            self.compare_known(*kind).await?;
+            self.compare_phantoms(name, *kind).await?;
+        }
+        if !self.report.dry_run && !self.stop.is_cancelled() && self.report.left == 0 {
+            for (name, _) in &kinds {
+                self.report.buckets_loaded += self.on.cache.end_load(name, self.number).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn compare_known(&mut self, kind: Kind) -> Result<()> {
+        let mut after = TargetId(0);
+        while !self.stop.is_cancelled() {
+            let ids = self.on.store.known_targets(kind, self.on.metric, after, self.on.limits.page_targets).await?;
+            let Some(last) = ids.last() else { break };
+            after = *last;
+            self.compare_pages(&ids.into_iter().map(|id| Target { kind, id }).collect::<Vec<_>>()).await?;
+        }
+        Ok(())
+    }
+
+    /// What Redis has and MySQL doesn't: likes whose events were lost to the last one.
+    async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
+        let buckets = self.on.cache.keys.buckets();
+        let mut phantoms = Vec::new();
+        for from in (0..buckets).step_by(LISTED_BUCKETS as usize) {
+            let until = buckets.min(from + LISTED_BUCKETS);
+            let targets = self.on.cache.targets_in(name, kind, from..until).await?;
+            let known = self.on.store.truths(self.on.metric, &targets, false).await?;
+            phantoms.extend(targets.into_iter().filter(|target| !known.contains_key(target)));
+            if phantoms.len() >= self.on.limits.page_targets || until == buckets {
+                phantoms.sort_unstable();
+                self.report.phantoms += phantoms.len() as u64;
+                self.compare_pages(&std::mem::take(&mut phantoms)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares `targets`, sorted by key, page by page.
+    async fn compare_pages(&mut self, targets: &[Target]) -> Result<()> {
+        for page in targets.chunks(self.on.limits.page_targets) {
+            if self.stop.is_cancelled() {
+                break;
+            }
+            self.compare(page).await?;
+        }
+        Ok(())
+    }
+
+    /// Compares one page: two looks at what is off, then the repair; then the same for what was busy.
+    async fn compare(&mut self, page: &[Target]) -> Result<()> {
+        self.report.checked += page.len() as u64;
+        let first = self.look(page, self.recounts).await?;
+        self.note_unknown(page, &first);
+        let off = self.sort_out(&first);
+        let mut busy: BTreeMap<Target, Option<i64>> = with(&first, |verdict| verdict == Verdict::Busy).map(|target| (target, None)).collect();
+        let second = self.look(&off.keys().copied().collect::<Vec<_>>(), self.recounts).await?;
+        busy.extend(with(&second, |verdict| verdict == Verdict::Busy).map(|target| (target, off.get(&target).copied())));
+        self.repair_agreed(&off, &second).await?;
+        self.report.busy += busy.len() as u64;
+        let busy: Vec<(Target, Option<i64>)> = busy.into_iter().collect();
+        for some in busy.chunks(WATCHED_MAX) {
+            self.compare_busy(some).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks twice at watched targets, or once where an earlier look found them off.
+    async fn compare_busy(&mut self, targets: &[(Target, Option<i64>)]) -> Result<()> {
+        let all: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
+        let looked = self.look_watched(&all).await?;
+        let seen_once: BTreeMap<Target, i64> = targets.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
+        let (again, fresh): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            looked.into_iter().partition(|(target, _)| seen_once.contains_key(target));
+        self.repair_agreed(&seen_once, &again).await?;
+        let off = self.sort_out(&fresh);
+        let second = self.look_watched(&off.keys().copied().collect::<Vec<_>>()).await?;
+        self.repair_agreed(&off, &second).await
+    }
+
+    /// Counts those that are right, and gives the others' drifts.
+    fn sort_out(&mut self, looks: &BTreeMap<Target, Look>) -> BTreeMap<Target, i64> {
+        let mut off = BTreeMap::new();
+        for (target, look) in looks {
+            match look.verdict {
+                Verdict::Drift(0) => {
+                    self.report.exact += 1;
+                    if self.lists_all {
+                        self.list(*target, look, 0, "exact");
+                    }
+                }
+                Verdict::Drift(drift) => {
+                    off.insert(*target, drift);
+                }
+                Verdict::Busy => {}
+            }
+        }
+        off
+    }
+
+    /// One look at `targets`, sorted by key: sample, fence, read.
+    async fn look(&mut self, targets: &[Target], recount: bool) -> Result<BTreeMap<Target, Look>> {
+        let Some(samples) = self.sample(targets).await? else { return Ok(BTreeMap::new()) };
+        self.fence().await?;
+        let truths = self.on.store.truths(self.on.metric, targets, recount).await?;
+        if recount {
+            self.correct_counters(&truths).await?;
+        }
+        Ok(judged(samples, |target, sample| judge(sample, truths.get(target))))
+    }
+
+    /// The same for busy targets: their events are logged from before the sample until the read.
+    async fn look_watched(&mut self, targets: &[Target]) -> Result<BTreeMap<Target, Look>> {
+        if targets.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let watch = self.next_number();
+        let limits = &self.on.limits;
+        let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
+        self.on.store.watch(watch, targets, seconds).await?;
+        let samples = self.sample(targets).await?.unwrap_or_default();
+        self.fence().await?;
+        let (truths, mut events) = self.on.store.watched(self.on.metric, targets, watch).await?;
+        self.on.store.unwatch().await?;
+        events.sort_by_key(|logged| logged.event.target);
+        Ok(judged(samples, |target, sample| {
+            let from = events.partition_point(|logged| logged.event.target < *target);
+            let until = events.partition_point(|logged| logged.event.target <= *target);
+            let now = truths.get(target).map_or(0, |truth| truth.counted);
+            let value = value_at(sample.cut, now, events.get(from..until).unwrap_or_default());
+            Verdict::Drift(sample.value - value)
+        }))
+    }
+
+    /// Samples Redis, without what is unknown; none where nothing is left.
+    async fn sample(&mut self, targets: &[Target]) -> Result<Option<BTreeMap<Target, Sample>>> {
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let mut samples = self.on.cache.sample(&self.on.names, self.on.metric, targets).await?;
+        samples.retain(|_, sample| sample.loaded != Loaded::No);
+        Ok(if samples.is_empty() { None } else { Some(samples) })
+    }
+
+    /// Waits until every event up to now is in MySQL.
+    async fn fence(&mut self) -> Result<()> {
+        tokio::time::sleep(self.on.limits.publish_grace.0).await;
+        let number = self.next_number();
+        self.fences.pass(number).await
+    }
+
+    /// Adds what two looks agree on.
+    async fn repair_agreed(&mut self, first: &BTreeMap<Target, i64>, second: &BTreeMap<Target, Look>) -> Result<()> {
+        let mut repairs = Vec::new();
+        for (target, look) in second {
+            let (Some(first), Verdict::Drift(drift)) = (first.get(target), look.verdict) else { continue };
+            let delta = agreed(*first, drift);
+            if delta == 0 {
+                self.report.transient += 1;
+                if self.lists_all {
+                    self.list(*target, look, 0, "transient");
+                }
+                continue;
+            }
+            self.report.drifted += 1;
+            self.report.drift_sum += delta.unsigned_abs();
+            repairs.push(Repair { target: *target, delta, loaded: look.sample.loaded });
+        }
+        let done = if self.report.dry_run {
+            repairs.iter().map(|repair| (repair.target, None)).collect()
+        } else {
+            self.repair(&repairs).await?
+        };
+        let deltas: BTreeMap<Target, i64> = repairs.iter().map(|repair| (repair.target, repair.delta)).collect();
+        for (target, result) in done {
+            let (Some(delta), Some(look)) = (deltas.get(&target), second.get(&target)) else { continue };
+            match result {
+                None => self.list(target, look, 0, "drifted"),
+                Some(Repaired::Done) => {
+                    self.report.repaired += 1;
+                    self.list(target, look, *delta, "repaired");
+                }
+                Some(Repaired::BelowZero | Repaired::Stale) => {
+                    self.report.left += 1;
+                    self.list(target, look, 0, "left");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn repair(&mut self, repairs: &[Repair]) -> Result<Vec<(Target, Option<Repaired>)>> {
+        if repairs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pass = self.next_number();
+        let done = self.on.cache.repair(&self.on.names, self.on.metric, pass, repairs).await?;
+        Ok(done.into_iter().map(|(target, result)| (target, Some(result))).collect())
+    }
+
+    /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it.
+    async fn correct_counters(&mut self, truths: &std::collections::HashMap<Target, Truth>) -> Result<()> {
+        for (target, truth) in truths {
+            let delta = truth.rows.unwrap_or(truth.counted) - truth.counted;
+            if delta == 0 {
+                continue;
+            }
+            self.report.counters_off += 1;
+            let (kind, target_id) = (self.on.kinds.name(target.kind), target.id.0);
+            warn!(event = "counter-off", kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}");
+            if !self.report.dry_run {
+                self.on.store.correct_counter(JOB, self.number, self.on.metric, *target, delta).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note_unknown(&mut self, page: &[Target], looks: &BTreeMap<Target, Look>) {
+        for target in page.iter().filter(|target| !looks.contains_key(target)) {
+            self.report.unknown += 1;
+            if self.lists_all {
+                let target = self.name(*target);
+                self.report.targets.push(TargetReport { target, redis: 0, mysql: 0, added: 0, verdict: "unknown" });
+            }
+        }
+    }
+
+    fn list(&mut self, target: Target, look: &Look, added: i64, verdict: &'static str) {
+        let Verdict::Drift(drift) = look.verdict else { return };
+        if self.lists_all || self.report.targets.len() < LISTED_MAX {
+            let (redis, mysql) = (look.sample.value, look.sample.value - drift);
+            let target = self.name(target);
+            self.report.targets.push(TargetReport { target, redis, mysql, added, verdict });
+        }
+    }
+
+    fn name(&self, target: Target) -> String {
+        format!("{}:{}", self.on.kinds.name(target.kind), target.id)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.used += 1;
+        number_of(self.number, self.used)
+    }
+
+    /// Redis' clock.
+    async fn now(&self) -> Result<Micros> {
+        self.on.cache.now().await.context("ask for Redis' clock")
+    }
+}
+
+fn judged(
+    samples: BTreeMap<Target, Sample>,
+    judge: impl Fn(&Target, &Sample) -> Verdict,
+) -> BTreeMap<Target, Look> {
+    samples.into_iter().map(|(target, sample)| (target, Look { sample, verdict: judge(&target, &sample) })).collect()
+}
+
+fn with(looks: &BTreeMap<Target, Look>, wanted: impl Fn(Verdict) -> bool) -> impl Iterator<Item = Target> {
+    looks.iter().filter(move |(_, look)| wanted(look.verdict)).map(|(target, _)| *target)
+}
