@@ -1,1 +1,3 @@
+//! Closed boards saved.
+
 pub mod period;
