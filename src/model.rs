@@ -48,6 +48,30 @@ pub struct Target {
     pub id: TargetId,
 }
 
+/// One period of a board.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BoardPeriod {
+    /// The board's name.
+    pub board: String,
+    /// The period's text: `2026-W47`.
+    pub period: String,
+}
+
+/// A member of a board.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BoardMember {
+    /// Any bytes.
+    pub member: Vec<u8>,
+    /// Never NaN: Redis has none.
+    pub score: f64,
+}
+
+impl fmt::Display for BoardPeriod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.board, self.period)
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -46,9 +46,9 @@ impl Keys {
         format!("{}:frozen", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W46:late`: what was written to a closed period after it was frozen.
-    pub fn late_board(&self, board: &str, period: &str) -> String {
-        format!("{}:late", self.board(board, period))
+    /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
+    pub fn board_claim(&self, board: &str) -> String {
+        format!("{}board:{{{board}}}:claim", self.prefix)
     }
 }
 
@@ -81,5 +81,6 @@ mod tests {
         assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:1088}");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
+        assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }
 }

@@ -4,6 +4,7 @@
 //! it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted master) or still
 //! loading. A command that timed out may still run later: callers send only what may run late, or twice.
 
+pub mod boards;
 pub mod counters;
 pub mod keys;
 pub mod layout;
@@ -35,6 +36,17 @@ pub struct CacheError {
     source: RedisError,
 }
 
+impl CacheError {
+    /// Whether it is about what one key holds (another type, a number that isn't one): the same call will fail again,
+    /// calls about other keys may do better.
+    pub fn is_of_the_key(&self) -> bool {
+        matches!(
+            self.source.kind(),
+            ErrorKind::Extension | ErrorKind::UnexpectedReturnType | ErrorKind::Server(ServerErrorKind::ResponseError)
+        )
+    }
+}
+
 /// The result of whatever asks Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
 
@@ -52,20 +64,31 @@ pub struct Cache {
 pub(crate) struct Script(&'static str);
 
 pub(crate) const LIKE: Script = Script(include_str!("../../lua/like.lua"));
+pub(crate) const BOARD: Script = Script(include_str!("../../lua/board.lua"));
 const SAMPLE: Script = Script(include_str!("../../lua/sample.lua"));
 const REPAIR: Script = Script(include_str!("../../lua/repair.lua"));
 const LOAD: Script = Script(include_str!("../../lua/load.lua"));
+const BOARD_FREEZE: Script = Script(include_str!("../../lua/board_freeze.lua"));
+const BOARD_MERGE: Script = Script(include_str!("../../lua/board_merge.lua"));
+const BOARD_STAY: Script = Script(include_str!("../../lua/board_stay.lua"));
+const BOARD_END: Script = Script(include_str!("../../lua/board_end.lua"));
 
 /// One call of a script.
 pub(crate) struct Call {
     script: &'static Script,
-    key: String,
+    keys: Vec<String>,
     arguments: Vec<Vec<u8>>,
 }
 
 impl Call {
     pub(crate) fn new(script: &'static Script, key: String) -> Self {
-        Self { script, key, arguments: Vec::new() }
+        Self { script, keys: vec![key], arguments: Vec::new() }
+    }
+
+    /// One more key, in the same slot as the first.
+    pub(crate) fn key(mut self, key: String) -> Self {
+        self.keys.push(key);
+        self
     }
 
     pub(crate) fn arg(mut self, argument: impl Into<Vec<u8>>) -> Self {
@@ -80,7 +103,7 @@ impl Call {
         } else {
             command.arg("EVALSHA").arg(redis::Script::new(self.script.0).get_hash());
         }
-        command.arg(1).arg(&self.key).arg(&self.arguments);
+        command.arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
         command
     }
 }

@@ -1,0 +1,21 @@
+-- Takes a closed period's zset away from those who write to it.
+--
+-- KEYS[1]  the board's claim
+-- KEYS[2]  the live zset
+-- KEYS[3]  the frozen zset
+-- ARGV[1]  the number of the run that does it
+--
+-- Returns 1 where it did; 0 where a frozen zset is there already, which is never renamed over; -1 where the claim is not
+-- this run's (any more); -2 where there is no live zset.
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+    return -1
+end
+if redis.call('EXISTS', KEYS[3]) == 1 then
+    return 0
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then
+    return -2
+end
+redis.call('RENAME', KEYS[2], KEYS[3])
+return 1

@@ -1,0 +1,21 @@
+-- Says how long a frozen zset stays.
+--
+-- KEYS[1]  the board's claim
+-- KEYS[2]  the frozen zset
+-- ARGV[1]  the number of the run that does it
+-- ARGV[2]  seconds from now; 0 for as long as it takes
+--
+-- Returns 1 where it did; -1 where the claim is not this run's (any more); -2 where there is no frozen zset.
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+    return -1
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then
+    return -2
+end
+if ARGV[2] == '0' then
+    redis.call('PERSIST', KEYS[2])
+else
+    redis.call('EXPIRE', KEYS[2], ARGV[2])
+end
+return 1

@@ -1,0 +1,194 @@
+//! Boards in Redis: a closed period's zset is frozen, added to by what came late, read in rank order, and ended.
+//!
+//! Whatever changes a closed period carries the number of the archiver's run, and a script refuses it unless that run
+//! has the board's claim. So a run that was overtaken changes nothing, and neither does a command that runs late. Nor
+//! does one that runs after Redis was flushed, since the claim is gone with the boards.
+//!
+//! Never DEL, ZUNIONSTORE or RENAME onto a key that is there: on a large zset each stalls every other client.
+
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, Value};
+
+use super::{
+    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text,
+    unexpected,
+};
+use crate::model::{BoardMember, BoardPeriod};
+
+/// How long a claim lasts: longer than any run. What is left of a board that is gone goes away by itself.
+const CLAIM_S: u64 = 7 * 86_400;
+
+/// Which zsets of a period are there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BoardKeys {
+    /// The one that is written to.
+    pub live: bool,
+    /// The one that is archived.
+    pub frozen: bool,
+}
+
+/// What came of changing a closed period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// It was changed: so many times, or members.
+    Done(u64),
+    /// What should be changed isn't there.
+    Absent,
+    /// Another run has claimed the board, or Redis has lost the claim: nothing was changed.
+    Refused,
+}
+
+impl Cache {
+    /// Which zsets the periods have, in their order.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
+        let mut found = Vec::with_capacity(periods.len());
+        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 2) {
+            let mut pipeline = Pipeline::with_capacity(piece.len() * 2);
+            for at in piece {
+                pipeline.cmd("EXISTS").arg(self.live(at));
+                pipeline.cmd("EXISTS").arg(self.frozen(at));
+            }
+            let answers = self.answers("look for boards", &pipeline).await?;
+            found.extend(answers.chunks_exact(2).map(|pair| BoardKeys {
+                live: pair.first() == Some(&Value::Int(1)),
+                frozen: pair.last() == Some(&Value::Int(1)),
+            }));
+        }
+        Ok(found)
+    }
+
+    /// Lets `run`, and no other one from now on, change the board's closed periods.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn claim_board(&self, board: &str, run: u64) -> Result<()> {
+        let mut command = redis::cmd("SET");
+        command.arg(self.keys.board_claim(board)).arg(run).arg("EX").arg(CLAIM_S);
+        self.answer("claim a board", command).await.map(drop)
+    }
+
+    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
+        let call = self.claimed(&BOARD_FREEZE, at).key(self.live(at)).key(self.frozen(at)).arg(run.to_string());
+        self.change("freeze a board", call).await
+    }
+
+    /// Moves at most `members_max` members that came late into the frozen zset, by adding.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize) -> Result<Changed> {
+        let call = self.claimed(&BOARD_MERGE, at).key(self.live(at)).key(self.frozen(at));
+        self.change("merge what came late", call.arg(run.to_string()).arg(members_max.to_string())).await
+    }
+
+    /// Lets the frozen zset stay until it is ended.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
+        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).arg(run.to_string()).arg("0");
+        self.change("keep a frozen board", call).await
+    }
+
+    /// Lets the frozen zset go away by itself, but not before `stay` (at least a second) is over.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
+        let seconds = stay.as_secs().max(1);
+        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).arg(run.to_string()).arg(seconds.to_string());
+        self.change("expire a frozen board", call).await
+    }
+
+    /// Ends the frozen zset. Zero times where something came late: then it stays.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn end_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
+        let call = self.claimed(&BOARD_END, at).key(self.live(at)).key(self.frozen(at)).arg(run.to_string());
+        self.change("end a frozen board", call).await
+    }
+
+    /// How many members the period's zsets have: the live one, the frozen one.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn count_board(&self, at: &BoardPeriod) -> Result<(u64, u64)> {
+        const ACTION: &str = "count a board";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("ZCARD").arg(self.live(at));
+        pipeline.cmd("ZCARD").arg(self.frozen(at));
+        let answers = self.answers(ACTION, &pipeline).await?;
+        match answers.as_slice() {
+            [Value::Int(live), Value::Int(frozen)] => Ok((live.unsigned_abs(), frozen.unsigned_abs())),
+            _ => Err(unexpected(ACTION, &Value::Array(answers))),
+        }
+    }
+
+    /// The frozen zset's members from rank `from` (0 is the first) on, highest score first; of equal scores in the order
+    /// that Redis has them.
+    ///
+    /// # Errors
+    /// Redis is away, or the key holds something else.
+    pub async fn frozen_page(&self, at: &BoardPeriod, from: u64, members: usize) -> Result<Vec<BoardMember>> {
+        const ACTION: &str = "read a frozen board";
+        let last = from.saturating_add(members as u64).saturating_sub(1);
+        let mut command = redis::cmd("ZRANGE");
+        command.arg(self.frozen(at)).arg(from).arg(last).arg("REV").arg("WITHSCORES");
+        let answer = self.answer(ACTION, command).await?;
+        read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))
+    }
+
+    fn live(&self, at: &BoardPeriod) -> String {
+        self.keys.board(&at.board, &at.period)
+    }
+
+    fn frozen(&self, at: &BoardPeriod) -> String {
+        self.keys.frozen_board(&at.board, &at.period)
+    }
+
+    fn claimed(&self, script: &'static super::Script, at: &BoardPeriod) -> Call {
+        Call::new(script, self.keys.board_claim(&at.board))
+    }
+
+    async fn change(&self, action: &'static str, call: Call) -> Result<Changed> {
+        let answer = self.eval(action, &[call]).await?.pop().unwrap_or(Value::Nil);
+        match answer {
+            Value::Int(-1) => Ok(Changed::Refused),
+            Value::Int(-2) => Ok(Changed::Absent),
+            Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
+            other => Err(unexpected(action, &other)),
+        }
+    }
+
+    async fn answer(&self, action: &'static str, command: Cmd) -> Result<Value> {
+        let mut pipeline = Pipeline::new();
+        pipeline.add_command(command);
+        Ok(self.answers(action, &pipeline).await?.pop().unwrap_or(Value::Nil))
+    }
+
+    async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
+        let results = self.run(action, pipeline).await?;
+        results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
+    }
+}
+
+/// `member, score, member, score, ...`, scores as text that gives back the very same number.
+fn read_members(answer: &Value) -> Option<Vec<BoardMember>> {
+    let Value::Array(parts) = answer else { return None };
+    let member = |pair: &[Value]| match pair {
+        [Value::BulkString(member), score] => {
+            Some(BoardMember { member: member.clone(), score: text(score)?.parse().ok()? })
+        }
+        _ => None,
+    };
+    parts.chunks(2).map(member).collect()
+}
