@@ -4,6 +4,7 @@
 //! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
 //! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias, no user variables.
 
+pub mod boards;
 pub mod counters;
 pub mod jobs;
 pub mod likes;

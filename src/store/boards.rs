@@ -1,0 +1,311 @@
+//! The archive of boards: the rows of closed periods, and how far each has come. Every write is fenced: it checks in
+//! its own transaction that the job's lock still names its run.
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Row, Transaction};
+
+use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
+use crate::model::{BoardMember, BoardPeriod, Micros};
+
+/// The job whose lock fences the archive.
+pub const JOB: &str = "archive";
+
+/// Rows that one statement deletes at most: so that its transaction stays short.
+const TRIM_ROWS_MAX: u64 = 1_000;
+
+/// How far a closed period has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeriodState {
+    /// Its zset is frozen; its rows may be missing, or of an earlier copy.
+    Frozen,
+    /// Its rows are the whole board: verified.
+    Done,
+    /// Done, and gone from Redis.
+    Ended,
+}
+
+/// What the rows of a board come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// How many there are.
+    pub members: u64,
+    /// Over members and scores, in any order.
+    pub checksum: u64,
+}
+
+/// A row of `leaderboard_period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeriodRow {
+    /// How far it has come.
+    pub state: PeriodState,
+    /// As it was verified the last time; zeros before that.
+    pub tally: Tally,
+    /// When it was verified the last time.
+    pub done_at: Option<Micros>,
+}
+
+impl PeriodState {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Frozen => "frozen",
+            Self::Done => "done",
+            Self::Ended => "ended",
+        }
+    }
+}
+
+impl Store {
+    /// The closed periods that are begun and not ended: as many as fit into the boards' `expire_after`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
+        const ACTION: &str = "list boards that are not finished";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT board, period FROM leaderboard_period WHERE state <> 'ended' ORDER BY board, period DESC",
+            )
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| Ok(BoardPeriod { board: row.try_get(0)?, period: row.try_get(1)? });
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// How far the period has come; none where it was never frozen.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read how far a board is", |connection| read_period(connection, at)).await
+    }
+
+    /// The same, for a run that will change it.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+        const ACTION: &str = "read how far a board is";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let row = read_period(&mut tx, at).await?;
+            tx.commit().await.tried(ACTION)?;
+            Ok(row)
+        })
+        .await
+    }
+
+    /// Checks that the run still holds the job.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn check_archive_run(&self, run: u64) -> Result<()> {
+        const ACTION: &str = "check the archiver's lock";
+        let mut lent = self.lend().await?;
+        lent.limit(
+            ACTION,
+            |connection| async move { begin(connection, run, ACTION).await?.commit().await.tried(ACTION) },
+        )
+        .await
+    }
+
+    /// Notes that the period is frozen: for the first time, or again because something came late.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const ACTION: &str = "note that a board is frozen";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query(
+                "INSERT INTO leaderboard_period (board, period, state, frozen_at) VALUES (?, ?, ?, ?) \
+                 ON DUPLICATE KEY UPDATE state = VALUES(state)",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(PeriodState::Frozen.text())
+            .bind(datetime(now))
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Writes `members` to the places from `first_place` (1 is the best) on, over whatever stood there.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn copy_places(
+        &self,
+        run: u64,
+        at: &BoardPeriod,
+        first_place: u64,
+        members: &[BoardMember],
+    ) -> Result<()> {
+        const ACTION: &str = "copy a page of a board";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let mut place = first_place;
+            for piece in in_shapes(members) {
+                let sql = format!(
+                    "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES {} \
+                     ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)",
+                    placeholders(piece.len(), 5)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql));
+                for member in piece {
+                    query = query.bind(&at.board).bind(&at.period).bind(place).bind(&member.member).bind(member.score);
+                    place += 1;
+                }
+                query.execute(&mut *tx).await.tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes some of the places beyond `members`, which an earlier copy left; says how many. Zero means none is left.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, members: u64) -> Result<u64> {
+        const ACTION: &str = "delete places beyond a board's end";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let deleted = sqlx::query(
+                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(members)
+            .bind(TRIM_ROWS_MAX)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)?;
+            Ok(deleted.rows_affected())
+        })
+        .await
+    }
+
+    /// The archived places after `after` (0 for all), in order, with their members.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn archived_page(&self, at: &BoardPeriod, after: u64, members: usize) -> Result<Vec<(u64, BoardMember)>> {
+        const ACTION: &str = "read an archived board";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT place, member, score FROM leaderboard_archive \
+                 WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(after)
+            .bind(members as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                let member = BoardMember { member: row.try_get(1)?, score: row.try_get(2)? };
+                Ok((u64::from(row.try_get::<u32, _>(0)?), member))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that the rows were verified, and what they come to.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_done(&self, run: u64, at: &BoardPeriod, tally: Tally, now: Micros) -> Result<()> {
+        const ACTION: &str = "note that a board is archived";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query(
+                "UPDATE leaderboard_period SET state = ?, members = ?, checksum = ?, done_at = ? \
+                 WHERE board = ? AND period = ?",
+            )
+            .bind(PeriodState::Done.text())
+            .bind(tally.members)
+            .bind(tally.checksum)
+            .bind(datetime(now))
+            .bind(&at.board)
+            .bind(&at.period)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that the board is gone from Redis.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const ACTION: &str = "note that a board has ended";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query("UPDATE leaderboard_period SET state = ?, ended_at = ? WHERE board = ? AND period = ?")
+                .bind(PeriodState::Ended.text())
+                .bind(datetime(now))
+                .bind(&at.board)
+                .bind(&at.period)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+}
+
+/// A transaction that holds the job's row to its end: nobody can take the job over before the commit.
+async fn begin<'c>(
+    connection: &'c mut MySqlConnection,
+    run: u64,
+    action: &'static str,
+) -> Result<Transaction<'c, MySql>> {
+    let mut tx = connection.begin().await.tried(action)?;
+    jobs::hold(&mut tx, JOB, run).await?;
+    Ok(tx)
+}
+
+async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+    const ACTION: &str = "read how far a board is";
+    let row =
+        sqlx::query("SELECT state, members, checksum, done_at FROM leaderboard_period WHERE board = ? AND period = ?")
+            .bind(&at.board)
+            .bind(&at.period)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+    let read = |row: MySqlRow| {
+        let state = match row.try_get::<String, _>(0)?.as_str() {
+            "frozen" => PeriodState::Frozen,
+            "done" => PeriodState::Done,
+            "ended" => PeriodState::Ended,
+            other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
+        };
+        let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
+        Ok(PeriodRow { state, tally, done_at: row.try_get::<Option<NaiveDateTime>, _>(3)?.map(micros) })
+    };
+    row.map(read).transpose().tried(ACTION)
+}
