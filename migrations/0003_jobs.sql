@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS watched_target (
 ) ENGINE = InnoDB;
 
 CREATE TABLE IF NOT EXISTS watched_event (
-    run        BIGINT UNSIGNED  NOT NULL,
+    watch      BIGINT UNSIGNED  NOT NULL,
     kind       TINYINT UNSIGNED NOT NULL,
     target_id  BIGINT UNSIGNED  NOT NULL,
     user_id    BIGINT UNSIGNED  NOT NULL,
