@@ -37,6 +37,12 @@ impl Micros {
     pub fn before(self, by: std::time::Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
+
+    /// This instant, `by` later.
+    #[must_use]
+    pub fn after(self, by: std::time::Duration) -> Self {
+        Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
+    }
 }
 
 /// What is liked or counted.

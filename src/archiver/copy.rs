@@ -1,0 +1,152 @@
+//! From the frozen zset to rows, and the proof that they are equal. A page of each store is all that is held.
+
+use super::Archiver;
+use super::settle::{Halt, Run, Step};
+use crate::model::{BoardMember, BoardPeriod};
+use crate::runtime::fault;
+use crate::store::boards::Tally;
+
+const GONE: &str = "its frozen zset went away while it was read: Redis lost it, and leaderboard_archive may hold a part of \
+    the board, or a mixture of two copies";
+
+impl Run<'_> {
+    /// Writes the frozen zset to its places, the highest score first; says how many. What an earlier copy left at these
+    /// places is written over.
+    pub(super) async fn copy(&self, at: &BoardPeriod) -> Step<u64> {
+        let Archiver { store, cache, page_members, .. } = self.archiver;
+        let (_, members) = cache.count_board(at).await?;
+        let mut copied = 0;
+        while copied < members {
+            self.check_stop()?;
+            let page = cache.frozen_page(at, copied, *page_members).await?;
+            if page.is_empty() {
+                break;
+            }
+            if let Some(place) = page.iter().position(|member| !member.score.is_finite()) {
+                let place = copied + place as u64 + 1;
+                return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
+            }
+            store.copy_places(self.number, at, copied + 1, &page).await?;
+            fault::point("archive:copied-page");
+            copied += page.len() as u64;
+        }
+        // An empty zset is none: nothing may be trimmed for the sake of a zset that Redis has lost.
+        if copied == 0 || copied < members { Err(Halt::Kept(GONE.to_owned())) } else { Ok(copied) }
+    }
+
+    /// Deletes the places beyond the board's end, which an earlier copy left.
+    pub(super) async fn trim(&self, at: &BoardPeriod, members: u64) -> Step<()> {
+        loop {
+            self.check_stop()?;
+            if self.archiver.store.trim_places(self.number, at, members).await? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads both back, place by place, until both end. Equal members and scores in equal order are equal counts and
+    /// equal checksums; what they come to is kept, so that later changes are seen.
+    pub(super) async fn verify(&self, at: &BoardPeriod) -> Step<Tally> {
+        let Archiver { store, cache, page_members, .. } = self.archiver;
+        let mut tally = Tally::default();
+        loop {
+            self.check_stop()?;
+            let page = cache.frozen_page(at, tally.members, *page_members).await?;
+            let rows = store.archived_page(at, tally.members, *page_members).await?;
+            if let Some(place) = first_difference(tally.members + 1, &page, &rows) {
+                return Err(Halt::Kept(format!("Redis and leaderboard_archive differ at place {place}")));
+            }
+            if page.is_empty() {
+                break;
+            }
+            add(&mut tally, &page);
+        }
+        if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
+    }
+}
+
+/// The first place from `first` on at which the stores differ, or only one of them has a member.
+fn first_difference(first: u64, page: &[BoardMember], rows: &[(u64, BoardMember)]) -> Option<u64> {
+    let both = (first..).zip(page).zip(rows);
+    let unequal = both.filter(|((place, member), (row_place, row))| place != row_place || *member != row);
+    let unequal = unequal.map(|((place, _), _)| place).next();
+    let shorter = page.len().min(rows.len()) as u64;
+    unequal.or_else(|| (page.len() != rows.len()).then_some(first + shorter))
+}
+
+fn add(tally: &mut Tally, page: &[BoardMember]) {
+    tally.members += page.len() as u64;
+    tally.checksum = page.iter().fold(tally.checksum, |sum, member| sum.wrapping_add(digest(member)));
+}
+
+/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, the lowest first: easily computed again
+/// in any language.
+fn digest(member: &BoardMember) -> u64 {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0100_0000_01b3;
+    // Adding zero makes -0 equal to 0, as it is to both stores.
+    let score = (member.score + 0.0).to_bits().to_le_bytes();
+    let bytes = member.member.iter().chain(&score);
+    bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(scores: &[(&str, f64)]) -> Vec<BoardMember> {
+        scores.iter().map(|(member, score)| BoardMember { member: (*member).into(), score: *score }).collect()
+    }
+
+    fn rows(first: u64, scores: &[(&str, f64)]) -> Vec<(u64, BoardMember)> {
+        (first..).zip(members(scores)).collect()
+    }
+
+    #[test]
+    fn equal_pages_have_no_difference() {
+        let scores = [("a", 3.0), ("b", 0.0), ("c", f64::MIN_POSITIVE)];
+        assert_eq!(first_difference(11, &members(&scores), &rows(11, &scores)), None);
+        assert_eq!(first_difference(1, &[], &[]), None);
+    }
+
+    #[test]
+    fn the_first_place_that_differs_is_named() {
+        let page = members(&[("a", 3.0), ("b", 2.0)]);
+        for (rows, expected) in [
+            (rows(11, &[("a", 3.0), ("b", 2.5)]), 12),
+            (rows(11, &[("x", 3.0), ("b", 2.0)]), 11),
+            (rows(11, &[("a", 3.0)]), 12),
+            (rows(11, &[("a", 3.0), ("b", 2.0), ("c", 1.0)]), 13),
+            (rows(12, &[("a", 3.0), ("b", 2.0)]), 11),
+            (Vec::new(), 11),
+        ] {
+            assert_eq!(first_difference(11, &page, &rows), Some(expected), "{rows:?}");
+        }
+        assert_eq!(first_difference(1, &[], &rows(1, &[("a", 1.0)])), Some(1));
+    }
+
+    #[test]
+    fn a_tally_does_not_depend_on_the_order_but_on_every_member_and_score() {
+        let tally = |scores: &[(&str, f64)]| {
+            let mut tally = Tally::default();
+            add(&mut tally, &members(scores));
+            tally
+        };
+        let board = tally(&[("a", 3.0), ("b", 2.0)]);
+        assert_eq!(board, tally(&[("b", 2.0), ("a", 3.0)]));
+        for other in [[("a", 2.0), ("b", 3.0)], [("a", 3.0), ("c", 2.0)], [("a", 3.0), ("b", 2.000_000_1)]] {
+            assert_ne!(board, tally(&other), "{other:?}");
+        }
+        assert_eq!(tally(&[("a", 0.0)]), tally(&[("a", -0.0)]));
+    }
+
+    #[test]
+    fn a_digest_is_the_same_everywhere() {
+        // FNV-1a's own test vector for "a", with no score behind it, is 0xaf63dc4c8601ec8c.
+        let member = BoardMember { member: b"a".to_vec(), score: 1.0 };
+        let score = [0, 0, 0, 0, 0, 0, 0xf0, 0x3f];
+        let by_hand =
+            score.iter().fold(0xaf63_dc4c_8601_ec8c_u64, |hash, byte| (hash ^ byte).wrapping_mul(0x0100_0000_01b3));
+        assert_eq!(digest(&member), by_hand);
+    }
+}

@@ -1,0 +1,139 @@
+//! What is to be done about a closed period, from what is seen of it. Pure: the whole table of cases in one place.
+
+use std::time::Duration;
+
+use crate::cache::boards::BoardKeys;
+use crate::model::Micros;
+use crate::store::boards::{PeriodRow, PeriodState};
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Nothing: it never was, or it is all over.
+    Nothing,
+    /// Freeze, merge, copy, verify; or go on with it.
+    Archive,
+    /// It is archived and stays in Redis so long.
+    Wait(Duration),
+    /// It is archived and its time in Redis is over.
+    End,
+    /// It is archived and gone from Redis already.
+    NoteEnded,
+    /// Nothing can be done without a person; this says why.
+    Keep(&'static str),
+}
+
+pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a \
+    part of it; what the live zset holds, if there is one, came late (or is the board, if a replica took over): delete \
+    its row of leaderboard_period to have that archived as the whole board";
+
+pub(super) const LATE: &str = "it was written to after its zset had ended: what came late is in the live zset and not in \
+    leaderboard_archive";
+
+pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
+    and stays as it is, the zset can be unlinked";
+
+pub(super) const UNKNOWN: &str = "the configuration has no such board any more, so it can't say how long its zset stays: \
+    put the board back, or delete its row of leaderboard_period";
+
+/// Decides. `expire_after` is the board's; none where the configuration no longer has it.
+pub(super) fn decide(keys: BoardKeys, row: Option<PeriodRow>, expire_after: Option<Duration>, now: Micros) -> Plan {
+    let BoardKeys { live, frozen } = keys;
+    let Some(row) = row else {
+        return match (live || frozen, expire_after) {
+            (true, Some(_)) => Plan::Archive,
+            (true, None) => Plan::Keep(UNKNOWN),
+            (false, _) => Plan::Nothing,
+        };
+    };
+    match (row.state, frozen, expire_after) {
+        // A live zset alone is what came late, never the board: it is not frozen a second time.
+        (PeriodState::Frozen, false, _) => Plan::Keep(LOST),
+        // Its rows are whole, so nothing is lost with it.
+        (PeriodState::Done, false, _) => Plan::NoteEnded,
+        (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
+        (PeriodState::Frozen, true, Some(_)) => Plan::Archive,
+        (PeriodState::Done, true, Some(_)) if live => Plan::Archive,
+        (PeriodState::Done, true, Some(expire_after)) => match left(row.done_at, expire_after, now) {
+            Duration::ZERO => Plan::End,
+            left => Plan::Wait(left),
+        },
+        (PeriodState::Ended, true, _) => Plan::Keep(CAME_BACK),
+        (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
+        (PeriodState::Ended, false, _) => Plan::Nothing,
+    }
+}
+
+/// How long it still stays in Redis.
+fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duration {
+    let gone_by = now.before(expire_after);
+    let left = done_at.map_or(0, |done_at| done_at.0.saturating_sub(gone_by.0));
+    Duration::from_micros(u64::try_from(left).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::boards::Tally;
+
+    const DONE_AT: Micros = Micros(1_000_000_000);
+    const STAY: Duration = Duration::from_secs(60);
+
+    fn decided(
+        live: bool,
+        frozen: bool,
+        state: Option<PeriodState>,
+        expire_after: Option<Duration>,
+        at: Micros,
+    ) -> Plan {
+        let row = state.map(|state| PeriodRow { state, tally: Tally::default(), done_at: Some(DONE_AT) });
+        decide(BoardKeys { live, frozen }, row, expire_after, at)
+    }
+
+    #[test]
+    fn every_case_has_its_plan() {
+        use PeriodState::{Done, Ended, Frozen};
+        for (live, frozen, state, expected) in [
+            (false, false, None, Plan::Nothing),
+            (true, false, None, Plan::Archive),
+            (false, true, None, Plan::Archive),
+            (true, true, None, Plan::Archive),
+            (false, false, Some(Frozen), Plan::Keep(LOST)),
+            (true, false, Some(Frozen), Plan::Keep(LOST)),
+            (false, true, Some(Frozen), Plan::Archive),
+            (true, true, Some(Frozen), Plan::Archive),
+            (false, false, Some(Done), Plan::NoteEnded),
+            (true, false, Some(Done), Plan::NoteEnded),
+            (false, true, Some(Done), Plan::Wait(STAY)),
+            (true, true, Some(Done), Plan::Archive),
+            (false, false, Some(Ended), Plan::Nothing),
+            (true, false, Some(Ended), Plan::Keep(LATE)),
+            (false, true, Some(Ended), Plan::Keep(CAME_BACK)),
+            (true, true, Some(Ended), Plan::Keep(CAME_BACK)),
+        ] {
+            assert_eq!(decided(live, frozen, state, Some(STAY), DONE_AT), expected, "{live} {frozen} {state:?}");
+        }
+    }
+
+    #[test]
+    fn a_board_without_configuration_is_left_alone_while_it_is_in_redis() {
+        use PeriodState::{Done, Ended, Frozen};
+        for state in [None, Some(Frozen), Some(Done)] {
+            assert_eq!(decided(false, true, state, None, DONE_AT), Plan::Keep(UNKNOWN), "{state:?}");
+        }
+        assert_eq!(decided(false, false, Some(Done), None, DONE_AT), Plan::NoteEnded);
+        assert_eq!(decided(false, false, Some(Ended), None, DONE_AT), Plan::Nothing);
+    }
+
+    #[test]
+    fn an_archived_board_ends_when_its_time_is_over_and_not_before() {
+        let at = |seconds: i64| Micros(DONE_AT.0 + seconds * 1_000_000);
+        let plan = |stay, now| decided(false, true, Some(PeriodState::Done), Some(stay), now);
+        assert_eq!(plan(STAY, at(59)), Plan::Wait(Duration::from_secs(1)));
+        assert_eq!(plan(STAY, at(60)), Plan::End);
+        assert_eq!(plan(STAY, at(600)), Plan::End);
+        assert_eq!(plan(Duration::ZERO, DONE_AT), Plan::End);
+        // A clock that was set back makes it wait longer, never shorter.
+        assert_eq!(plan(STAY, at(-10)), Plan::Wait(Duration::from_secs(70)));
+    }
+}

@@ -1,0 +1,237 @@
+//! What one period needs, step by step. Each step may run again: the next run begins wherever this one ended.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::Archiver;
+use super::plan::{self, Plan};
+use super::report::{Outcome, PeriodReport};
+use super::scope::{Candidate, instant};
+use crate::cache::CacheError;
+use crate::cache::boards::{BoardKeys, Changed};
+use crate::model::{BoardPeriod, Micros};
+use crate::runtime::fault;
+use crate::store::boards::{PeriodRow, PeriodState};
+use crate::store::{Fate, StoreError};
+
+/// How long after its time a zset that no run has ended goes away by itself.
+const SAFETY_NET: Duration = Duration::from_secs(86_400);
+
+/// A run that changes things.
+pub(super) struct Run<'a> {
+    pub(super) archiver: &'a Archiver,
+    /// The fencing token, in MySQL and in the boards' claims.
+    pub(super) number: u64,
+    pub(super) now: Micros,
+    pub(super) stop: &'a CancellationToken,
+}
+
+/// Why a period was left before its end.
+pub(super) enum Halt {
+    /// The daemon stops.
+    Stopped,
+    /// This period alone can't go on: a sentence that says why.
+    Kept(String),
+    /// The run can't go on: a server is away, or another run took over.
+    Failed(anyhow::Error),
+}
+
+pub(super) type Step<T> = Result<T, Halt>;
+
+impl From<StoreError> for Halt {
+    fn from(error: StoreError) -> Self {
+        match error.fate() {
+            Fate::Row => Self::Kept(format!("{:#}", anyhow::Error::from(error))),
+            Fate::Passing => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl From<CacheError> for Halt {
+    fn from(error: CacheError) -> Self {
+        match error.is_of_the_key() {
+            true => Self::Kept(format!("{:#}", anyhow::Error::from(error))),
+            false => Self::Failed(error.into()),
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Looks at one period and does what it needs.
+    pub(super) async fn settle(&self, candidate: &Candidate) -> Step<PeriodReport> {
+        let started = Instant::now();
+        let settled = self.do_what_is_missing(candidate).await;
+        let BoardPeriod { board, period } = &candidate.at;
+        let seconds = started.elapsed().as_secs_f32();
+        match &settled {
+            Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => info!(
+                event = "board-archived",
+                board,
+                period,
+                members,
+                late_members,
+                seconds,
+                "{board} {period}: {members} members archived in {seconds:.1} s, {late_members} of them late"
+            ),
+            Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => info!(
+                event = "board-ended",
+                board,
+                period,
+                members,
+                late_members,
+                seconds,
+                "{board} {period}: {members} members are in MySQL and no longer in Redis"
+            ),
+            Err(Halt::Kept(reason)) => {
+                warn!(event = "board-kept", board, period, reason, seconds, "{board} {period} is kept: {reason}");
+            }
+            Ok(_) | Err(Halt::Stopped | Halt::Failed(_)) => {}
+        }
+        settled
+    }
+
+    async fn do_what_is_missing(&self, candidate: &Candidate) -> Step<PeriodReport> {
+        self.check_stop()?;
+        let Archiver { store, cache, .. } = self.archiver;
+        let at = &candidate.at;
+        // After the claim: whatever an overtaken run did to the period, it did before this.
+        let row = store.held_board_period(self.number, at).await?;
+        let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
+        let report = |outcome| PeriodReport {
+            members: row.map_or(0, |row| row.tally.members),
+            ..PeriodReport::new(at, outcome)
+        };
+        match (plan::decide(keys, row, candidate.expire_after, self.now), row, candidate.expire_after) {
+            (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
+            (Plan::Archive, row, Some(expire_after)) => self.archive(at, keys, row, expire_after).await,
+            (Plan::End, Some(row), _) => self.end(at, row).await,
+            (Plan::NoteEnded, _, _) => {
+                store.note_ended(self.number, at, self.now).await?;
+                match keys.live {
+                    true => Err(Halt::Kept(plan::LATE.to_owned())),
+                    false => Ok(report(Outcome::Ended).because("it was gone from Redis already")),
+                }
+            }
+            (Plan::Wait(left), _, _) => {
+                // Each time: the run that noted "done" may have died before this.
+                self.taken(cache.expire_frozen(at, self.number, left.saturating_add(SAFETY_NET)).await?)?;
+                Ok(report(Outcome::Waiting).because(format!("until {}", instant(self.now.after(left)))))
+            }
+            (Plan::Nothing | Plan::Archive | Plan::End, _, _) => Ok(report(Outcome::Nothing)),
+        }
+    }
+
+    async fn archive(
+        &self,
+        at: &BoardPeriod,
+        keys: BoardKeys,
+        row: Option<PeriodRow>,
+        expire_after: Duration,
+    ) -> Step<PeriodReport> {
+        let Archiver { store, cache, .. } = self.archiver;
+        if !keys.frozen {
+            self.present(cache.freeze_board(at, self.number).await?)?;
+            fault::point("archive:frozen");
+        }
+        if row.is_none_or(|row| row.state != PeriodState::Frozen) {
+            store.note_frozen(self.number, at, self.now).await?;
+            fault::point("archive:noted");
+        }
+        // Before anything is merged: its EXPIRE would take away what is not archived yet.
+        self.present(cache.keep_frozen(at, self.number).await?)?;
+        fault::point("archive:persisted");
+        let late_members = self.merge_late(at).await?;
+        fault::point("archive:merged");
+        let copied = self.copy(at).await?;
+        fault::point("archive:copied");
+        self.trim(at, copied).await?;
+        fault::point("archive:trimmed");
+        let tally = self.verify(at).await?;
+        fault::point("archive:verified");
+        store.note_done(self.number, at, tally, self.now).await?;
+        fault::point("archive:done");
+        self.taken(cache.expire_frozen(at, self.number, expire_after.saturating_add(SAFETY_NET)).await?)?;
+        fault::point("archive:expiring");
+        let report = |outcome| PeriodReport { members: tally.members, late_members, ..PeriodReport::new(at, outcome) };
+        if expire_after.is_zero() {
+            self.unlink(at).await?;
+            return Ok(report(Outcome::Ended));
+        }
+        let until = instant(self.now.after(expire_after));
+        Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
+    }
+
+    /// Moves what came late into the frozen zset, until a page is not full: what comes still later is the next run's.
+    async fn merge_late(&self, at: &BoardPeriod) -> Step<u64> {
+        let Archiver { cache, page_members, .. } = self.archiver;
+        let mut merged = 0;
+        loop {
+            self.check_stop()?;
+            let moved = self.present(cache.merge_late(at, self.number, *page_members).await?)?;
+            merged += moved;
+            if moved > 0 {
+                fault::point("archive:merged-page");
+            }
+            if moved < *page_members as u64 {
+                return Ok(merged);
+            }
+        }
+    }
+
+    /// Ends an archived zset, if it and the rows are still what was verified.
+    async fn end(&self, at: &BoardPeriod, row: PeriodRow) -> Step<PeriodReport> {
+        let verified = match self.verify(at).await {
+            Ok(tally) if tally == row.tally => Ok(tally),
+            Ok(_) => Err(Halt::Kept("Redis and leaderboard_archive are equal, but not what was verified".to_owned())),
+            Err(halt) => Err(halt),
+        };
+        let verified = match verified {
+            Err(Halt::Kept(reason)) => {
+                // Or the safety net would end what is no longer proved.
+                self.taken(self.archiver.cache.keep_frozen(at, self.number).await?)?;
+                let remedy = "it was archived before: delete its row of leaderboard_period to have it archived anew";
+                Err(Halt::Kept(format!("{reason}; {remedy}")))
+            }
+            verified => verified,
+        };
+        let members = verified?.members;
+        self.unlink(at).await?;
+        Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Ended) })
+    }
+
+    async fn unlink(&self, at: &BoardPeriod) -> Step<()> {
+        let Archiver { store, cache, .. } = self.archiver;
+        if self.present(cache.end_frozen(at, self.number).await?)? == 0 {
+            return Err(Halt::Kept("it was written to just now: the next run merges that".to_owned()));
+        }
+        fault::point("archive:unlinked");
+        store.note_ended(self.number, at, self.now).await?;
+        fault::point("archive:ended");
+        Ok(())
+    }
+
+    /// Where the zset is gone that the step is about, the period is kept.
+    fn present(&self, changed: Changed) -> Step<u64> {
+        self.taken(changed)?.ok_or_else(|| Halt::Kept("its zset is gone from Redis since it was looked for".to_owned()))
+    }
+
+    /// Where the claim is gone, the run ends. None where the zset is gone that the step is about.
+    fn taken(&self, changed: Changed) -> Step<Option<u64>> {
+        match changed {
+            Changed::Done(times) => Ok(Some(times)),
+            Changed::Absent => Ok(None),
+            Changed::Refused => {
+                let error = anyhow::Error::from(StoreError::TakenOver("the board".to_owned()));
+                Err(Halt::Failed(error.context(
+                    "Redis no longer knows this run's claim of the board: another run has begun, or Redis lost its data",
+                )))
+            }
+        }
+    }
+
+    pub(super) fn check_stop(&self) -> Step<()> {
+        if self.stop.is_cancelled() { Err(Halt::Stopped) } else { Ok(()) }
+    }
+}
