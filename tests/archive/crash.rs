@@ -1,0 +1,106 @@
+//! The process dies between any two steps; the next run makes up for it.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use tallyd::archiver::FAULT_POINTS;
+use tallyd::archiver::period::Period;
+use tallyd::model::BoardPeriod;
+
+use crate::late::late;
+use crate::{Board, ENDED_AT_ONCE, Stage, WEEKLY, board, week};
+
+const SIGABRT: i32 = 6;
+
+/// Runs the real program on one period; says whether it died at the fault point.
+fn dies(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
+    let mut tallyd = stage.world.command();
+    let ended = tallyd
+        .args(["archive", "--period", &at.period])
+        .env("TALLYD_FAULT_POINT", fault_point)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(ended.success() || ended.signal() == Some(SIGABRT), "{fault_point}: {ended}");
+    !ended.success()
+}
+
+/// A week of its own for each fault point, all of them closed.
+fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
+    let last: Period = "2026-W46".parse().unwrap();
+    let weeks = iter::successors(Some(last), |week| week.previous());
+    FAULT_POINTS.into_iter().zip(weeks.map(|period| week(&period.to_string())))
+}
+
+/// Archives a week with a crash at each fault point, from a start that `prepare` makes; then once more without one.
+/// Says which fault points were reached.
+async fn survive(
+    stage: &mut Stage,
+    writes_late: bool,
+    prepare: impl AsyncFn(&mut Stage, &BoardPeriod, &mut Board),
+) -> BTreeSet<&'static str> {
+    let mut reached = BTreeSet::new();
+    for (fault_point, at) in weeks() {
+        let mut whole = board(30);
+        stage.write(&at, &whole).await;
+        prepare(stage, &at, &mut whole).await;
+        if dies(stage, &at, fault_point) {
+            reached.insert(fault_point);
+            if writes_late {
+                let late = late(&mut whole);
+                stage.write(&at, &late).await;
+            }
+            stage.end_lease().await;
+            assert!(!dies(stage, &at, "none"), "{fault_point}");
+        }
+        stage.holds(&at, &whole).await;
+        let live = stage.live(&at);
+        assert!(!stage.exists(&live).await, "{fault_point}");
+        let frozen = stage.frozen(&at);
+        match stage.state(&at).await.as_deref() {
+            Some("ended") => assert!(!stage.exists(&frozen).await, "{fault_point}"),
+            Some("done") => {
+                assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await, "{fault_point}");
+                assert!(stage.ttl_s(&frozen).await > 30 * 86_400, "{fault_point}");
+            }
+            other => panic!("{fault_point}: {other:?}"),
+        }
+    }
+    reached
+}
+
+async fn nothing(_: &mut Stage, _: &BoardPeriod, _: &mut Board) {}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_the_first_archive_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_1", WEEKLY).await;
+    let reached = survive(&mut stage, true, nothing).await;
+    let skipped = ["archive:merged-page", "archive:unlinked", "archive:ended"];
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_archiving_again_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_2", WEEKLY).await;
+    let reached = survive(&mut stage, true, async |stage, at, whole| {
+        assert!(!dies(stage, at, "none"));
+        let late = late(whole);
+        stage.write(at, &late).await;
+    })
+    .await;
+    let skipped = ["archive:frozen", "archive:unlinked", "archive:ended"];
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_3", ENDED_AT_ONCE).await;
+    let reached = survive(&mut stage, false, nothing).await;
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| *point != "archive:merged-page").collect());
+    stage.close().await;
+}

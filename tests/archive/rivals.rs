@@ -1,0 +1,189 @@
+//! Two at once, one that is overtaken, one that wakes up after it: the board is archived once, and only by the one that
+//! holds the lock.
+
+use std::process::{Child, Command, Stdio};
+
+use redis::AsyncCommands;
+use tallyd::archiver::Scope;
+use tallyd::cache::boards::Changed;
+use tallyd::job::{Ran, Report as _};
+use tallyd::model::BoardMember;
+use tallyd::store::StoreError;
+use tallyd::store::boards::Tally;
+use tokio_util::sync::CancellationToken;
+
+use crate::common::eventually;
+use crate::late::late;
+use crate::{DAY, NOW, Stage, WEEKLY, board, week};
+
+#[tokio::test]
+async fn of_two_archivers_at_once_one_works() {
+    let mut stage = Stage::new("archive_two", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(300)).await;
+    let scope = Scope::default();
+    let (one, other) = tokio::join!(stage.run_once(&scope, NOW), stage.run_once(&scope, NOW));
+    let ran = [one.unwrap(), other.unwrap()];
+    assert!(ran.iter().any(|ran| matches!(ran, Ran::Ended(report) if report.is_done())), "{ran:?}");
+    assert!(ran.iter().any(|ran| matches!(ran, Ran::Held { .. })), "{ran:?}");
+    stage.holds(&at, &board(300)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() {
+    let mut stage = Stage::new("archive_overtaken", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let whole = board(1_000);
+    stage.write(&at, &whole).await;
+    let overtaken = stage.take().await;
+    let archiver = stage.rival();
+    let running =
+        tokio::spawn(async move { archiver.run(overtaken, &Scope::default(), NOW, &CancellationToken::new()).await });
+    eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
+    stage.end_lease().await;
+
+    let report = stage.archive(NOW).await;
+
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
+    assert!(report.is_done(), "{report:#}");
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+/// A process that is ended with the value.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing() {
+    let mut stage = Stage::new("archive_woken", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let mut whole = board(1_500);
+    stage.write(&at, &whole).await;
+    let mut tallyd = stage.world.command();
+    tallyd.args(["archive", "--period", "2026-W46"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = Process(tallyd.spawn().unwrap());
+    eventually("the process copies", async || !stage.archived(&at).await.is_empty()).await;
+    process.signal("STOP");
+    // It may have been in the middle of a transaction that holds the lock's row; in the end the server cuts it off.
+    kill_open_transactions(&stage).await;
+    stage.end_lease().await;
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    let report = stage.archive(NOW).await;
+    assert!(report.is_done(), "{report:#}");
+    let before = stage.everything().await;
+
+    process.signal("CONT");
+    let ended = tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap();
+
+    assert!(!ended.success());
+    assert_eq!(stage.everything().await, before);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+async fn kill_open_transactions(stage: &Stage) {
+    let open: Vec<u64> = sqlx::query_scalar(
+        "SELECT CAST(trx_mysql_thread_id AS UNSIGNED) FROM information_schema.innodb_trx \
+         JOIN information_schema.processlist ON id = trx_mysql_thread_id \
+         WHERE db = DATABASE() AND trx_mysql_thread_id <> CONNECTION_ID()",
+    )
+    .fetch_all(&stage.world.pool)
+    .await
+    .unwrap();
+    for connection in open {
+        stage.execute(&format!("KILL {connection}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_lock_was_taken_over_writes_nothing() {
+    let mut stage = Stage::new("archive_fenced", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(10)).await;
+    let overtaken = stage.take().await;
+    stage.end_lease().await;
+    stage.take().await;
+    let before = stage.everything().await;
+
+    let error = stage.archive_as(overtaken, &Scope::default(), NOW).await.unwrap_err();
+
+    assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
+    let members = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
+    let tally = Tally::default();
+    for refused in [
+        stage.store.note_frozen(overtaken, &at, NOW).await,
+        stage.store.copy_places(overtaken, &at, 1, &members).await,
+        stage.store.trim_places(overtaken, &at, 0).await.map(drop),
+        stage.store.note_done(overtaken, &at, tally, NOW).await,
+        stage.store.note_ended(overtaken, &at, NOW).await,
+    ] {
+        assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
+    }
+    assert_eq!(stage.everything().await, before);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
+    let mut stage = Stage::new("archive_claim", WEEKLY).await;
+    let at = week("2026-W46");
+    let (live, frozen) = (stage.live(&at), stage.frozen(&at));
+    let claim = stage.world.cache.keys.board_claim("likes");
+    for flushed in [false, true] {
+        stage.world.cache.claim_board("likes", 1).await.unwrap();
+        match flushed {
+            true => stage.redis.del::<_, ()>(&claim).await.unwrap(),
+            false => stage.world.cache.claim_board("likes", 2).await.unwrap(),
+        }
+        stage.write(&at, &board(3)).await;
+        assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Refused);
+        stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
+        let before = stage.everything().await;
+        assert_eq!(stage.world.cache.merge_late(&at, 1, 10).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        stage.redis.del::<_, ()>(&live).await.unwrap();
+        assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        assert!(stage.exists(&frozen).await);
+        assert_eq!(before.0.get(&frozen), stage.everything().await.0.get(&frozen));
+    }
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_writes() {
+    let mut stage = Stage::new("archive_over", WEEKLY).await;
+    let at = week("2026-W46");
+    let (live, frozen) = (stage.live(&at), stage.frozen(&at));
+    stage.world.cache.claim_board("likes", 1).await.unwrap();
+    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Absent);
+    stage.write(&at, &board(3)).await;
+    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Done(1));
+    stage.write(&at, &board(1)).await;
+    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Done(0));
+    assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
+    assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
+    // Without a frozen zset nothing is merged: what came late alone is no board.
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    assert_eq!(stage.world.cache.merge_late(&at, 1, 10).await.unwrap(), Changed::Absent);
+    assert_eq!(stage.ranked(&live).await.len(), 1);
+    assert!(!stage.exists(&frozen).await);
+    stage.close().await;
+}
