@@ -146,9 +146,9 @@ impl Broker {
         }
         let spread = self.spread();
         let kind = ExchangeKind::Custom("x-consistent-hash".to_owned());
-        self.declare_exchange(link, &spread, kind).await.context(
-            "several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange",
-        )?;
+        self.declare_exchange(link, &spread, kind)
+            .await
+            .context("several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange")?;
         for partition in 0..self.partitions() {
             // With this kind of exchange the binding key is a weight.
             self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
@@ -224,7 +224,9 @@ impl Publisher {
             BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(PERSISTENT);
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let channel = &self.0.channel;
-        let publish = async { channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await };
+        let publish = async {
+            channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
+        };
         match self.0.call("publish", publish).await? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
@@ -242,7 +244,8 @@ impl Publisher {
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.0.channel.queue_declare(queue.into(), passive, FieldTable::default());
-        let queue = self.0.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
+        let queue =
+            self.0.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
         Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
     }
 }

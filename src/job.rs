@@ -14,7 +14,7 @@ use croner::Cron;
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::info;
 
 use crate::model::Micros;
 use crate::runtime::progress::Beat;
@@ -97,8 +97,8 @@ where
         Err(error) => (false, None, serde_json::json!({ "error": format!("{error:#}") }).to_string()),
     };
     let noted = store.finish_job(job.name, run, done, cut, &report).await;
-    match &worked {
-        Ok(report) => info!(
+    if let Ok(report) = &worked {
+        info!(
             event = "job-ended",
             job = job.name,
             mode = job.mode,
@@ -108,18 +108,7 @@ where
             "{} ({}) ended after {seconds:.1} s: {report}",
             job.name,
             job.mode
-        ),
-        Err(error) => error!(
-            event = "job-failed",
-            job = job.name,
-            mode = job.mode,
-            run,
-            seconds,
-            error = format!("{error:#}"),
-            "{} ({}) failed after {seconds:.1} s: {error:#}",
-            job.name,
-            job.mode
-        ),
+        );
     }
     noted?;
     worked.map(Ran::Ended)
@@ -188,7 +177,7 @@ pub enum Next {
 }
 
 /// How long after a run that failed, or that another one holds the lock of, it is looked again.
-const SOON: Duration = Duration::from_secs(15);
+const SOON: Duration = Duration::from_secs(30);
 
 /// A job's loop in a daemon: at start, as soon as MySQL answers, and at each bell, it runs the first mode that is due.
 /// `work` gets that mode's place in `timetables`.

@@ -142,8 +142,9 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("TIME");
         let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let (seconds, micros): (i64, i64) =
-            answer.and_then(|answer| Ok(redis::from_redis_value(answer)?)).map_err(|source| CacheError { action: ACTION, source })?;
+        let (seconds, micros): (i64, i64) = answer
+            .and_then(|answer| Ok(redis::from_redis_value(answer)?))
+            .map_err(|source| CacheError { action: ACTION, source })?;
         Ok(Micros(seconds * 1_000_000 + micros))
     }
 

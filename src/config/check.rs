@@ -7,6 +7,9 @@ use jiff::tz::TimeZone;
 use super::{Board, Config, LIKE, ServerUrl};
 use crate::runtime::schedule;
 
+/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
+const DRAIN_MAX_S_MAX: u64 = 80;
+
 /// How many partitions at most: each costs a queue and a connection to the broker.
 const PARTITIONS_MAX: u16 = 256;
 
@@ -68,7 +71,7 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
             found.push(format!("{key} is {value}, allowed are {least} to {most}"));
         }
     };
-    within("[daemon] drain_max_s", config.daemon.drain_max_s, 1, 3_600);
+    within("[daemon] drain_max_s", config.daemon.drain_max_s, 1, DRAIN_MAX_S_MAX);
     within("[amqp] partitions", config.amqp.partitions.into(), 1, PARTITIONS_MAX.into());
     within("[amqp] heartbeat_s", config.amqp.heartbeat_s.into(), 1, 60);
     within("[amqp] timeout_ms", config.amqp.timeout_ms, 100, 60_000);

@@ -62,7 +62,8 @@ impl Batch {
 /// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the outcome doesn't depend
 /// on the order of arrival.
 pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
-    let states = events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
+    let states =
+        events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
     let mut winners: Vec<(Pair, State)> = states.collect();
     winners.sort_unstable_by_key(|(pair, state)| (*pair, std::cmp::Reverse(version(state))));
     winners.dedup_by_key(|(pair, _)| *pair);

@@ -74,7 +74,12 @@ impl Writer {
                 StoreError::TakenOver(_) => return Err(error),
                 _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
                 _ if error.is_contention() => {
-                    debug!(event = "contention", partition = self.partition, "a rival was first, trying again: {}", chain(&error));
+                    debug!(
+                        event = "contention",
+                        partition = self.partition,
+                        "a rival was first, trying again: {}",
+                        chain(&error)
+                    );
                 }
                 _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
                 _ => {
@@ -90,7 +95,10 @@ impl Writer {
         let Some(epoch) = self.epoch else { return };
         let released = async {
             let mut lent = self.store.lend().await?;
-            lent.limit("release the partition", |connection| likes::release_partition(connection, self.partition, epoch)).await
+            lent.limit("release the partition", |connection| {
+                likes::release_partition(connection, self.partition, epoch)
+            })
+            .await
         };
         if let Err(error) = released.await {
             debug!(event = "release-failed", partition = self.partition, "{}", chain(&error));
@@ -99,7 +107,13 @@ impl Writer {
 
     fn remember(&mut self, epoch: u64) {
         if self.epoch.replace(epoch).is_none() {
-            info!(event = "partition-taken", partition = self.partition, epoch, "partition {} is written here now", self.partition);
+            info!(
+                event = "partition-taken",
+                partition = self.partition,
+                epoch,
+                "partition {} is written here now",
+                self.partition
+            );
         }
     }
 
@@ -107,26 +121,29 @@ impl Writer {
     /// when tried alone.
     async fn set_refused_aside(&mut self, batch: &mut Batch) -> Result<bool, StoreError> {
         let mut refused: Vec<(usize, String)> = Vec::new();
-        let mut ranges = vec![0..batch.events.len()];
-        while let Some(range) = ranges.pop() {
-            let Some(events) = batch.events.get(range.clone()).filter(|events| !events.is_empty()) else { continue };
+        let mut parts = vec![(0, batch.events.len())];
+        while let Some((from, until)) = parts.pop() {
+            let Some(events) = batch.events.get(from..until).filter(|events| !events.is_empty()) else { continue };
             match self.transact(batch, events, End::RollBack).await {
                 Ok(_) => {}
-                Err(error) if error.fate() == Fate::Row && range.len() == 1 => refused.push((range.start, chain(&error))),
+                Err(error) if error.fate() == Fate::Row && events.len() == 1 => refused.push((from, chain(&error))),
                 Err(error) if error.fate() == Fate::Row => {
-                    let middle = range.start + range.len() / 2;
-                    ranges.extend([middle..range.end, range.start..middle]);
+                    let middle = from.midpoint(until);
+                    parts.extend([(middle, until), (from, middle)]);
                 }
-                // Passing: the caller's loop begins again, with those found so far still in the batch.
                 Err(error @ StoreError::TakenOver(_)) => return Err(error),
+                // Passing: the caller's loop begins again, with those found so far still in the batch.
                 Err(_) => return Ok(false),
             }
         }
-        refused.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        refused.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
         for (index, error) in &refused {
             let received: Received = batch.events.remove(*index);
             warn!(
-                event = "event-refused", partition = self.partition, reason = Reason::RefusedByDatabase.code(), error,
+                event = "event-refused",
+                partition = self.partition,
+                reason = Reason::RefusedByDatabase.code(),
+                error,
                 "the database refuses one event, which is kept in dead_letter: {error}"
             );
             batch.refused.push(dead::refused_by_database(received, error.clone(), &self.queue, Micros::now()));

@@ -95,7 +95,9 @@ impl Partition {
                 Ok(()) => break,
                 Err(error) if self.stop.is_cancelled() => {
                     info!(
-                        event = "partition-given-back", partition = self.number, error = format!("{error:#}"),
+                        event = "partition-given-back",
+                        partition = self.number,
+                        error = format!("{error:#}"),
                         "stopped with messages that were not written, which the broker keeps: {error:#}"
                     );
                 }
@@ -105,7 +107,12 @@ impl Partition {
                 }
             }
         }
-        info!(event = "partition-stopped", partition = self.number, "partition {} is no longer written here", self.number);
+        info!(
+            event = "partition-stopped",
+            partition = self.number,
+            "partition {} is no longer written here",
+            self.number
+        );
     }
 
     fn queue(&self) -> String {

@@ -24,6 +24,7 @@ use super::flush::{Watch, Writer};
 use crate::broker::Link;
 use crate::event::{self, Message};
 use crate::model::Micros;
+use crate::runtime::log::Flood;
 use crate::store::StoreError;
 
 /// How often the loop wakes up with nothing to do, to say that it is alive.
@@ -68,7 +69,16 @@ pub(super) async fn run(partition: &Partition, connected: impl FnOnce()) -> Resu
     info!(event = "consuming", partition = partition.number, queue, "listening on {queue}");
     let ends = partition.stop.child_token();
     let writer = Some(partition.writer(ends.clone()));
-    let mut session = Session { partition, link: &link, deliveries, ends, open: Open::default(), writer, writing: None };
+    let mut session = Session {
+        partition,
+        link: &link,
+        deliveries,
+        ends,
+        open: Open::default(),
+        writer,
+        writing: None,
+        refused: Flood::default(),
+    };
     let ended = session.consume().await;
     // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
     let drained = session.finish(ended.is_ok()).await;
@@ -85,6 +95,7 @@ struct Session<'a> {
     /// While idle. Exactly one of `writer` and `writing` is there.
     writer: Option<Writer>,
     writing: Option<Writing>,
+    refused: Flood,
 }
 
 impl Session<'_> {
@@ -165,6 +176,15 @@ impl Session<'_> {
         let (writer, open, result) = written;
         (self.writer, self.writing) = (Some(writer), None);
         result.context("write a batch")?;
+        let refused = open.batch.refused.len() as u64;
+        if let Some(refused) = self.refused.note(refused, std::time::Instant::now()) {
+            warn!(
+                event = "dead-letters",
+                partition = self.partition.number,
+                refused,
+                "{refused} messages that can never be applied were kept in dead_letter"
+            );
+        }
         let Some(acker) = open.last else { return Ok(()) };
         let acknowledged = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true })).await?;
         if acknowledged { Ok(()) } else { Err(anyhow!("the delivery is stale: the broker has taken it back")) }
@@ -233,15 +253,17 @@ async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written
         let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
         let (messages, events, refused) = (open.batch.messages, open.batch.events.len(), open.batch.refused.len());
         debug!(
-            event = "batch-committed", partition = writer.partition, messages, events, rows, refused, why, write_ms, lag_ms,
+            event = "batch-committed",
+            partition = writer.partition,
+            messages,
+            events,
+            rows,
+            refused,
+            why,
+            write_ms,
+            lag_ms,
             "{messages} messages committed as {rows} rows in {write_ms:.1} ms"
         );
-        if refused > 0 {
-            warn!(
-                event = "dead-letters", partition = writer.partition, refused,
-                "{refused} messages can never be applied and are kept in dead_letter"
-            );
-        }
     }
     (writer, open, result)
 }

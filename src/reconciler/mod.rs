@@ -46,8 +46,8 @@ use crate::store::Store;
 use crate::store::counters::{ChangedAfter, Truth};
 use crate::store::jobs::number_of;
 
-pub use cut::NotNow;
 use cut::Fences;
+pub use cut::NotNow;
 use drift::{Verdict, agreed, judge, value_at};
 use report::{LISTED_MAX, Report, TargetReport};
 
@@ -137,8 +137,7 @@ impl Reconciler {
         // What an earlier run that was killed has left behind.
         self.store.unwatch().await?;
         let publisher = self.broker.connect_publisher("reconcile").await?;
-        let fences =
-            Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
+        let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
         let report = Report { mode: mode.name(), dry_run, ..Report::default() };
         let recounts = *mode != Mode::Changed;
         let lists_all = matches!(mode, Mode::Targets(_));
@@ -167,7 +166,10 @@ impl Run<'_> {
             return self.compare_changed().await;
         }
         if *mode == Mode::Changed {
-            info!(event = "reconcile-becomes-full", unloaded, "Redis has {unloaded} buckets that are not loaded: comparing all targets");
+            info!(
+                event = "reconcile-becomes-full",
+                unloaded, "Redis has {unloaded} buckets that are not loaded: comparing all targets"
+            );
             (self.recounts, self.report.mode) = (true, Mode::Full.name());
         }
         let began = self.now().await?;
@@ -202,7 +204,8 @@ impl Run<'_> {
 
     /// Compares every target that MySQL or Redis knows, and loads the buckets that nobody has loaded.
     async fn compare_full(&mut self) -> Result<()> {
-        let kinds: Vec<(String, Kind)> = self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
+        let kinds: Vec<(String, Kind)> =
+            self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
         if !self.report.dry_run {
             for (name, _) in &kinds {
                 self.on.cache.begin_load(name, self.number).await?;
@@ -238,8 +241,7 @@ impl Run<'_> {
         for from in (0..buckets).step_by(LISTED_BUCKETS as usize) {
             let until = buckets.min(from + LISTED_BUCKETS);
             let targets = self.on.cache.targets_in(name, kind, from..until).await?;
-            let known = self.on.store.truths(self.on.metric, &targets, false).await?;
-            phantoms.extend(targets.into_iter().filter(|target| !known.contains_key(target)));
+            phantoms.extend(self.unknown_to_mysql(targets).await?);
             if phantoms.len() >= self.on.limits.page_targets || until == buckets {
                 phantoms.sort_unstable();
                 self.report.phantoms += phantoms.len() as u64;
@@ -247,6 +249,16 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
+    async fn unknown_to_mysql(&self, mut targets: Vec<Target>) -> Result<Vec<Target>> {
+        // Counters first: they are few point reads each, and nearly every target has one.
+        for recount in [false, true] {
+            let truths = self.on.store.truths(self.on.metric, &targets, recount).await?;
+            targets.retain(|target| truths.get(target).is_none_or(|truth| truth.update_at.is_none()));
+        }
+        Ok(targets)
     }
 
     /// Compares `targets`, sorted by key, page by page.
@@ -266,9 +278,12 @@ impl Run<'_> {
         let first = self.look(page, self.recounts).await?;
         self.note_unknown(page, &first);
         let off = self.sort_out(&first);
-        let mut busy: BTreeMap<Target, Option<i64>> = with(&first, |verdict| verdict == Verdict::Busy).map(|target| (target, None)).collect();
+        let mut busy: BTreeMap<Target, Option<i64>> =
+            with(&first, |verdict| verdict == Verdict::Busy).map(|target| (target, None)).collect();
         let second = self.look(&off.keys().copied().collect::<Vec<_>>(), self.recounts).await?;
-        busy.extend(with(&second, |verdict| verdict == Verdict::Busy).map(|target| (target, off.get(&target).copied())));
+        busy.extend(
+            with(&second, |verdict| verdict == Verdict::Busy).map(|target| (target, off.get(&target).copied())),
+        );
         self.repair_agreed(&off, &second).await?;
         self.report.busy += busy.len() as u64;
         let busy: Vec<(Target, Option<i64>)> = busy.into_iter().collect();
@@ -282,7 +297,8 @@ impl Run<'_> {
     async fn compare_busy(&mut self, targets: &[(Target, Option<i64>)]) -> Result<()> {
         let all: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
         let looked = self.look_watched(&all).await?;
-        let seen_once: BTreeMap<Target, i64> = targets.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
+        let seen_once: BTreeMap<Target, i64> =
+            targets.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
         let (again, fresh): (BTreeMap<_, _>, BTreeMap<_, _>) =
             looked.into_iter().partition(|(target, _)| seen_once.contains_key(target));
         self.repair_agreed(&seen_once, &again).await?;
@@ -420,7 +436,10 @@ impl Run<'_> {
             }
             self.report.counters_off += 1;
             let (kind, target_id) = (self.on.kinds.name(target.kind), target.id.0);
-            warn!(event = "counter-off", kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}");
+            warn!(
+                event = "counter-off",
+                kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
+            );
             if !self.report.dry_run {
                 self.on.store.correct_counter(JOB, self.number, self.on.metric, *target, delta).await?;
             }
@@ -462,10 +481,7 @@ impl Run<'_> {
     }
 }
 
-fn judged(
-    samples: BTreeMap<Target, Sample>,
-    judge: impl Fn(&Target, &Sample) -> Verdict,
-) -> BTreeMap<Target, Look> {
+fn judged(samples: BTreeMap<Target, Sample>, judge: impl Fn(&Target, &Sample) -> Verdict) -> BTreeMap<Target, Look> {
     samples.into_iter().map(|(target, sample)| (target, Look { sample, verdict: judge(&target, &sample) })).collect()
 }
 

@@ -74,6 +74,7 @@ impl job::Report for Report {
     }
 }
 
+/// One line for a log; with `{:#}` a line for each listed target too, for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
@@ -97,7 +98,8 @@ impl fmt::Display for Report {
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;
         }
-        for TargetReport { target, redis, mysql, added, verdict } in &self.targets {
+        let listed = if f.alternate() { self.targets.as_slice() } else { &[] };
+        for TargetReport { target, redis, mysql, added, verdict } in listed {
             write!(f, "\n  {target}: {verdict}, Redis {redis}, MySQL {mysql}")?;
             if *added != 0 {
                 write!(f, ", added {added:+}")?;
@@ -127,7 +129,7 @@ mod tests {
             ..Report::default()
         };
         assert_eq!(
-            report.to_string(),
+            format!("{report:#}"),
             "full: 10 targets checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"
         );

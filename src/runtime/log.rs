@@ -1,6 +1,7 @@
 //! Where log lines go and how they look.
 
 use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tracing_subscriber::layer::SubscriberExt;
@@ -9,15 +10,42 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::config::{Log, LogFormat};
 
+/// Libraries that log what their callers get as errors too. What the filter says of them wins.
+const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
+
+/// How often a [`Flood`] speaks at most.
+const SPEAK_EVERY: Duration = Duration::from_secs(10);
+
+/// Something that may happen thousands of times a second: said at once the first time, then as a count.
+#[derive(Default)]
+pub struct Flood {
+    said: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Flood {
+    /// Notes `times` more; the count since the last time when it is time to speak.
+    pub fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
+        self.unsaid += times;
+        if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
+            return None;
+        }
+        self.said = Some(now);
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
 /// Starts logging to stderr, or to journald. `RUST_LOG` wins over `[log] level`.
 ///
 /// # Errors
 /// A filter that doesn't parse, or a journal that isn't there.
 pub fn start(log: &Log) -> Result<()> {
-    let filter = match std::env::var("RUST_LOG") {
-        Ok(filter) if !filter.is_empty() => EnvFilter::try_new(&filter).context("read RUST_LOG")?,
-        _ => EnvFilter::try_new(&log.level).with_context(|| format!("read [log] level \"{}\"", log.level))?,
+    let (filter, origin) = match std::env::var("RUST_LOG") {
+        Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
+        _ => (log.level.clone(), "level"),
     };
+    let filter =
+        EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))?;
     let stderr = std::io::stderr;
     let lines = match resolve(log.format) {
         LogFormat::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
@@ -38,5 +66,20 @@ fn resolve(format: LogFormat) -> LogFormat {
         LogFormat::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => LogFormat::Journald,
         LogFormat::Auto => LogFormat::Json,
         format => format,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_said_once_and_then_counted() {
+        let (mut flood, start) = (Flood::default(), Instant::now());
+        assert_eq!(flood.note(0, start), None);
+        assert_eq!(flood.note(3, start), Some(3));
+        assert_eq!(flood.note(4, start + Duration::from_secs(1)), None);
+        assert_eq!(flood.note(0, start + SPEAK_EVERY), Some(4));
+        assert_eq!(flood.note(0, start + 2 * SPEAK_EVERY), None);
     }
 }

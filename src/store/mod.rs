@@ -17,7 +17,7 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
-use sqlx::{Executor, MySql, MySqlConnection, MySqlPool};
+use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool};
 
 use crate::config::{Mysql, ServerUrl};
 use crate::model::Micros;
@@ -70,13 +70,12 @@ impl StoreError {
 }
 
 impl StoreError {
-    /// A rival was first: a deadlock, a lock waited for in vain, a row that someone else has just inserted. The same
-    /// transaction will do at once.
+    /// A rival was first: a deadlock, or a row that someone else has just inserted. The same transaction will do at once.
     pub fn is_contention(&self) -> bool {
         match self {
             Self::Sql { source: sqlx::Error::Database(error), .. } => error
                 .try_downcast_ref::<MySqlDatabaseError>()
-                .is_some_and(|error| matches!(error.number(), 1062 | 1205 | 1213)),
+                .is_some_and(|error| matches!(error.number(), 1062 | 1213)),
             _ => false,
         }
     }
@@ -124,6 +123,8 @@ impl Store {
     pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max)
+            // Before the server closes them (wait_timeout, in set_session).
+            .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
             .after_connect(|connection, _| Box::pin(async move { set_session(connection).await }))
             .connect_lazy_with(options(&config.url)?);
@@ -183,11 +184,12 @@ impl Drop for Lent {
 }
 
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
-    // sqlx does not force strict mode: values would be cut silently.
+    // Strict mode, because the library does not force it: values would be cut silently. wait_timeout, because a daemon
+    // that is frozen within a transaction holds its partition's row, and the server would wait eight hours for it.
     connection
         .execute(
             "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
-             time_zone = '+00:00', innodb_lock_wait_timeout = 10",
+             time_zone = '+00:00', innodb_lock_wait_timeout = 10, wait_timeout = 10",
         )
         .await?;
     connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
@@ -197,6 +199,8 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
 fn options(url: &ServerUrl) -> Result<MySqlConnectOptions> {
     let options = MySqlConnectOptions::from_str(url.expose()).tried("read [mysql] url")?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
+    // What is slow or fails is logged by whoever asked, once.
+    let options = options.disable_statement_logging();
     Ok(match said {
         true => options,
         // The library's own default verifies nothing and falls back to plain text.
