@@ -15,14 +15,17 @@
 //! tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
-pub mod broker;
-pub mod consumer;
+pub mod app;
 pub mod archiver;
+pub mod broker;
 pub mod cache;
+pub mod cli;
+pub mod client;
 pub mod config;
+pub mod consumer;
 pub mod event;
 pub mod job;
-pub mod reconciler;
 pub mod model;
+pub mod reconciler;
 pub mod runtime;
 pub mod store;

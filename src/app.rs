@@ -1,0 +1,275 @@
+//! Builds what the tasks stand on, runs the tasks, supervises and drains them.
+//!
+//! A task that ends before it was told to ends all the others in order, and the process with a failing exit code;
+//! systemd starts it again (invariant 8).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::archiver::{self, Archiver, Scope};
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::config::{Config, ConfigError};
+use crate::consumer::Partition;
+use crate::job::{self, Job, Next, Ran, Timetable};
+use crate::model::Micros;
+use crate::reconciler::{self, Mode, Reconciler};
+use crate::runtime::progress::{Beat, Progress};
+use crate::runtime::schedule::Bells;
+use crate::runtime::{shutdown, systemd};
+use crate::store::Store;
+use crate::store::schema::Schema;
+
+/// Connections to MySQL beside one per partition: one per job, one for its lease, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 5;
+
+/// What the tasks stand on. Nothing is connected before it is used.
+#[derive(Clone)]
+pub struct Servers {
+    /// MySQL.
+    pub store: Store,
+    /// Redis.
+    pub cache: Cache,
+    /// RabbitMQ.
+    pub broker: Broker,
+    /// This process, for whoever finds a lock held by it: `host:pid`.
+    pub owner: String,
+}
+
+impl Servers {
+    /// As the configuration names them.
+    ///
+    /// # Errors
+    /// An address or a certificate can't be used.
+    pub fn new(config: &Config) -> Result<Self> {
+        let connections = u32::from(config.amqp.partitions) + CONNECTIONS_FOR_JOBS;
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Ok(Self {
+            store: Store::new(&config.mysql, connections)?,
+            cache: Cache::new(&config.redis)?,
+            broker: Broker::new(&config.amqp)?,
+            owner: format!("{}:{}", host.trim(), std::process::id()),
+        })
+    }
+
+    /// One reconcile, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn reconcile(
+        &self,
+        config: &Config,
+        mode: &Mode,
+        dry_run: bool,
+        stop: &CancellationToken,
+    ) -> Result<Ran<reconciler::report::Report>> {
+        let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
+        let job = Job { name: reconciler::JOB, mode: mode.name(), owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { reconciler.run(run, mode, dry_run, stop).await }).await
+    }
+
+    /// One archive, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn archive(
+        &self,
+        config: &Config,
+        scope: &Scope,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), stop).await }).await
+    }
+
+    /// Whether MySQL has the schema that this version needs.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it hasn't; MySQL's.
+    pub async fn check_schema(&self) -> Result<()> {
+        let problem = match self.store.schema().await? {
+            Schema::Current => return Ok(()),
+            Schema::Behind(steps) => format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`"),
+            Schema::Ahead => "MySQL's schema was made by a newer tallyd: run that version".to_owned(),
+        };
+        Err(ConfigError(vec![problem]).into())
+    }
+}
+
+/// The daemon: runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The schema is wrong, a task ended early, or the drain took longer than `[daemon] drain_max_s`.
+pub async fn run(config: Config) -> Result<()> {
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let servers = Servers::new(&config)?;
+    look_at_mysql(&servers).await?;
+    let config = Arc::new(config);
+    let progress = Progress::default();
+    let mut tasks: JoinSet<String> = JoinSet::new();
+    let bells = start_tasks(&config, &servers, &progress, &stop, &mut tasks).await?;
+    tokio::spawn(systemd::watchdog(progress, stop.clone()));
+    systemd::ready();
+    let partitions = config.amqp.partitions;
+    systemd::status(&format!("listening on {partitions} partitions"));
+    info!(
+        event = "started",
+        version = env!("CARGO_PKG_VERSION"),
+        owner = servers.owner,
+        partitions,
+        "tallyd {} started with {partitions} partitions",
+        env!("CARGO_PKG_VERSION")
+    );
+    let ended = supervise(&mut tasks, &stop).await;
+    systemd::stopping();
+    bells.stop().await;
+    let drained = drain(&mut tasks, Duration::from_secs(config.daemon.drain_max_s)).await;
+    if drained.is_ok() {
+        servers.store.close().await;
+    }
+    ended.and(drained)?;
+    info!(event = "stopped", "tallyd has stopped, nothing is open");
+    Ok(())
+}
+
+/// A schema that is wrong ends the start; a server that is away doesn't: the tasks wait for it.
+async fn look_at_mysql(servers: &Servers) -> Result<()> {
+    match servers.check_schema().await {
+        Err(error) if error.is::<ConfigError>() => return Err(error),
+        Err(error) => {
+            warn!(
+                event = "mysql-away",
+                error = format!("{error:#}"),
+                "MySQL is away, starting all the same: {error:#}"
+            );
+            return Ok(());
+        }
+        Ok(()) => {}
+    }
+    let (version, warnings) = servers.store.durability().await?;
+    info!(event = "mysql", version, "MySQL is {version}");
+    for warning in warnings {
+        warn!(event = "mysql-not-durable", "{warning}");
+    }
+    Ok(())
+}
+
+async fn start_tasks(
+    config: &Arc<Config>,
+    servers: &Servers,
+    progress: &Progress,
+    stop: &CancellationToken,
+    tasks: &mut JoinSet<String>,
+) -> Result<Bells> {
+    for number in 0..config.amqp.partitions {
+        let name = format!("consumer {number}");
+        let Servers { store, broker, owner, .. } = servers.clone();
+        let partition = Partition::new(number, config, broker, store, &owner, stop.clone(), progress.register(&name));
+        tasks.spawn(async move {
+            partition.run().await;
+            name
+        });
+    }
+    let reconcile_bell = Arc::new(Notify::new());
+    let archive_bell = Arc::new(Notify::new());
+    let task = Task { config: Arc::clone(config), servers: servers.clone(), stop: stop.clone() };
+    let timetables = vec![
+        Timetable::new(reconciler::JOB, Mode::Full.name(), &config.reconcile.full_cron)?,
+        Timetable::new(reconciler::JOB, Mode::Changed.name(), &config.reconcile.changed_cron)?,
+    ];
+    tasks.spawn(task.clone().reconcile(timetables, Arc::clone(&reconcile_bell), progress.register("reconciler")));
+    let timetables = vec![Timetable::new(archiver::JOB, archiver::MODE, &config.archive.cron)?];
+    tasks.spawn(task.archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
+    Bells::start(vec![
+        (config.reconcile.full_cron.clone(), Arc::clone(&reconcile_bell)),
+        (config.reconcile.changed_cron.clone(), reconcile_bell),
+        (config.archive.cron.clone(), archive_bell),
+    ])
+    .await
+}
+
+/// A job's task.
+#[derive(Clone)]
+struct Task {
+    config: Arc<Config>,
+    servers: Servers,
+    stop: CancellationToken,
+}
+
+impl Task {
+    async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+        let modes = [Mode::Full, Mode::Changed];
+        let Self { config, servers, stop } = &self;
+        job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
+            let mode = modes.get(place).unwrap_or(&Mode::Changed);
+            async move { next(servers.reconcile(config, mode, false, stop).await) }
+        })
+        .await;
+        "reconciler".to_owned()
+    }
+
+    async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+        let Self { config, servers, stop } = &self;
+        job::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async {
+            next(servers.archive(config, &Scope::default(), stop).await)
+        })
+        .await;
+        "archiver".to_owned()
+    }
+}
+
+/// When the loop looks again, after what became of a run.
+fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
+    match ran {
+        Ok(Ran::Ended(report)) if report.is_done() => Next::Bell,
+        Ok(_) => Next::Soon,
+        Err(error) => {
+            error!(event = "job-failed", error = format!("{error:#}"), "a job failed, trying again soon: {error:#}");
+            Next::Soon
+        }
+    }
+}
+
+/// Waits for the stop. Any task that ends before it is a fault, and stops the others.
+async fn supervise(tasks: &mut JoinSet<String>, stop: &CancellationToken) -> Result<()> {
+    let ended = tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        ended = tasks.join_next() => ended,
+    };
+    if stop.is_cancelled() {
+        return Ok(());
+    }
+    stop.cancel();
+    let reason = match ended {
+        Some(Ok(name)) => format!("the {name} ended without being told to"),
+        Some(Err(error)) => format!("a task panicked: {error}"),
+        None => "there is no task".to_owned(),
+    };
+    error!(event = "task-ended", reason, "stopping: {reason}");
+    Err(anyhow!(reason))
+}
+
+/// Waits for all tasks, but no longer than `limit`.
+async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
+    let all = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended.context("a task panicked while stopping")?;
+        }
+        Ok(())
+    };
+    match tokio::time::timeout(limit, all).await {
+        Ok(result) => result,
+        Err(_) => bail!(
+            "the stop took longer than [daemon] drain_max_s = {} s: what is open goes back to the broker",
+            limit.as_secs()
+        ),
+    }
+}

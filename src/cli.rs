@@ -1,0 +1,319 @@
+//! The commands: what each prints and how it exits.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::app::{self, Servers};
+use crate::archiver::{Scope, ScopeError};
+use crate::cache::CacheError;
+use crate::config::{self, Config, ConfigError, Kinds};
+use crate::job::{Ran, Report};
+use crate::model::{Micros, Target, TargetId};
+use crate::reconciler::{Mode, NotNow};
+use crate::runtime::{log, schedule, shutdown};
+use crate::store::schema::MigrateError;
+use crate::store::{Fate, StoreError};
+
+/// Done.
+pub const EXIT_DONE: u8 = 0;
+/// Failed.
+pub const EXIT_FAILED: u8 = 1;
+/// A dry run found drift.
+pub const EXIT_DRIFT: u8 = 2;
+/// The command line is wrong (EX_USAGE).
+pub const EXIT_USAGE: u8 = 64;
+/// A lock is held or a server is away (EX_TEMPFAIL): the same call may do later.
+pub const EXIT_TRY_LATER: u8 = 75;
+/// The configuration or the schema is wrong (EX_CONFIG): no restart will help.
+pub const EXIT_CONFIG: u8 = 78;
+
+/// Keeps like counts true: writes like events to MySQL, repairs Redis counters, archives leaderboards.
+///
+/// Without a command it runs as a daemon until SIGTERM.
+#[derive(Debug, Parser)]
+#[command(name = "tallyd", version, after_help = EXIT_CODES)]
+struct Cli {
+    /// The configuration file.
+    #[arg(long, global = true, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+
+    /// Does one full reconcile and exits: the same as `tallyd reconcile`.
+    #[arg(long)]
+    reconcile_once: bool,
+
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run), 64 usage, \
+                          75 try later (lock held, server away), 78 configuration or schema";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compares Redis' counters with MySQL once, and repairs what has drifted.
+    Reconcile(ReconcileArgs),
+    /// Archives the boards of closed periods, and ends those that were archived long enough ago.
+    Archive(ArchiveArgs),
+    /// Makes or updates the tables in MySQL. Needs an account that may create tables.
+    Migrate,
+    /// Checks the configuration and, unless --offline, the servers that it names.
+    CheckConfig {
+        /// Connects to nothing.
+        #[arg(long)]
+        offline: bool,
+    },
+}
+
+#[derive(Debug, Default, Args)]
+struct ReconcileArgs {
+    /// Recounts every target (the default).
+    #[arg(long, conflicts_with_all = ["changed", "target"])]
+    full: bool,
+    /// Compares what changed since the last run.
+    #[arg(long, conflicts_with = "target")]
+    changed: bool,
+    /// Compares this target alone; may be given several times.
+    #[arg(long, value_name = "KIND:ID")]
+    target: Vec<String>,
+    /// Changes nothing; exits with 2 when something has drifted.
+    #[arg(long)]
+    dry_run: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+struct ArchiveArgs {
+    /// Only this board.
+    #[arg(long, value_name = "NAME")]
+    board: Option<String>,
+    /// Only this period: 2026-11-21, 2026-W47 or 2026-11.
+    #[arg(long)]
+    period: Option<String>,
+    /// Changes nothing; says what would be archived and ended, and why the others not.
+    #[arg(long)]
+    dry_run: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: one object.
+    Json,
+}
+
+/// Runs the command that the process was started with.
+pub fn main() -> u8 {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // --help and --version are no errors; the library would exit with 2 on the others.
+            let code = if error.use_stderr() { EXIT_USAGE } else { EXIT_DONE };
+            return if error.print().is_ok() { code } else { EXIT_FAILED };
+        }
+    };
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            // stderr may be closed; the exit code says it too.
+            let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
+            exit_code(&error)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<u8> {
+    let config = config::load(&cli.config)?;
+    log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+    // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+    runtime.block_on(async {
+        match cli.command {
+            None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
+            None => app::run(config).await.map(|()| EXIT_DONE),
+            Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
+            Some(Command::Archive(args)) => archive(&config, args).await,
+            Some(Command::Migrate) => migrate(&config).await,
+            Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
+        }
+    })
+}
+
+async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
+    let mode = match (args.changed, args.target.as_slice()) {
+        (true, _) => Mode::Changed,
+        (false, []) => Mode::Full,
+        (false, targets) => {
+            Mode::Targets(targets.iter().map(|text| parse_target(text, &config.kinds)).collect::<Result<_>>()?)
+        }
+    };
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    let ran = servers.reconcile(config, &mode, args.dry_run, &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(match report {
+        _ if report.ended_early.is_some() => EXIT_FAILED,
+        _ if args.dry_run && report.drifted + report.counters_off > 0 => EXIT_DRIFT,
+        _ => EXIT_DONE,
+    })
+}
+
+async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
+    let scope = Scope { board: args.board, period: args.period, dry_run: args.dry_run };
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    let ran = servers.archive(config, &scope, &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(if report.is_done() || args.dry_run { EXIT_DONE } else { EXIT_FAILED })
+}
+
+async fn migrate(config: &Config) -> Result<u8> {
+    let steps = Servers::new(config)?.store.migrate().await?;
+    let text = match steps {
+        0 => "the schema is up to date".to_owned(),
+        steps => format!("the schema is up to date after {steps} steps"),
+    };
+    writeln!(std::io::stdout(), "{text}").context("print")?;
+    Ok(EXIT_DONE)
+}
+
+async fn check_config(config: &Config, offline: bool) -> Result<u8> {
+    let mut out = std::io::stdout();
+    let servers = Servers::new(config).map_err(|error| ConfigError(vec![format!("{error:#}")]))?;
+    let broker = &servers.broker;
+    writeln!(out, "RabbitMQ  {} (vhost \"{}\"), {} partitions", config.amqp.url, broker.vhost(), broker.partitions())?;
+    writeln!(out, "MySQL     {}", config.mysql.url)?;
+    writeln!(out, "Redis     {}", config.redis.url)?;
+    for (what, cron) in [
+        ("changed", &config.reconcile.changed_cron),
+        ("full", &config.reconcile.full_cron),
+        ("archive", &config.archive.cron),
+    ] {
+        let next = match schedule::parse(cron) {
+            Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),
+            Err(_) => "never".to_owned(),
+        };
+        writeln!(out, "{what:<9} {next}")?;
+    }
+    for board in &config.boards {
+        writeln!(out, "board     {} by {:?}, {}", board.name, board.period, board.time_zone)?;
+    }
+    if !offline {
+        check_servers(&servers, &mut out).await?;
+    }
+    writeln!(out, "the configuration is valid")?;
+    Ok(EXIT_DONE)
+}
+
+async fn check_servers(servers: &Servers, out: &mut impl Write) -> Result<()> {
+    servers.broker.connect("check-config").await?;
+    writeln!(out, "RabbitMQ  answers")?;
+    servers.check_schema().await?;
+    let (version, warnings) = servers.store.durability().await?;
+    writeln!(out, "MySQL     answers: {version}, schema up to date")?;
+    for warning in warnings {
+        writeln!(out, "MySQL     warning: {warning}")?;
+    }
+    servers.cache.ping().await?;
+    writeln!(out, "Redis     answers")?;
+    Ok(())
+}
+
+/// The report of a run that ended; says who holds the lock where another one runs.
+fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
+    match ran {
+        Ran::Ended(report) => Ok(Some(report)),
+        Ran::Held { owner, lease_s } => {
+            let text =
+                format!("tallyd: {owner} is at it (its lease runs for another {lease_s} s unless renewed): try later");
+            writeln!(std::io::stderr(), "{text}").context("print")?;
+            Ok(None)
+        }
+    }
+}
+
+fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
+    let text = match format {
+        Format::Text => format!("{report:#}"),
+        Format::Json => serde_json::to_string(report).context("write the report")?,
+    };
+    writeln!(std::io::stdout(), "{text}").context("print the report")
+}
+
+fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
+    let target = text.split_once(':').and_then(|(kind, id)| {
+        let id = id.parse().ok().filter(|id| (1..=crate::event::ID_MAX).contains(id))?;
+        Some(Target { kind: kinds.named(kind)?, id: TargetId(id) })
+    });
+    target.ok_or_else(|| {
+        let known: Vec<&str> = kinds.0.keys().map(String::as_str).collect();
+        Usage(format!("--target {text}: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
+            .into()
+    })
+}
+
+/// The command line is well formed, but what it names isn't there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// The exit code that says what kind of failure it was.
+fn exit_code(error: &anyhow::Error) -> u8 {
+    for cause in error.chain() {
+        if cause.is::<ConfigError>() {
+            return EXIT_CONFIG;
+        }
+        if cause.is::<Usage>() || cause.is::<ScopeError>() {
+            return EXIT_USAGE;
+        }
+        let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
+            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::Locked))
+            || cause.is::<CacheError>()
+            || cause.is::<NotNow>()
+            || cause.is::<lapin::Error>();
+        if passes {
+            return EXIT_TRY_LATER;
+        }
+    }
+    EXIT_FAILED
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_failure_has_the_code_of_its_kind() {
+        let code = |error: anyhow::Error| exit_code(&error.context("outside"));
+        assert_eq!(code(ConfigError(vec![]).into()), EXIT_CONFIG);
+        assert_eq!(code(Usage(String::new()).into()), EXIT_USAGE);
+        assert_eq!(code(NotNow(String::new()).into()), EXIT_TRY_LATER);
+        assert_eq!(code(StoreError::TakenOver(String::new()).into()), EXIT_TRY_LATER);
+        assert_eq!(code(anyhow::anyhow!("other")), EXIT_FAILED);
+    }
+}

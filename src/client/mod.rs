@@ -1,0 +1,180 @@
+//! The API servers' side, for Rust: counts a like in Redis at once and publishes its event.
+//!
+//! A thin layer over lua/like.lua and lua/board.lua, which any language can call: docs/events.md has the contract. The
+//! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use jiff::tz::TimeZone;
+use redis::Value;
+use tokio::sync::Mutex;
+
+use crate::archiver::period::Period;
+use crate::broker::{Broker, Publisher};
+use crate::cache::{BOARD, Cache, Call, LIKE, text};
+use crate::config::{Board, Config, Kinds};
+use crate::event::{LikeEvent, encode_like};
+use crate::model::{Metric, Micros, Target, UserId};
+
+/// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
+pub struct Client {
+    cache: Cache,
+    broker: Broker,
+    publisher: Mutex<Option<Arc<Publisher>>>,
+    kinds: Kinds,
+    metric: Metric,
+    boards: Vec<Board>,
+}
+
+/// A member of a board that a like counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnBoard<'a> {
+    /// The name of a `[[board]]`: all its current periods gain.
+    pub board: &'a str,
+    /// Who or what is ranked, for instance the video's id in decimal.
+    pub member: &'a [u8],
+}
+
+/// A like that counts in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// What was counted, with the `at` that Redis gave it.
+    pub event: LikeEvent,
+    /// The target's number after it.
+    pub count: i64,
+}
+
+/// Why a like was not counted, or not published.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Redis didn't count it, or the answer was lost on the way. Nothing was published.
+    #[error("count the like")]
+    NotCounted(#[source] anyhow::Error),
+    /// It counts in Redis, but the broker didn't confirm the event: [`Client::publish`] it again, or leave the drift to
+    /// the next full reconcile.
+    #[error("publish the like")]
+    NotPublished {
+        /// What was counted.
+        counted: Counted,
+        /// Why the broker didn't take it.
+        #[source]
+        source: anyhow::Error,
+    },
+}
+
+impl Client {
+    /// A client of the servers that `config` names. Connects when first used.
+    ///
+    /// # Errors
+    /// An address can't be used.
+    pub fn new(config: &Config) -> Result<Self> {
+        Ok(Self {
+            cache: Cache::new(&config.redis)?,
+            broker: Broker::new(&config.amqp)?,
+            publisher: Mutex::default(),
+            kinds: config.kinds.clone(),
+            metric: config.metrics.like(),
+            boards: config.boards.clone(),
+        })
+    }
+
+    /// The user likes the target: counts it in Redis and on `boards`, and publishes the event.
+    ///
+    /// # Errors
+    /// [`ClientError`] says how far it came.
+    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Counted, ClientError> {
+        self.set(target, user, true, boards).await
+    }
+
+    /// The user likes the target no longer.
+    ///
+    /// # Errors
+    /// [`ClientError`] says how far it came.
+    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Counted, ClientError> {
+        self.set(target, user, false, boards).await
+    }
+
+    async fn set(
+        &self,
+        target: Target,
+        user: UserId,
+        liked: bool,
+        boards: &[OnBoard<'_>],
+    ) -> Result<Counted, ClientError> {
+        let counted = self.count(target, user, liked, boards).await.map_err(ClientError::NotCounted)?;
+        self.publish(&counted).await.map_err(|source| ClientError::NotPublished { counted, source })?;
+        Ok(counted)
+    }
+
+    /// Counts in Redis alone, in one round trip. The event must be published next.
+    ///
+    /// # Errors
+    /// Redis is away, or a name is not in the configuration.
+    pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
+        let kind = self.kinds.name(target.kind);
+        let keys = &self.cache.keys;
+        let like = Call::new(&LIKE, keys.counters(&kind, keys.bucket(target)))
+            .arg(target.id.to_string())
+            .arg(self.metric.0.to_string())
+            .arg(if liked { "like" } else { "unlike" });
+        let mut calls = vec![like];
+        for on in boards {
+            calls.push(self.board_call(on, if liked { "1" } else { "-1" })?);
+        }
+        let answers = self.cache.eval("count a like", &calls).await?;
+        let (at, count) = answers.first().and_then(read_counted).context("like.lua returned something else")?;
+        Ok(Counted { event: LikeEvent { target, user, at, liked }, count })
+    }
+
+    fn board_call(&self, on: &OnBoard<'_>, delta: &str) -> Result<Call> {
+        let now = Micros::now();
+        let mut call: Option<Call> = None;
+        for board in self.boards.iter().filter(|board| board.name == on.board) {
+            let period = Period::containing(board.period, now, &TimeZone::get(&board.time_zone)?);
+            let key = self.cache.keys.board(&board.name, &period.to_string());
+            call = Some(match call {
+                Some(call) => call.key(key),
+                None => Call::new(&BOARD, key),
+            });
+        }
+        let call = call.with_context(|| format!("no [[board]] is named {}", on.board))?;
+        Ok(call.arg(on.member).arg(delta))
+    }
+
+    /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is
+    /// harmless: applying an event twice changes nothing.
+    ///
+    /// # Errors
+    /// The broker is away or didn't confirm.
+    pub async fn publish(&self, counted: &Counted) -> Result<()> {
+        let Counted { event, count } = counted;
+        let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
+        let publisher = self.publisher().await?;
+        let published = publisher.publish(&self.broker.exchange(), &event.user.to_string(), &body).await;
+        if published.is_err() {
+            let mut shared = self.publisher.lock().await;
+            // Another like may have made a new one already.
+            if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, &publisher)) {
+                *shared = None;
+            }
+        }
+        published
+    }
+
+    async fn publisher(&self) -> Result<Arc<Publisher>> {
+        let mut shared = self.publisher.lock().await;
+        if let Some(publisher) = shared.as_ref() {
+            return Ok(Arc::clone(publisher));
+        }
+        let publisher = Arc::new(self.broker.connect_publisher("client").await?);
+        *shared = Some(Arc::clone(&publisher));
+        Ok(publisher)
+    }
+}
+
+fn read_counted(answer: &Value) -> Option<(Micros, i64)> {
+    let Value::Array(parts) = answer else { return None };
+    let [at, Value::Int(count)] = parts.as_slice() else { return None };
+    Some((Micros(text(at)?.parse().ok()?), *count))
+}
