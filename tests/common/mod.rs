@@ -1,18 +1,34 @@
-//! A world per test: a database and a prefix in Redis of its own, on the servers of `dev/up`; the real binary as a child
-//! process.
+//! A world per test: a database, a prefix on the broker and one in Redis of its own, on the servers of `dev/up`; the real
+//! binary as a child process; a model of what must come out.
 
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command;
+#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+pub mod proxy;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use sqlx::{AssertSqlSafe, MySqlPool};
+use futures_util::{StreamExt, stream};
+use sqlx::{AssertSqlSafe, MySqlPool, Row};
+use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
 use tallyd::config::Config;
-use tallyd::store::Store;
+use tallyd::event::{LikeEvent, encode_like};
+use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 
 /// How long a fact may take to become true on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Messages that a publisher has on the way at once.
+const IN_FLIGHT: usize = 1_000;
+
+/// How many daemons this process has started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 
 pub struct World {
     pub name: String,
@@ -20,33 +36,41 @@ pub struct World {
     pub config: Config,
     pub pool: MySqlPool,
     pub cache: Cache,
+    pub broker: Broker,
     admin_url: String,
 }
 
 impl World {
-    /// A migrated database and nothing in Redis. `settings` is more TOML for the configuration.
+    /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration.
     pub async fn new(name: &str, settings: &str) -> Self {
         let name = format!("t_{name}_{}", std::process::id());
         let admin_url = stack("MYSQL_URL");
-        let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.unwrap();
-        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.unwrap();
+        let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
+        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("make the database");
         admin.close().await;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
-        let text = format!(
-            "[mysql]\nurl = \"{admin_url}{name}\"\n[redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\n{settings}",
-            stack("REDIS_URL")
-        );
-        fs::write(&path, text).unwrap();
+        fs::write(&path, config_text(&name, &admin_url, settings)).unwrap();
         let config = tallyd::config::load(&path).unwrap();
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
         let cache = Cache::new(&config.redis).unwrap();
-        Store::new(&config.mysql, 1).unwrap().migrate().await.unwrap();
-        Self { name, folder, config, pool, cache, admin_url }
+        let broker = Broker::new(&config.amqp).unwrap();
+        let world = Self { name, folder, config, pool, cache, broker, admin_url };
+        let migrated = world.tallyd(&["migrate"]);
+        assert!(migrated.status.success(), "{}", stderr(&migrated));
+        world
     }
 
     /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
     pub async fn close(self) {
+        let link = self.broker.connect("test").await.unwrap();
+        for partition in 0..self.broker.partitions() {
+            let _ = link.channel.queue_delete(self.broker.queue(partition).into(), Default::default()).await;
+        }
+        let _ = link.channel.queue_delete(format!("{}.returned", self.name).into(), Default::default()).await;
+        for exchange in ["events", "partitions"] {
+            let _ = link.channel.exchange_delete(format!("{}.{exchange}", self.name).into(), Default::default()).await;
+        }
         self.pool.close().await;
         let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await.unwrap();
@@ -62,22 +86,220 @@ impl World {
         self.folder.path().join("config.toml")
     }
 
+    /// Runs the binary to its end.
+    pub fn tallyd(&self, arguments: &[&str]) -> Output {
+        self.command().args(arguments).output().unwrap()
+    }
+
+    /// Runs the binary and reads its report.
+    pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.tallyd(&[arguments, &["--format", "json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    }
+
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
         command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
         command
     }
 
+    /// Starts the daemon, with a log of its own.
+    pub fn daemon(&self) -> Daemon {
+        self.daemon_with(&[])
+    }
+
+    /// The same with more environment.
+    pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log_path = self.folder.path().join(format!("daemon-{started}.log"));
+        let log = File::create(&log_path).unwrap();
+        let child = self.command().envs(environment.iter().copied()).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Daemon { child, log_path }
+    }
+
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
         client.get_multiplexed_async_connection().await.unwrap()
     }
+
+    /// Makes exchange and queues, as a daemon would, and connects a publisher.
+    pub async fn publisher(&self) -> Publisher {
+        let link = self.broker.connect("test").await.unwrap();
+        self.broker.declare(&link).await.unwrap();
+        self.broker.connect_publisher("test").await.unwrap()
+    }
+
+    /// Publishes bodies in order, many on the way at once.
+    pub async fn publish(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
+        let exchange = self.broker.exchange();
+        stream::iter(bodies)
+            .map(|(user, body)| {
+                let exchange = &exchange;
+                async move { publisher.publish(exchange, &user.to_string(), body).await.unwrap() }
+            })
+            .buffered(IN_FLIGHT)
+            .collect::<Vec<()>>()
+            .await;
+    }
+
+    pub async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Rows and counters, compared with the model to the last one.
+    pub async fn assert_equals(&self, model: &Model) {
+        let rows = sqlx::query(
+            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
+        );
+        let rows: HashMap<(Target, UserId), (Micros, bool)> = rows
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| {
+                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
+                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
+            })
+            .collect();
+        assert_eq!(rows.len(), model.rows.len(), "how many like records there are");
+        for (pair, state) in &model.rows {
+            assert_eq!(rows.get(pair), Some(state), "the like record of {pair:?}");
+        }
+        let counters = self.counters().await;
+        for (target, count) in model.counters() {
+            assert_eq!(counters.get(&target).copied().unwrap_or(0), count, "the counter of {target:?}");
+        }
+    }
+
+    /// The counters in MySQL.
+    pub async fn counters(&self) -> BTreeMap<Target, i64> {
+        sqlx::query(
+            "SELECT kind, target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 1 GROUP BY kind, target_id",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| (Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) }, row.get(2)))
+        .collect()
+    }
+
+    /// The counters in Redis, without those that are zero.
+    pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
+        let mut redis = self.redis().await;
+        let mut counters = BTreeMap::new();
+        for bucket in 0..self.cache.keys.buckets() {
+            let key = self.cache.keys.counters("video", bucket);
+            let fields: HashMap<String, String> = redis::cmd("HGETALL").arg(key).query_async(&mut redis).await.unwrap();
+            for (field, value) in fields.iter().filter(|(field, _)| *field != "_") {
+                let like = value.split(',').next().unwrap().parse().unwrap();
+                counters.insert(target(field.parse().unwrap()), like);
+            }
+        }
+        counters.retain(|_, value| *value != 0);
+        counters
+    }
+
+    /// Waits until everything that was published before is written: each partition's queue gets one more like, of a
+    /// target that no test uses, and is read in order. The broker's own figures are seconds old.
+    pub async fn drained(&self, publisher: &Publisher) {
+        for partition in 0..self.broker.partitions() {
+            let user = UserId(u64::from(partition) + 1);
+            let last = LikeEvent { target: target(LAST), user, at: Micros(1), liked: true };
+            publisher.publish("", &self.broker.queue(partition), &body(&last).1).await.unwrap();
+        }
+        let count = "SELECT COUNT(*) FROM like_record WHERE target_id = 999999999999";
+        eventually("all is written", || async { self.count(count).await == i64::from(self.broker.partitions()) }).await;
+        for table in ["like_record", "counter"] {
+            let sql = format!("DELETE FROM {table} WHERE target_id = {LAST}");
+            sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+        }
+    }
 }
+
+/// The target of [`World::drained`].
+const LAST: u64 = 999_999_999_999;
 
 /// A part of the stack's environment, as `dev/up --print-env` gives it.
 pub fn stack(name: &str) -> String {
     let variable = format!("TALLYD_STACK_{name}");
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
+}
+
+fn config_text(name: &str, admin_url: &str, settings: &str) -> String {
+    // Tests run at once on two cores: few buckets, short waits. What `settings` says wins.
+    let defaults = format!(
+        "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{admin_url}{name}\"\n\
+         [redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
+         [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\n\
+         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n",
+        stack("AMQP_URL"),
+        stack("REDIS_URL"),
+    );
+    let mut whole: toml::Table = defaults.parse().unwrap();
+    let given: toml::Table = settings.parse().expect("the test's settings are TOML");
+    for (section, value) in given {
+        match (whole.get_mut(&section), value) {
+            (Some(toml::Value::Table(known)), toml::Value::Table(own)) => known.extend(own),
+            (_, value) => drop(whole.insert(section, value)),
+        }
+    }
+    toml::to_string(&whole).unwrap()
+}
+
+/// The daemon as a child process, killed when dropped.
+pub struct Daemon {
+    pub child: Child,
+    log_path: PathBuf,
+}
+
+impl Daemon {
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success(), "kill -{name}");
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(mut self) -> ExitStatus {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "the daemon did not end in time:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log_path).unwrap()
+    }
+
+    /// Waits until the log has a line with that text.
+    pub async fn logged(&self, text: &str) {
+        eventually(&format!("the log says {text}"), || async { self.log().contains(text) }).await;
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log ---\n{}", self.log());
+        }
+    }
 }
 
 /// Waits until `fact` holds, but no longer than [`DEADLINE`].
@@ -87,4 +309,87 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() ->
         assert!(Instant::now() < until, "within {} s this did not become true: {what}", DEADLINE.as_secs());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// What the tables must hold: per (target, user) the newest event.
+#[derive(Default)]
+pub struct Model {
+    pub rows: HashMap<(Target, UserId), (Micros, bool)>,
+}
+
+impl Model {
+    pub fn apply(&mut self, event: &LikeEvent) {
+        let new = (event.at, !event.liked);
+        let row = self.rows.entry((event.target, event.user)).or_insert(new);
+        *row = (*row).max(new);
+    }
+
+    pub fn counters(&self) -> BTreeMap<Target, i64> {
+        let mut counters = BTreeMap::new();
+        for ((target, _), (_, is_del)) in &self.rows {
+            *counters.entry(*target).or_default() += i64::from(!is_del);
+        }
+        counters
+    }
+}
+
+/// A generator whose numbers are the same for the same seed.
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `below`. The generator is xorshift64* (Vigna 2016, "An experimental exploration").
+    pub fn below(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % below
+    }
+
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// A video.
+pub fn target(id: u64) -> Target {
+    Target { kind: Kind(1), id: TargetId(id) }
+}
+
+/// An event as producers send it.
+pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
+    (event.user, encode_like(event, "video", 0))
+}
+
+/// Starts and kills servers of the stack, one test at a time.
+pub mod servers {
+    use super::{Command, Path};
+
+    pub fn kill(server: &str) {
+        run("dev/down", &["--kill", server]);
+    }
+
+    pub fn start(server: &str) {
+        run("dev/up", &[server]);
+    }
+
+    fn run(name: &str, arguments: &[&str]) {
+        let output = script(name).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn script(name: &str) -> Command {
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(name))
+    }
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }

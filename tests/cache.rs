@@ -1,0 +1,120 @@
+//! The Lua scripts on a real Redis: what is added once, what is refused, what is unknown.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod common;
+
+use common::proxy::Proxy;
+use common::{World, target};
+use tallyd::cache::Cache;
+use tallyd::cache::counters::{Repair, Repaired};
+use tallyd::cache::keys::KindNames;
+use tallyd::cache::layout::Loaded;
+use tallyd::client::Client;
+use tallyd::config::Redis;
+use tallyd::model::{Metric, UserId};
+
+const LIKE: Metric = Metric(1);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_that_comes_twice_or_late_is_added_once() {
+    let world = World::new("repair_once", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    cache.begin_load("video", 7).await.unwrap();
+    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)];
+    assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
+    let repair = [Repair { target: target(1), delta: 5, loaded: sample.loaded }];
+    assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
+    // The first one again, and another one that was measured before it: the bucket has changed since.
+    for pass in [71, 72] {
+        assert_eq!(cache.repair(&names, LIKE, pass, &repair).await.unwrap(), [(target(1), Repaired::Stale)]);
+    }
+    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)];
+    assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_never_takes_a_number_below_zero() {
+    let world = World::new("below_zero", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    let client = Client::new(&world.config).unwrap();
+    cache.begin_load("video", 7).await.unwrap();
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)].loaded;
+    let repairs = [Repair { target: target(1), delta: -3, loaded }];
+    assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
+    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)].value, 2);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
+    let world = World::new("flushed_load", "").await;
+    let buckets = u64::from(world.cache.keys.buckets());
+    assert_eq!(world.cache.begin_load("video", 7).await.unwrap(), buckets);
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
+    assert_eq!(world.cache.end_load("video", 7).await.unwrap(), buckets - 1);
+    assert_eq!(world.cache.count_unloaded("video").await.unwrap(), 1);
+    assert_eq!(world.cache.begin_load("video", 8).await.unwrap(), 1, "the loaded ones are left alone");
+    assert_eq!(world.cache.end_load("video", 7).await.unwrap(), 0, "another run loads it now");
+    assert_eq!(world.cache.end_load("video", 8).await.unwrap(), 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
+    let world = World::new("packed", "[metrics]\nlike = 2\ncomment = 1\n").await;
+    let client = Client::new(&world.config).unwrap();
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("3").query_async(&mut redis).await.unwrap();
+    let first = client.count(target(42), UserId(1), true, &[]).await.unwrap();
+    let second = client.count(target(42), UserId(2), true, &[]).await.unwrap();
+    assert_eq!((first.count, second.count), (1, 2));
+    assert!(first.event.at < second.event.at, "Redis' clock goes on");
+    let field = || async {
+        let mut redis = world.redis().await;
+        let value: Option<String> = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+        value
+    };
+    assert_eq!(field().await.as_deref(), Some("3,2"));
+    for user in 1..=2 {
+        client.count(target(42), UserId(user), false, &[]).await.unwrap();
+    }
+    assert_eq!(field().await.as_deref(), Some("3"), "trailing zeros are left out");
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("0,1").query_async(&mut redis).await.unwrap();
+    client.count(target(42), UserId(1), false, &[]).await.unwrap();
+    assert_eq!(field().await, None, "a target of which everything is zero has no field");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_that_the_server_has_forgotten_are_sent_again() {
+    let world = World::new("noscript", "").await;
+    let client = Client::new(&world.config).unwrap();
+    let mut redis = world.redis().await;
+    for expected in 1..=3 {
+        let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
+        assert_eq!(
+            client.count(target(1), UserId(expected), true, &[]).await.unwrap().count,
+            i64::try_from(expected).unwrap()
+        );
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
+    let world = World::new("redis_cut", "").await;
+    let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
+    let cache = Cache::new(&Redis { url: url.as_str().into(), ..world.config.redis.clone() }).unwrap();
+    cache.ping().await.unwrap();
+    proxy.cut();
+    assert!(cache.ping().await.is_err(), "the cut is seen");
+    cache.ping().await.unwrap();
+    world.close().await;
+}

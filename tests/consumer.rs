@@ -1,0 +1,246 @@
+//! Events through RabbitMQ into MySQL, by the real daemon.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod common;
+
+use common::proxy::Proxy;
+use common::{Dice, Model, World, body, eventually, target};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+const TARGETS: u64 = 500;
+const USERS: u64 = 5_000;
+const NOW: i64 = 1_790_000_000_000_000;
+
+/// Bodies, what must come of them, and the malformed ones among them.
+type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
+
+/// `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
+fn traffic(count: usize, seed: u64) -> Traffic {
+    let mut dice = Dice::new(seed);
+    let (mut bodies, mut model, mut malformed) = (Vec::new(), Model::default(), Vec::new());
+    let mut events: Vec<LikeEvent> = Vec::new();
+    while bodies.len() < count {
+        let number = bodies.len();
+        if dice.percent(1) {
+            let text =
+                ["nonsense", "{\"type\":\"like\"}", "{\"type\":\"like\",\"kind\":\"film\",\"target_id\":1}", "[]"];
+            // The number makes each one its own: the same body twice is one dead letter.
+            let body = format!("{}\n{number}", text[dice.below(4) as usize]).into_bytes();
+            malformed.push(body.clone());
+            bodies.push((UserId(1 + dice.below(USERS)), body));
+            continue;
+        }
+        let event = if dice.percent(10) && !events.is_empty() {
+            events[dice.below(events.len() as u64) as usize]
+        } else {
+            let late = if dice.percent(5) { dice.below(10_000_000) as i64 } else { 0 };
+            LikeEvent {
+                // Squared, so that few targets get most of the likes.
+                target: target(1 + dice.below(TARGETS) * dice.below(TARGETS) / TARGETS),
+                user: UserId(1 + dice.below(USERS)),
+                at: Micros(NOW + number as i64 * 1_000 - late),
+                liked: !dice.percent(20),
+            }
+        };
+        model.apply(&event);
+        events.push(event);
+        bodies.push(body(&event));
+    }
+    (bodies, model, malformed)
+}
+
+async fn assert_dead_letters(world: &World, malformed: &[Vec<u8>]) {
+    let mut kept: Vec<Vec<u8>> =
+        sqlx::query_scalar("SELECT body FROM dead_letter").fetch_all(&world.pool).await.unwrap();
+    let mut malformed = malformed.to_vec();
+    kept.sort();
+    malformed.sort();
+    assert!(kept == malformed, "{} dead letters, {} malformed messages", kept.len(), malformed.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_thousand_events_end_as_the_model_says() {
+    let world = World::new("fifty_thousand", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(50_000, 1);
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_partitions_share_the_work_and_end_as_the_model_says() {
+    let world = World::new("four_partitions", "[amqp]\npartitions = 4").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 2);
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    assert_eq!(world.count("SELECT COUNT(DISTINCT slot) FROM counter").await, 4);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
+    let world = World::new("sigkill", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(50_000, 3);
+    let mut dice = Dice::new(std::process::id().into());
+    let mut daemon = world.daemon();
+    for part in bodies.chunks(bodies.len().div_ceil(6)) {
+        world.publish(&publisher, part).await;
+        if part.len() == bodies.len().div_ceil(6) {
+            // The moment is chance: at any of them the outcome must be the same.
+            tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
+            daemon.kill();
+            daemon = world.daemon();
+        }
+    }
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
+    let world = World::new("sigterm", "[consumer]\nbatch_events_max = 200\n[amqp]\nprefetch = 2000").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 4);
+    world.publish(&publisher, &bodies).await;
+    let daemon = world.daemon();
+    eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 1_000 })
+        .await;
+    assert_eq!(daemon.stop().code(), Some(0));
+    let left = eventually_steady(&world, &publisher).await;
+    assert!(left > 0 && left < 30_000, "{left} messages are left in the queue");
+    let owner: Option<String> =
+        sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
+    assert_eq!(owner, None, "the partition was given back");
+    // What was acknowledged is in MySQL: with the rest of the queue it makes the whole.
+    let written = world.count("SELECT COUNT(*) FROM like_record").await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    assert!(world.count("SELECT COUNT(*) FROM like_record").await > written);
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// The broker takes back what was not acknowledged within a moment of the connection's end.
+async fn eventually_steady(world: &World, publisher: &tallyd::broker::Publisher) -> u32 {
+    eventually("the consumer is gone", || async {
+        publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
+    })
+    .await;
+    publisher.depth(&world.broker.queue(0)).await.unwrap().messages
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_the_database_refuses_is_set_aside_alone() {
+    let world = World::new("refused_row", "[consumer]\nlinger_ms = 500").await;
+    sqlx::raw_sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON like_record FOR EACH ROW \
+         IF NEW.user_id IN (13, 666) THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let publisher = world.publisher().await;
+    let event = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros(NOW), liked: true };
+    let bodies: Vec<_> = (1..=1_000).map(|user| body(&event(user))).collect();
+    let mut model = Model::default();
+    (1..=1_000).filter(|user| ![13, 666].contains(user)).for_each(|user| model.apply(&event(user)));
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    eventually("all others are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
+        .await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &[body(&event(13)).1, body(&event(666)).1]).await;
+    let reasons = world
+        .count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database' AND error LIKE '%not this one%'");
+    assert_eq!(reasons.await, 2);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
+    let world =
+        World::new("paused", "[consumer]\nbatch_events_max = 100\n[amqp]\nprefetch = 200\nheartbeat_s = 1").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 5);
+    let first = world.daemon();
+    let (before, after) = bodies.split_at(10_000);
+    world.publish(&publisher, before).await;
+    first.logged("partition-taken").await;
+    first.signal("STOP");
+    let second = world.daemon();
+    world.publish(&publisher, after).await;
+    world.drained(&publisher).await;
+    let taken = world.count("SELECT CAST(epoch AS SIGNED) FROM partition_owner").await;
+    assert!(taken >= 2, "the second daemon took the partition over: epoch {taken}");
+    first.signal("CONT");
+    world.assert_equals(&model).await;
+    first.logged("outage-begun").await;
+    assert!(first.stop().success());
+    assert!(second.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_cut_again_and_again_lose_and_double_nothing() {
+    let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 9);
+    let (rabbitmq, amqp_url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", &amqp_url), ("TALLYD__MYSQL__URL", &mysql_url)]);
+    for (round, part) in bodies.chunks(3_000).enumerate() {
+        world.publish(&publisher, part).await;
+        if round % 2 == 0 { rabbitmq.cut() } else { mysql.cut() }
+    }
+    world.drained(&publisher).await;
+    daemon.logged("outage-over").await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
+    for point in ["consumer:before-commit", "consumer:after-commit"] {
+        let world = World::new(&format!("crash_{}", point.len()), "").await;
+        let publisher = world.publisher().await;
+        let (bodies, model, malformed) = traffic(2_000, 6);
+        world.publish(&publisher, &bodies).await;
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(!crashed.status.success(), "{point} was not reached");
+        assert_eq!(
+            world.count("SELECT COUNT(*) > 0 FROM like_record").await,
+            i64::from(point == "consumer:after-commit")
+        );
+        let daemon = world.daemon();
+        world.drained(&publisher).await;
+        assert!(daemon.stop().success());
+        world.assert_equals(&model).await;
+        assert_dead_letters(&world, &malformed).await;
+        world.close().await;
+    }
+}

@@ -1,0 +1,126 @@
+//! Servers killed and started again under the running daemon. These tests share their servers with all others, so each
+//! runs alone: .config/nextest.toml says so, and under plain `cargo test` the lock here does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Dice, Model, World, body, eventually, servers, target};
+use tallyd::broker::Publisher;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+use tokio::sync::Mutex;
+
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+const EVENTS: u64 = 20_000;
+
+fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
+    let mut dice = Dice::new(seed);
+    let mut model = Model::default();
+    let bodies = (0..EVENTS)
+        .map(|number| {
+            let event = LikeEvent {
+                target: target(1 + dice.below(200)),
+                user: UserId(1 + dice.below(2_000)),
+                at: Micros(1_790_000_000_000_000 + number as i64),
+                liked: !dice.percent(20),
+            };
+            model.apply(&event);
+            body(&event)
+        })
+        .collect();
+    (bodies, model)
+}
+
+/// Publishes through whatever happens to the broker: what was not confirmed is published again.
+async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
+    let exchange = world.broker.exchange();
+    let mut publisher: Option<Publisher> = None;
+    for (user, body) in bodies {
+        let until = tokio::time::Instant::now() + common::DEADLINE;
+        loop {
+            assert!(tokio::time::Instant::now() < until, "an event could not be published in time");
+            let connected = match publisher.take() {
+                Some(connected) => Ok(connected),
+                None => world.broker.connect_publisher("test").await,
+            };
+            if let Ok(connected) = connected
+                && connected.publish(&exchange, &user.to_string(), body).await.is_ok()
+            {
+                publisher = Some(connected);
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Half of the events are waiting when the server is killed under the daemon; the other half comes while it is away.
+async fn survives(name: &str, server: &str) {
+    let _alone = ALONE.lock().await;
+    let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(7);
+    let (before, after) = bodies.split_at(bodies.len() - 200);
+    world.publish(&publisher, before).await;
+    // RabbitMQ 3.10 saves the directory of its quorum queues some time after it has confirmed the declare: killed before,
+    // it has lost the queue for good. Nothing tells when it has.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let daemon = world.daemon();
+    eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
+        .await;
+    servers::kill(server);
+    let started = tokio::task::spawn_blocking({
+        let server = server.to_owned();
+        move || servers::start(&server)
+    });
+    publish_through(&world, after).await;
+    started.await.unwrap();
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mysql_killed_under_load_loses_and_doubles_nothing() {
+    survives("mysql_killed", "mysql").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
+    survives("rabbitmq_killed", "rabbitmq").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_killed_under_load_delays_nothing() {
+    survives("redis_killed", "redis").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_goes_on_within_seconds_of_mysqls_return() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("mysql_back", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (bodies, model) = traffic(8);
+    world.publish(&publisher, &bodies[..100]).await;
+    daemon.logged("outage-begun").await;
+    servers::start("mysql");
+    let back = std::time::Instant::now();
+    world.drained(&publisher).await;
+    daemon.logged("outage-over").await;
+    // Generous for a loaded machine; the retries themselves are a second apart.
+    assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
+    world.publish(&publisher, &bodies[100..]).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
