@@ -202,6 +202,41 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     world.close().await;
 }
 
+/// The broker may route a user elsewhere after a restart: then two partitions write the same rows. Here they do so all
+/// the time, in both ways of writing.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_writers_on_the_same_rows_stay_exact() {
+    for reads_first in [false, true] {
+        let settings =
+            format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 300\nreads_first = {reads_first}");
+        let world = World::new(&format!("two_writers_{reads_first}"), &settings).await;
+        let publisher = world.publisher().await;
+        let mut dice = Dice::new(10);
+        let (mut model, mut published) = (Model::default(), Vec::new());
+        for number in 0..20_000 {
+            let event = LikeEvent {
+                target: target(1 + dice.below(5)),
+                user: UserId(1 + dice.below(200)),
+                at: Micros(NOW + number),
+                liked: !dice.percent(40),
+            };
+            model.apply(&event);
+            published.push((dice.below(2) as u16, body(&event).1));
+        }
+        let daemon = world.daemon();
+        for part in published.chunks(2_000) {
+            futures_util::future::join_all(part.iter().map(async |(partition, body)| {
+                publisher.publish("", &world.broker.queue(*partition), body).await.unwrap();
+            }))
+            .await;
+        }
+        world.drained(&publisher).await;
+        assert!(daemon.stop().success());
+        world.assert_equals(&model).await;
+        world.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_cut_again_and_again_lose_and_double_nothing() {
     let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;

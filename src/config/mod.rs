@@ -229,6 +229,8 @@ pub struct Consumer {
     pub batch_bytes_max: usize,
     /// Milliseconds that a batch waits for more events, from its first one.
     pub linger_ms: u64,
+    /// Writes rows in the slower way, which uses no user variables (deprecated in MySQL).
+    pub reads_first: bool,
     /// How far an event's `at` may be ahead of this machine's clock.
     pub future_max: Pause,
     /// How long a batch is kept while MySQL is away, before its messages are given back to the broker.
@@ -241,6 +243,7 @@ impl Default for Consumer {
             batch_events_max: 5_000,
             batch_bytes_max: 8 << 20,
             linger_ms: 5,
+            reads_first: false,
             future_max: Pause::from_secs(300),
             database_away_max: Pause::from_secs(600),
         }

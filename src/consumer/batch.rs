@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::event::LikeEvent;
 use crate::model::Micros;
-use crate::store::likes::{DeadLetter, Difference, Pair, State};
+use crate::store::likes::{Before, DeadLetter, Difference, Pair, State};
 
 /// A like or unlike with the message it came in, which is needed should the database refuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,18 +35,6 @@ pub struct Batch {
     pub bytes: usize,
 }
 
-/// What a transaction writes, each list sorted by key.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
-    /// Rows that don't exist yet.
-    pub inserts: Vec<(Pair, State)>,
-    /// Rows that do.
-    pub updates: Vec<(Pair, State)>,
-    /// What the counters gain or lose. A target whose rows changed is here even with a difference of zero: its
-    /// `update_at` must say that it was not quiet.
-    pub differences: Vec<Difference>,
-}
-
 impl Batch {
     /// Whether the batch must be written before it takes more.
     pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
@@ -70,25 +58,36 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// What `winners` (of [`coalesce`]) change, where `old` are the states of their rows; a pair without a row is not in it.
-pub fn changes(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Changes {
-    let mut changes = Changes::default();
-    for (pair, new) in winners {
-        let before = old.get(pair);
-        if before.is_some_and(|before| version(new) <= version(before)) {
-            continue;
-        }
-        let delta = i64::from(new.liked) - i64::from(before.is_some_and(|before| before.liked));
-        match changes.differences.last_mut() {
+/// What each of `winners` meets, where `old` are the states of their rows; a pair without a row is not in it.
+pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
+    let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
+        None => Before::Absent,
+        Some(old) if version(new) > version(old) => Before::Older(old.liked),
+        Some(_) => Before::NotOlder,
+    };
+    winners.iter().map(meets).collect()
+}
+
+/// What the counters gain or lose by `winners` (of [`coalesce`]), given what each of them met, sorted by key. A target
+/// whose rows changed is here even with a difference of zero: its `update_at` must say that it was not quiet.
+pub fn differences(winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
+    let mut differences: Vec<Difference> = Vec::new();
+    for ((pair, new), before) in winners.iter().zip(before) {
+        let was_liked = match before {
+            Before::Absent => false,
+            Before::Older(liked) => *liked,
+            Before::NotOlder => continue,
+        };
+        let delta = i64::from(new.liked) - i64::from(was_liked);
+        match differences.last_mut() {
             Some(last) if last.target == pair.0 => {
                 last.delta += delta;
                 last.at = last.at.max(new.at);
             }
-            _ => changes.differences.push(Difference { target: pair.0, delta, at: new.at }),
+            _ => differences.push(Difference { target: pair.0, delta, at: new.at }),
         }
-        if before.is_some() { &mut changes.updates } else { &mut changes.inserts }.push((*pair, *new));
     }
-    changes
+    differences
 }
 
 fn version(state: &State) -> (Micros, bool) {
@@ -114,14 +113,11 @@ mod tests {
         fn write(&mut self, events: &[LikeEvent]) {
             let winners = coalesce(events);
             assert!(winners.is_sorted_by_key(|(pair, _)| *pair));
-            let changes = changes(&winners, &self.rows);
-            for (pair, state) in &changes.inserts {
-                assert!(self.rows.insert(*pair, *state).is_none(), "inserts are new");
+            let before = before(&winners, &self.rows);
+            for ((pair, state), _) in winners.iter().zip(&before).filter(|(_, before)| **before != Before::NotOlder) {
+                self.rows.insert(*pair, *state);
             }
-            for (pair, state) in &changes.updates {
-                assert!(self.rows.insert(*pair, *state).is_some(), "updates are not");
-            }
-            for difference in &changes.differences {
+            for difference in &differences(&winners, &before) {
                 let counter = self.counters.entry(difference.target).or_insert((0, Micros(0)));
                 *counter = (counter.0 + difference.delta, counter.1.max(difference.at));
             }
@@ -178,7 +174,8 @@ mod tests {
         fn a_redelivered_batch_changes_nothing(events in proptest::collection::vec(event(), 0..40)) {
             let mut tables = Tables::default();
             tables.write(&events);
-            prop_assert_eq!(changes(&coalesce(&events), &tables.rows), Changes::default());
+            let winners = coalesce(&events);
+            prop_assert_eq!(differences(&winners, &before(&winners, &tables.rows)), []);
         }
     }
 }

@@ -8,13 +8,13 @@ use sqlx::{Connection, MySqlConnection};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::batch::{Batch, Changes, Received, changes, coalesce};
+use super::batch::{Batch, Received, before, coalesce, differences};
 use super::dead;
 use crate::event::{LikeEvent, Reason};
 use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
-use crate::store::likes::{self, Pair, State};
+use crate::store::likes::{self, Before, Pair, State};
 use crate::store::{Fate, Store, StoreError, jobs};
 
 /// The writer of one partition, for one session with the broker.
@@ -29,6 +29,8 @@ pub(super) struct Writer {
     pub ends: CancellationToken,
     /// Ours while the partition's row says so; none until the first batch, because a standby must not take over.
     pub epoch: Option<u64>,
+    /// The server can't do the faster way of writing rows.
+    pub reads_first: bool,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
 }
@@ -73,6 +75,16 @@ impl Writer {
             match error {
                 StoreError::TakenOver(_) => return Err(error),
                 _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
+                _ if !self.reads_first && error.is_unsupported() => {
+                    self.reads_first = true;
+                    let error = chain(&error);
+                    warn!(
+                        event = "reads-first",
+                        partition = self.partition,
+                        error,
+                        "writing in the slower way, by reading first: {error}"
+                    );
+                }
                 _ if error.is_contention() => {
                     debug!(
                         event = "contention",
@@ -168,15 +180,16 @@ impl Writer {
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let (epoch, watch) = self.own(&mut tx).await?;
         let winners = coalesce(events);
-        let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
-        let old = likes::old_states(&mut tx, &pairs).await?;
-        let Changes { inserts, updates, differences } = changes(&winners, &old);
-        likes::insert_states(&mut tx, &inserts).await?;
-        likes::update_states(&mut tx, &updates).await?;
-        likes::add_differences(&mut tx, self.metric, self.partition, &differences).await?;
-        if let Some(watch) = watch {
-            self.log_watched(&mut tx, watch, events, &old).await?;
-        }
+        // A watch needs the rows' former states in full.
+        let before = match watch {
+            Some(watch) => self.write_reading(&mut tx, &winners, Some((watch, events))).await?,
+            None if self.reads_first => self.write_reading(&mut tx, &winners, None).await?,
+            None => {
+                let before = likes::upsert(&mut tx, &winners).await?;
+                before.ok_or(StoreError::Unsupported("user variables"))?
+            }
+        };
+        likes::add_differences(&mut tx, self.metric, self.partition, &differences(&winners, &before)).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
             return Ok(Found { epoch, coalesced: winners.len() });
@@ -190,6 +203,27 @@ impl Writer {
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
         Ok(Found { epoch, coalesced: winners.len() })
+    }
+
+    /// Writes rows by reading their old states first, and logs the events of watched targets.
+    async fn write_reading(
+        &mut self,
+        tx: &mut MySqlConnection,
+        winners: &[(Pair, State)],
+        watched: Option<(u64, &[LikeEvent])>,
+    ) -> Result<Vec<Before>, StoreError> {
+        let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+        let old = likes::old_states(tx, &pairs).await?;
+        let before = before(winners, &old);
+        let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+            winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
+        };
+        likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
+        likes::update_states(tx, &those(|before| matches!(before, Before::Older(_)))).await?;
+        if let Some((watch, events)) = watched {
+            self.log_watched(tx, watch, events, &old).await?;
+        }
+        Ok(before)
     }
 
     /// Locks the partition's row, first of all, and checks or takes the ownership.

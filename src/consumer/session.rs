@@ -283,6 +283,7 @@ impl Partition {
             database_away_max: self.limits.database_away_max.0,
             ends,
             epoch: None,
+            reads_first: self.limits.reads_first,
             watch: Watch::default(),
         }
     }

@@ -78,8 +78,9 @@ mod tests {
 
     use super::*;
     use crate::cache::layout::Loaded;
-    use crate::consumer::batch::{changes, coalesce};
+    use crate::consumer::batch::{before as meets, coalesce};
     use crate::model::{Kind, Target, TargetId};
+    use crate::store::likes::{Before, State};
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 
@@ -132,14 +133,16 @@ mod tests {
                 if watched {
                     log.extend(batch.iter().map(|event| WatchedEvent { event: *event, is_former: false }));
                     log.extend(batch.iter().filter_map(|event| {
-                        let state: &crate::store::likes::State = rows.get(&(event.target, event.user))?;
+                        let state: &State = rows.get(&(event.target, event.user))?;
                         Some(WatchedEvent { event: LikeEvent { at: state.at, liked: state.liked, ..*event }, is_former: true })
                     }));
                 }
-                let changes = changes(&coalesce(batch), &rows);
-                rows.extend(changes.inserts.into_iter().chain(changes.updates));
+                let winners = coalesce(batch);
+                let before = meets(&winners, &rows);
+                let applied = winners.into_iter().zip(before).filter(|(_, before)| *before != Before::NotOlder);
+                rows.extend(applied.map(|(winner, _)| winner));
             }
-            let count = |rows: &[(_, crate::store::likes::State)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
+            let count = |rows: &[(_, State)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
             let now = count(&rows.into_iter().collect::<Vec<_>>());
             let until_cut = before.iter().chain(&after).filter(|event| event.at <= Micros(cut));
             prop_assert_eq!(value_at(Micros(cut), now, &log), count(&coalesce(until_cut)));

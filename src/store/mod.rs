@@ -51,6 +51,9 @@ pub enum StoreError {
         /// How long it was waited for.
         limit: Duration,
     },
+    /// The server can't do what a faster way needs; a slower one is there.
+    #[error("the server has no such {0}")]
+    Unsupported(&'static str),
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
@@ -59,24 +62,29 @@ pub enum StoreError {
 impl StoreError {
     /// What becomes of the work.
     pub fn fate(&self) -> Fate {
+        if self.number().is_some_and(is_about_a_row) { Fate::Row } else { Fate::Passing }
+    }
+
+    /// The server doesn't know the statement, or what it rests on: a slower one will do.
+    pub fn is_unsupported(&self) -> bool {
         match self {
-            Self::Sql { source: sqlx::Error::Database(error), .. } => {
-                let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
-                if number.is_some_and(is_about_a_row) { Fate::Row } else { Fate::Passing }
-            }
-            _ => Fate::Passing,
+            Self::Unsupported(_) => true,
+            _ => self.number().is_some_and(|number| matches!(number, 1064 | 1235 | 1295)),
         }
     }
-}
 
-impl StoreError {
     /// A rival was first: a deadlock, or a row that someone else has just inserted. The same transaction will do at once.
     pub fn is_contention(&self) -> bool {
+        self.number().is_some_and(|number| matches!(number, 1062 | 1213))
+    }
+
+    /// MySQL's number of the error, where it is MySQL's.
+    fn number(&self) -> Option<u16> {
         match self {
-            Self::Sql { source: sqlx::Error::Database(error), .. } => error
-                .try_downcast_ref::<MySqlDatabaseError>()
-                .is_some_and(|error| matches!(error.number(), 1062 | 1213)),
-            _ => false,
+            Self::Sql { source: sqlx::Error::Database(error), .. } => {
+                error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)
+            }
+            _ => None,
         }
     }
 }
