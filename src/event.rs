@@ -7,14 +7,22 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::model::{Kind, Micros, Target, TargetId, UserId};
 
-/// A message's largest body in bytes. Real events have about 120.
+/// An event's largest JSON in bytes. Real events have about 120.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// A body that is a list of events: its largest size in bytes.
+pub const LIST_BYTES_MAX: usize = 1 << 20;
+
+/// A body that is a list of events: how many it may hold.
+pub const LIST_EVENTS_MAX: usize = 1_000;
 
 /// The largest id: MySQL's and most languages' signed 64-bit maximum.
 pub const ID_MAX: u64 = i64::MAX as u64;
@@ -103,7 +111,52 @@ impl Reason {
     }
 }
 
-/// Judges a message's body.
+/// Judges a message's body, which holds one event or a list of up to [`LIST_EVENTS_MAX`]: `each` gets every verdict, with
+/// where in the body its event stands. An event of a list is judged by itself: one that is refused harms no other.
+///
+/// `kinds`, `now` and `future_max` as in [`decode`].
+pub fn decode_all(
+    body: &[u8],
+    kinds: &BTreeMap<String, u8>,
+    now: Micros,
+    future_max: Duration,
+    mut each: impl FnMut(Result<Message, Refusal>, Range<usize>),
+) {
+    if body.trim_ascii_start().first() != Some(&b'[') {
+        return each(decode(body, kinds, now, future_max), 0..body.len());
+    }
+    match split(body) {
+        Err(refusal) => each(Err(refusal), 0..body.len()),
+        Ok(events) => {
+            for event in events {
+                let event = event.get().as_bytes();
+                // The event is a part of the body, so its address says where.
+                let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
+                let verdict = match decode(event, kinds, now, future_max) {
+                    Ok(Message::Fence(_)) => Err(refuse(Reason::UnknownType, "a fence within a list".to_owned())),
+                    verdict => verdict,
+                };
+                each(verdict, from..from + event.len());
+            }
+        }
+    }
+}
+
+fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
+    if body.len() > LIST_BYTES_MAX {
+        let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are taken", body.len());
+        return Err(refuse(Reason::TooLarge, error));
+    }
+    let events: Vec<&RawValue> =
+        serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
+    if events.len() > LIST_EVENTS_MAX {
+        let error = format!("the list has {} events, at most {LIST_EVENTS_MAX} are taken", events.len());
+        return Err(refuse(Reason::TooLarge, error));
+    }
+    Ok(events)
+}
+
+/// Judges one event.
 ///
 /// `kinds` are the names of `[kinds]`; an `at` later than `now` + `future_max` is refused, because it would win
 /// against every later event of its row.
@@ -425,6 +478,52 @@ mod tests {
         assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX + 1]), Reason::TooLarge);
     }
 
+    fn judge_all(body: &str) -> Vec<(Result<Message, Reason>, &str)> {
+        let kinds = BTreeMap::from([("video".to_owned(), 1)]);
+        let mut verdicts = Vec::new();
+        decode_all(body.as_bytes(), &kinds, NOW, FUTURE_MAX, |verdict, range| {
+            verdicts.push((verdict.map_err(|refusal| refusal.reason), &body[range]));
+        });
+        verdicts
+    }
+
+    #[test]
+    fn each_event_of_a_list_is_judged_by_itself() {
+        let event = |user: u64| LikeEvent {
+            target: Target { kind: Kind(1), id: TargetId(7) },
+            user: UserId(user),
+            at: Micros(user as i64),
+            liked: true,
+        };
+        let json = |user| String::from_utf8(encode_like(&event(user), "video", 1)).expect("JSON is UTF-8");
+        let (first, second) = (json(1), json(2));
+        let body = format!(" [{first},\n {{\"type\":\"like\"}}, 5, {second}, {{\"type\":\"fence\",\"fence\":3}}]");
+        let expected = [
+            (Ok(Message::Like(event(1))), first.as_str()),
+            (Err(Reason::UnknownKind), "{\"type\":\"like\"}"),
+            (Err(Reason::MalformedJson), "5"),
+            (Ok(Message::Like(event(2))), second.as_str()),
+            (Err(Reason::UnknownType), "{\"type\":\"fence\",\"fence\":3}"),
+        ];
+        assert_eq!(judge_all(&body), expected);
+        assert_eq!(judge_all(&first), [(Ok(Message::Like(event(1))), first.as_str())]);
+    }
+
+    #[test]
+    fn a_list_that_is_broken_or_too_long_is_refused_whole() {
+        assert_eq!(judge_all("[]"), []);
+        let long = format!("[{}1]", "1,".repeat(LIST_EVENTS_MAX));
+        let large = format!("[\"{}\"]", "x".repeat(LIST_BYTES_MAX));
+        for (body, reason) in [
+            ("[{\"type\":\"like\"", Reason::MalformedJson),
+            ("[1] [2]", Reason::MalformedJson),
+            (long.as_str(), Reason::TooLarge),
+            (large.as_str(), Reason::TooLarge),
+        ] {
+            assert_eq!(judge_all(body), [(Err(reason), body)]);
+        }
+    }
+
     #[test]
     fn codes_are_unique() {
         let codes: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
@@ -434,7 +533,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_get_a_verdict(body in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let _ = decode(&body, &BTreeMap::new(), NOW, FUTURE_MAX);
+            decode_all(&body, &BTreeMap::new(), NOW, FUTURE_MAX, |_, range| assert!(range.end <= body.len()));
         }
 
         #[test]

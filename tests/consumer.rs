@@ -238,6 +238,39 @@ async fn two_writers_on_the_same_rows_stay_exact() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_through() {
+    let world = World::new("lists", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 700").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 11);
+    // A list holds what is JSON; what isn't goes alone. Its events are of many users: the routing key is chance.
+    let (events, alone): (Vec<_>, Vec<_>) =
+        bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
+    let list = |part: &[(UserId, Vec<u8>)]| {
+        let events: Vec<&[u8]> = part.iter().map(|(_, body)| body.trim_ascii()).collect();
+        (part[0].0, [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat())
+    };
+    let mut lists: Vec<_> = events.chunks(100).map(list).collect();
+    lists.extend(alone);
+    let daemon = world.daemon();
+    world.publish(&publisher, &lists).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    // Within a list the number that made each malformed event its own was outside of it: equal ones are kept once.
+    let mut expected: Vec<Vec<u8>> = malformed
+        .iter()
+        .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {
+            Ok(_) => body.trim_ascii().to_vec(),
+            Err(_) => body.clone(),
+        })
+        .collect();
+    expected.sort();
+    expected.dedup();
+    assert_dead_letters(&world, &expected).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_cut_again_and_again_lose_and_double_nothing() {
     let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;
     let publisher = world.publisher().await;

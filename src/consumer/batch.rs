@@ -4,20 +4,31 @@
 //! comes; and each target's difference is computed from the rows' old states, never added blindly.
 
 use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::event::LikeEvent;
 use crate::model::Micros;
 use crate::store::likes::{Before, DeadLetter, Difference, Pair, State};
+
+/// A message as it came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// Its body: one event, or a list of them.
+    pub body: Vec<u8>,
+    /// Its headers as JSON; empty where it has none.
+    pub headers: String,
+}
 
 /// A like or unlike with the message it came in, which is needed should the database refuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it says.
     pub event: LikeEvent,
-    /// The message's body.
-    pub body: Vec<u8>,
-    /// The message's headers as JSON; empty where it has none.
-    pub headers: String,
+    /// The message, shared by all events of a list.
+    pub origin: Arc<Origin>,
+    /// Where in the message's body the event stands.
+    pub range: Range<usize>,
 }
 
 /// The messages that one transaction writes.
@@ -36,9 +47,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Whether the batch must be written before it takes more.
+    /// Whether the batch must be written before it takes more. The last message, a list, may exceed the bounds.
     pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
-        self.messages >= events_max || self.bytes >= bytes_max
+        self.events.len() + self.refused.len() >= events_max || self.bytes >= bytes_max
     }
 
     /// Whether there is nothing to write.

@@ -4,7 +4,7 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Map, Value, json};
 
-use super::batch::Received;
+use super::batch::{Origin, Received};
 use crate::event::{Reason, Refusal};
 use crate::model::Micros;
 use crate::store::likes::DeadLetter;
@@ -12,20 +12,29 @@ use crate::store::likes::DeadLetter;
 /// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// A message that was refused when it was read.
-pub(super) fn refused(refusal: Refusal, mut body: Vec<u8>, headers: String, queue: &str, now: Micros) -> DeadLetter {
+/// An event that was refused when it was read: `body` is its part of the message.
+pub(super) fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: Micros) -> DeadLetter {
     let Refusal { reason, mut error } = refusal;
-    if body.len() > KEPT_BYTES_MAX {
+    let kept = body.get(..KEPT_BYTES_MAX).unwrap_or(body);
+    if kept.len() < body.len() {
         error = format!("{error}; of {} bytes the first {KEPT_BYTES_MAX} are kept", body.len());
-        body.truncate(KEPT_BYTES_MAX);
     }
-    let headers = if headers.is_empty() { "{}".to_owned() } else { headers };
-    DeadLetter { body, headers, reason: reason.code(), error, queue: queue.to_owned(), first_seen: now }
+    let headers = if headers.is_empty() { "{}" } else { headers };
+    DeadLetter {
+        body: kept.to_vec(),
+        headers: headers.to_owned(),
+        reason: reason.code(),
+        error,
+        queue: queue.to_owned(),
+        first_seen: now,
+    }
 }
 
-/// A message whose row the database refused, and no other's.
-pub(super) fn refused_by_database(received: Received, error: String, queue: &str, now: Micros) -> DeadLetter {
-    refused(Refusal { reason: Reason::RefusedByDatabase, error }, received.body, received.headers, queue, now)
+/// An event whose row the database refused, and no other's.
+pub(super) fn refused_by_database(received: &Received, error: String, queue: &str, now: Micros) -> DeadLetter {
+    let refusal = Refusal { reason: Reason::RefusedByDatabase, error };
+    let Origin { body, headers } = received.origin.as_ref();
+    refused(refusal, body.get(received.range.clone()).unwrap_or(body), headers, queue, now)
 }
 
 /// The message's headers and what else names its sender, as JSON; empty where there is nothing.
@@ -91,7 +100,7 @@ mod tests {
     #[test]
     fn a_huge_body_is_cut_and_that_is_said() {
         let refusal = Refusal { reason: Reason::TooLarge, error: "large".to_owned() };
-        let letter = refused(refusal, vec![b'x'; KEPT_BYTES_MAX + 1], String::new(), "q", Micros(1));
+        let letter = refused(refusal, &vec![b'x'; KEPT_BYTES_MAX + 1], "", "q", Micros(1));
         assert_eq!((letter.body.len(), letter.headers.as_str()), (KEPT_BYTES_MAX, "{}"));
         assert!(letter.error.contains("1048577 bytes"), "{}", letter.error);
     }

@@ -158,7 +158,7 @@ impl Writer {
                 error,
                 "the database refuses one event, which is kept in dead_letter: {error}"
             );
-            batch.refused.push(dead::refused_by_database(received, error.clone(), &self.queue, Micros::now()));
+            batch.refused.push(dead::refused_by_database(&received, error.clone(), &self.queue, Micros::now()));
         }
         Ok(!refused.is_empty())
     }

@@ -4,6 +4,7 @@
 //! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
 //! first message, or when it is full, or at the stop. Every exit but the stop is an error: the outer loop rebuilds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Partition;
-use super::batch::{Batch, Received};
+use super::batch::{Batch, Origin, Received};
 use super::dead;
 use super::flush::{Watch, Writer};
 use crate::broker::Link;
@@ -149,19 +150,32 @@ impl Session<'_> {
         open.last = Some(acker);
         open.batch.messages += 1;
         open.batch.bytes += body.len();
-        match event::decode(&body, &self.partition.kinds.0, now, limits.future_max.0) {
-            Ok(Message::Like(event)) => {
-                open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
-                open.batch.events.push(Received { event, body, headers: dead::headers(&properties) });
+        let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
+        event::decode_all(&origin.body, &self.partition.kinds.0, now, limits.future_max.0, |verdict, range| {
+            match verdict {
+                Ok(Message::Like(event)) => {
+                    open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
+                    open.batch.events.push(Received { event, origin: Arc::clone(&origin), range });
+                }
+                Ok(Message::Fence(fence)) => open.batch.fence = open.batch.fence.max(Some(fence)),
+                Err(refusal) => {
+                    // Not the sentence: it may quote the message.
+                    debug!(
+                        event = "message-refused",
+                        partition = self.partition.number,
+                        reason = refusal.reason.code()
+                    );
+                    let body = origin.body.get(range).unwrap_or(&origin.body);
+                    open.batch.refused.push(dead::refused(
+                        refusal,
+                        body,
+                        &origin.headers,
+                        &self.partition.queue(),
+                        now,
+                    ));
+                }
             }
-            Ok(Message::Fence(fence)) => open.batch.fence = open.batch.fence.max(Some(fence)),
-            Err(refusal) => {
-                // Not the sentence: it may quote the message.
-                debug!(event = "message-refused", partition = self.partition.number, reason = refusal.reason.code());
-                let headers = dead::headers(&properties);
-                open.batch.refused.push(dead::refused(refusal, body, headers, &self.partition.queue(), now));
-            }
-        }
+        });
     }
 
     /// Hands the open batch to the idle writer, in a task of its own.
