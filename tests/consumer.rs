@@ -271,6 +271,65 @@ async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_throug
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
+    let world = World::new("queue_deleted", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    let link = world.broker.connect("test").await.unwrap();
+    link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
+    daemon.logged("the broker cancelled the consumer").await;
+    daemon.logged("outage-over").await;
+    let (bodies, model, malformed) = traffic(1_000, 14);
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// A rival locks rows of the batches in the opposite order, again and again: the server rolls one of the two back.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_with_a_rival_lose_and_double_nothing() {
+    let world = World::new("deadlock", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 15);
+    let daemon = world.daemon();
+    let (first, rest) = bodies.split_at(5_000);
+    world.publish(&publisher, first).await;
+    world.drained(&publisher).await;
+    let pool = world.pool.clone();
+    let rival = tokio::spawn(async move {
+        let mut rolled_back = 0;
+        loop {
+            let mut tx = pool.begin().await.unwrap();
+            let mut locked = Ok(());
+            for target in [400, 300, 200, 100, 50, 20, 10, 5, 1] {
+                let lock =
+                    sqlx::query("SELECT value FROM counter WHERE kind = 1 AND target_id = ? FOR UPDATE").bind(target);
+                locked = lock.fetch_all(&mut *tx).await.map(drop);
+                if locked.is_err() {
+                    break;
+                }
+            }
+            rolled_back += u32::from(locked.is_err());
+            tx.rollback().await.unwrap();
+            if rolled_back >= 3 {
+                return rolled_back;
+            }
+        }
+    });
+    world.publish(&publisher, rest).await;
+    world.drained(&publisher).await;
+    rival.abort();
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_cut_again_and_again_lose_and_double_nothing() {
     let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;
     let publisher = world.publisher().await;

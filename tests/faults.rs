@@ -124,3 +124,59 @@ async fn work_goes_on_within_seconds_of_mysqls_return() {
     world.assert_equals(&model).await;
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_returns() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("given_back", "[consumer]\ndatabase_away_max = \"1s\"").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (bodies, model) = traffic(12);
+    world.publish(&publisher, &bodies).await;
+    eventually("the consumer has given all back and waits", || async {
+        let depth = publisher.depth(&world.broker.queue(0)).await.unwrap();
+        (depth.consumers, u64::from(depth.messages)) == (0, EVENTS)
+    })
+    .await;
+    servers::start("mysql");
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consuming_goes_on_under_the_brokers_memory_alarm() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("alarm", "[consumer]\nbatch_events_max = 200").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(13);
+    world.publish(&publisher, &bodies).await;
+    let watermark = |limit: &str| servers::rabbitmqctl(&["set_vm_memory_high_watermark", limit]);
+    watermark("0.0000001");
+    let daemon = world.daemon();
+    let rows = i64::try_from(model.rows.len()).unwrap();
+    eventually("all is written and acknowledged", || async {
+        world.count("SELECT COUNT(*) FROM like_record").await == rows
+            && world
+                .broker
+                .connect_publisher("test")
+                .await
+                .unwrap()
+                .depth(&world.broker.queue(0))
+                .await
+                .unwrap()
+                .messages
+                == 0
+    })
+    .await;
+    // One that was published before: should it arrive after all, it changes nothing.
+    let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
+    assert!(blocked.await.is_err(), "the alarm was on: nobody could publish");
+    watermark("0.4");
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}

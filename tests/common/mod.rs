@@ -376,6 +376,10 @@ pub mod servers {
         run("dev/up", &[server]);
     }
 
+    pub fn rabbitmqctl(arguments: &[&str]) {
+        run("dev/rabbitmqctl", arguments);
+    }
+
     fn run(name: &str, arguments: &[&str]) {
         let output = script(name).args(arguments).output().unwrap();
         assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
