@@ -349,6 +349,29 @@ async fn connections_cut_again_and_again_lose_and_double_nothing() {
     world.close().await;
 }
 
+/// Deaths with messages in hand make them come back; what comes back often is taken one by one, and then as usual.
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_back_often_is_taken_with_care() {
+    let world = World::new("care", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(300, 16);
+    world.publish(&publisher, &bodies).await;
+    for _ in 0..12 {
+        let crashed = world.command().env("TALLYD_FAULT_POINT", "consumer:before-commit").output().unwrap();
+        assert!(!crashed.status.success());
+    }
+    let daemon = world.daemon();
+    daemon.logged("taking 1 at once").await;
+    // The first message that never came back, which is the one that this publishes, ends it.
+    world.drained(&publisher).await;
+    daemon.logged("care-ended").await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_on_either_side_of_the_commit_changes_nothing() {

@@ -23,13 +23,17 @@
 //! out after 20 returns), end because a server is away.
 
 pub mod batch;
+mod care;
 mod dead;
 mod flush;
 mod session;
 
 use anyhow::{Context, Result, bail};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
+
+use care::Care;
+use session::{End, NeedsCare};
 
 use crate::broker::Broker;
 use crate::config::{Config, Consumer as Limits, Kinds};
@@ -83,7 +87,8 @@ impl Partition {
     pub async fn run(self) {
         let mut broker = Outage::new(format!("consuming partition {}", self.number));
         let mut database = Outage::new(format!("the database for partition {}", self.number));
-        while !self.stop.is_cancelled() {
+        let mut care = Some(Care::Usual);
+        while let Some(now) = care.filter(|_| !self.stop.is_cancelled()) {
             self.beat.beat();
             // Not before: messages would be taken only to be given back.
             if let Err(error) = self.database_is_ready().await {
@@ -91,21 +96,7 @@ impl Partition {
                 continue;
             }
             database.over();
-            match session::run(&self, || broker.over()).await {
-                Ok(()) => break,
-                Err(error) if self.stop.is_cancelled() => {
-                    info!(
-                        event = "partition-given-back",
-                        partition = self.number,
-                        error = format!("{error:#}"),
-                        "stopped with messages that were not written, which the broker keeps: {error:#}"
-                    );
-                }
-                Err(error) => {
-                    let delay = broker.failed(&format!("{error:#}"));
-                    self.wait(delay).await;
-                }
-            }
+            care = self.consume(now, &mut broker).await;
         }
         info!(
             event = "partition-stopped",
@@ -113,6 +104,45 @@ impl Partition {
             "partition {} is no longer written here",
             self.number
         );
+    }
+
+    /// One session and what follows from its end: the care that the next one takes, none after the stop.
+    async fn consume(&self, care: Care, outage: &mut Outage) -> Option<Care> {
+        match session::run(self, care, || outage.over()).await {
+            Ok(End::Stop) => return None,
+            Ok(End::Relax) => {
+                info!(
+                    event = "care-ended",
+                    partition = self.number,
+                    "no message comes back any more: taking as many as usual"
+                );
+                return Some(Care::Usual);
+            }
+            Err(error) if error.is::<NeedsCare>() => return Some(self.take_care(&error)),
+            Err(error) if self.stop.is_cancelled() => {
+                info!(
+                    event = "partition-given-back",
+                    partition = self.number,
+                    error = format!("{error:#}"),
+                    "stopped with messages that were not written, which the broker keeps: {error:#}"
+                );
+            }
+            Err(error) => self.wait(outage.failed(&format!("{error:#}"))).await,
+        }
+        Some(care)
+    }
+
+    /// How much care the next session takes.
+    fn take_care(&self, error: &anyhow::Error) -> Care {
+        let Some(NeedsCare { care, returns }) = error.downcast_ref() else { return Care::Usual };
+        warn!(
+            event = "care-taken",
+            partition = self.number,
+            returns,
+            "a message has come back {returns} times: taking {} at once, so that its neighbours go through",
+            care.prefetch(self.prefetch)
+        );
+        *care
     }
 
     fn queue(&self) -> String {

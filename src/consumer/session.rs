@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 
 use super::Partition;
 use super::batch::{Batch, Origin, Received};
+use super::care::{self, Care};
 use super::dead;
 use super::flush::{Watch, Writer};
 use crate::broker::Link;
@@ -48,14 +49,31 @@ type Writing = JoinHandle<Written>;
 /// What comes back: the writer, the batch, and how many rows it came down to.
 type Written = (Writer, Open, Result<usize, StoreError>);
 
+/// Why a session ended in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Told to.
+    Stop,
+    /// The messages that needed care are through.
+    Relax,
+}
+
+/// A message has come back so often that it must be taken with more care. Nothing of its batch was tried.
+#[derive(Debug, thiserror::Error)]
+#[error("a message has come back {returns} times")]
+pub(super) struct NeedsCare {
+    pub care: Care,
+    pub returns: i64,
+}
+
 /// One session: from connecting to the stop.
 ///
 /// # Errors
-/// Anything but the stop. What was received and not acknowledged goes back to the broker.
-pub(super) async fn run(partition: &Partition, connected: impl FnOnce()) -> Result<()> {
+/// Anything but an [`End`]. What was received and not acknowledged goes back to the broker.
+pub(super) async fn run(partition: &Partition, care: Care, connected: impl FnOnce()) -> Result<End> {
     let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
     partition.broker.declare(&link).await?;
-    let qos = link.channel.basic_qos(partition.prefetch, BasicQosOptions { global: false });
+    let qos = link.channel.basic_qos(care.prefetch(partition.prefetch), BasicQosOptions { global: false });
     link.call("set the prefetch", qos).await?;
     let queue = partition.queue();
     let tag = format!("tallyd-{}", partition.owner);
@@ -72,6 +90,7 @@ pub(super) async fn run(partition: &Partition, connected: impl FnOnce()) -> Resu
     let writer = Some(partition.writer(ends.clone()));
     let mut session = Session {
         partition,
+        care,
         link: &link,
         deliveries,
         ends,
@@ -83,11 +102,13 @@ pub(super) async fn run(partition: &Partition, connected: impl FnOnce()) -> Resu
     let ended = session.consume().await;
     // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
     let drained = session.finish(ended.is_ok()).await;
-    ended.and(drained)
+    let end = ended?;
+    drained.map(|()| end)
 }
 
 struct Session<'a> {
     partition: &'a Partition,
+    care: Care,
     link: &'a Link,
     deliveries: lapin::Consumer,
     /// Cancelled at the stop, and when the session fails: a database that is away is then waited for no longer.
@@ -101,7 +122,7 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// Receives and writes until the stop.
-    async fn consume(&mut self) -> Result<()> {
+    async fn consume(&mut self) -> Result<End> {
         let mut tick = tokio::time::interval(TICK);
         let stop = self.partition.stop.clone();
         loop {
@@ -112,9 +133,11 @@ impl Session<'_> {
             let full = self.is_full();
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => return Ok(End::Stop),
                 written = join(&mut self.writing) => self.acknowledge(written?).await?,
-                delivery = self.deliveries.next(), if !full => self.receive(delivery)?,
+                delivery = self.deliveries.next(), if !full => if self.receive(delivery)? {
+                    return Ok(End::Relax);
+                },
                 () = lingered(self.open.since, self.partition.linger()), if self.writing.is_none() => self.start_writing("linger")?,
                 _ = tick.tick() => {}
             }
@@ -130,15 +153,24 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and those that are here already.
-    fn receive(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<()> {
+    /// Takes one message, and those that are here already. True when care is no longer needed.
+    fn receive(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<bool> {
         let mut next = Some(delivery);
         while let Some(delivery) = next {
             let delivery = delivery.ok_or_else(|| anyhow!("the broker cancelled the consumer"))?.context("receive")?;
+            let returns = care::returns(&delivery.properties);
+            let needed = Care::needed(returns);
+            if needed > self.care {
+                return Err(NeedsCare { care: needed, returns }.into());
+            }
             self.push(delivery);
+            // What was returned stands first in the queue: behind this one there is none.
+            if self.care > Care::Usual && needed == Care::Usual {
+                return Ok(true);
+            }
             next = if self.is_full() { None } else { self.deliveries.next().now_or_never() };
         }
-        Ok(())
+        Ok(false)
     }
 
     fn push(&mut self, delivery: Delivery) {
