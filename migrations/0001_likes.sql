@@ -7,7 +7,7 @@ CREATE TABLE IF NOT EXISTS like_record (
     is_del    BOOLEAN          NOT NULL,
     update_at DATETIME(6)      NOT NULL COMMENT 'UTC: the event''s `at`, its version',
     PRIMARY KEY (kind, target_id, user_id)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- The numbers of a target, one row per partition that wrote it (slot): two writers never wait for each other's row.
 -- The value is SUM(value) over the slots.
@@ -20,4 +20,4 @@ CREATE TABLE IF NOT EXISTS counter (
     update_at DATETIME(6)       NOT NULL COMMENT 'UTC: the newest `at` that was applied',
     PRIMARY KEY (kind, target_id, metric, slot),
     KEY counter_update_at (update_at)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     watch       BIGINT UNSIGNED   NULL     COMMENT 'names the targets that are logged event by event',
     watch_until DATETIME(6)       NULL     COMMENT 'after this the watch is void, whatever became of its run',
     PRIMARY KEY (`partition`)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- What can never be applied. The digest makes a redelivered message one row.
 CREATE TABLE IF NOT EXISTS dead_letter (
@@ -23,4 +23,4 @@ CREATE TABLE IF NOT EXISTS dead_letter (
     replayed_at DATETIME(6)     NULL,
     PRIMARY KEY (id),
     UNIQUE KEY dead_letter_digest (digest)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS job_lock (
     owner       VARCHAR(255)    NOT NULL,
     lease_until DATETIME(6)     NOT NULL,
     PRIMARY KEY (job)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Every run: what is due is computed from here, so that a run missed while down is made up for.
 CREATE TABLE IF NOT EXISTS job_run (
@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS job_run (
     report      MEDIUMTEXT      NULL COMMENT 'JSON',
     PRIMARY KEY (run),
     KEY job_run_mode (job, mode, finished_at)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Targets too busy to be read between two events, and every event that the consumers saw of them while watched:
 -- with them the value as of any instant is exact. Empty outside of a reconcile.
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS watched_target (
     kind      TINYINT UNSIGNED NOT NULL,
     target_id BIGINT UNSIGNED  NOT NULL,
     PRIMARY KEY (watch, kind, target_id)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS watched_event (
     watch      BIGINT UNSIGNED  NOT NULL,
@@ -40,4 +40,4 @@ CREATE TABLE IF NOT EXISTS watched_event (
     is_del     BOOLEAN          NOT NULL,
     is_former  BOOLEAN          NOT NULL COMMENT 'not an event: the state that the row had before it',
     PRIMARY KEY (watch, kind, target_id, user_id, update_at, is_del, is_former)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

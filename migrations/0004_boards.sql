@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_archive (
     member VARBINARY(255) NOT NULL,
     score  DOUBLE         NOT NULL,
     PRIMARY KEY (board, period, place)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- How far each closed period has come: frozen -> done -> ended.
 CREATE TABLE IF NOT EXISTS leaderboard_period (
@@ -19,4 +19,4 @@ CREATE TABLE IF NOT EXISTS leaderboard_period (
     done_at   DATETIME(6)     NULL COMMENT 'copied and verified',
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
     PRIMARY KEY (board, period)
-) ENGINE = InnoDB;
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

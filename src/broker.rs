@@ -20,6 +20,9 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 
 use crate::config::{Amqp, QueueType};
 
+/// How often a message may come back before the broker sets it aside.
+const RETURNS_MAX: i32 = 20;
+
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;
 
@@ -30,6 +33,11 @@ pub struct Broker {
     uri: AMQPUri,
     tls: OwnedTLSConfig,
 }
+
+/// The broker accepted a call and didn't answer.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {0} ms")]
+pub struct NoAnswer(u128);
 
 /// One connection and one channel on it. Dropping it closes both, and the broker takes back what wasn't acknowledged.
 pub struct Link {
@@ -192,6 +200,9 @@ impl Broker {
         if self.config.queue_type == QueueType::Quorum {
             arguments.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
             arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+            // The default from RabbitMQ 4 on; before it there is none, and a message that kills whoever receives it
+            // would block the partition for ever.
+            arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
         }
         arguments
     }
@@ -253,7 +264,7 @@ impl Publisher {
 async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
     tokio::time::timeout(limit, call)
         .await
-        .map_err(|_| anyhow!("no answer within {} ms", limit.as_millis()))
+        .map_err(|_| anyhow::Error::from(NoAnswer(limit.as_millis())))
         .and_then(|result| result.map_err(Into::into))
         .context(action)
 }

@@ -52,6 +52,22 @@ impl Batch {
         self.events.len() + self.refused.len() >= events_max || self.bytes >= bytes_max
     }
 
+    /// Whether there is more than one thing to write.
+    pub fn can_split(&self) -> bool {
+        self.events.len() + self.refused.len() > 1
+    }
+
+    /// Keeps the first half; gives the second one, with the fence, which follows all of it.
+    #[must_use]
+    pub fn split(&mut self) -> Self {
+        Self {
+            events: self.events.split_off(self.events.len() / 2),
+            refused: self.refused.split_off(self.refused.len() / 2),
+            fence: self.fence.take(),
+            ..Self::default()
+        }
+    }
+
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.messages == 0

@@ -4,6 +4,8 @@
 //! of one message returns all that it holds, again and again; so whatever has come back often is taken in small
 //! portions, at last one by one, and the neighbours of the message that kills go through.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use lapin::types::AMQPValue;
 use lapin::{BasicProperties, types::FieldTable};
 
@@ -38,12 +40,47 @@ impl Care {
         }
     }
 
+    /// The care to go on with after `calm` messages in a row that needed less. Step by step, and not after the first one:
+    /// what came back often may lie between others, and starting with too much returns all of it once more.
+    pub fn after(self, calm: u32) -> Self {
+        match self {
+            Self::Single if calm >= 100 => Self::Small,
+            Self::Small if calm >= 1_000 => Self::Usual,
+            care => care,
+        }
+    }
+
     /// How many messages may be on the way, where the configuration says `prefetch`.
     pub fn prefetch(self, prefetch: u16) -> u16 {
         match self {
             Self::Usual => prefetch,
             Self::Small => prefetch.min(SMALL),
             Self::Single => 1,
+        }
+    }
+}
+
+/// What is taken at once while nobody knows how large messages are.
+const FIRST_PREFETCH: u16 = 200;
+
+/// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
+/// counts messages, not bytes.
+#[derive(Debug, Default)]
+pub(super) struct Sizes(AtomicUsize);
+
+impl Sizes {
+    /// Notes a message's size in a moving mean.
+    pub fn note(&self, bytes: usize) {
+        let mean = self.0.load(Ordering::Relaxed);
+        let new = if mean == 0 { bytes.max(1) } else { (mean * 63 + bytes).div_ceil(64) };
+        self.0.store(new, Ordering::Relaxed);
+    }
+
+    /// How many messages may be on the way: at most as configured, and at most `bytes_max` of them by their mean.
+    pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => configured.min(FIRST_PREFETCH),
+            mean => u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(2, configured.max(2)),
         }
     }
 }
@@ -75,7 +112,21 @@ mod tests {
             assert_eq!(care.prefetch(5_000), prefetch);
         }
         assert!(Care::Usual < Care::Small && Care::Small < Care::Single);
+        assert_eq!((Care::Single.after(99), Care::Single.after(100)), (Care::Single, Care::Small));
+        assert_eq!((Care::Small.after(999), Care::Small.after(1_000)), (Care::Small, Care::Usual));
         assert_eq!(Care::Small.prefetch(10), 10);
+    }
+
+    #[test]
+    fn large_messages_are_taken_in_smaller_numbers() {
+        let sizes = Sizes::default();
+        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
+        sizes.note(120);
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
+        (0..1_000).for_each(|_| sizes.note(1 << 20));
+        assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
+        (0..1_000).for_each(|_| sizes.note(1 << 40));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
     }
 
     #[test]

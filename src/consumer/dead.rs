@@ -40,7 +40,7 @@ pub(super) fn refused_by_database(received: &Received, error: String, queue: &st
 /// The message's headers and what else names its sender, as JSON; empty where there is nothing.
 pub(super) fn headers(properties: &BasicProperties) -> String {
     let mut all = match properties.headers() {
-        Some(headers) => table(headers),
+        Some(headers) => table(headers, 0),
         None => Map::new(),
     };
     for (name, value) in [
@@ -56,12 +56,16 @@ pub(super) fn headers(properties: &BasicProperties) -> String {
     if all.is_empty() { String::new() } else { Value::Object(all).to_string() }
 }
 
-fn table(fields: &FieldTable) -> Map<String, Value> {
-    fields.inner().iter().map(|(name, value)| (name.to_string(), to_json(value))).collect()
+/// How deep headers are kept. What is nested deeper was made to hurt.
+const DEPTH_MAX: u8 = 16;
+
+fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {
+    fields.inner().iter().map(|(name, value)| (name.to_string(), to_json(value, depth))).collect()
 }
 
-fn to_json(value: &AMQPValue) -> Value {
+fn to_json(value: &AMQPValue, depth: u8) -> Value {
     match value {
+        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) if depth >= DEPTH_MAX => json!("(nested too deep)"),
         AMQPValue::Boolean(value) => json!(value),
         AMQPValue::ShortShortInt(value) => json!(value),
         AMQPValue::ShortShortUInt(value) => json!(value),
@@ -75,9 +79,9 @@ fn to_json(value: &AMQPValue) -> Value {
         AMQPValue::DecimalValue(value) => json!({ "scale": value.scale, "value": value.value }),
         AMQPValue::ShortString(value) => json!(value.as_str()),
         AMQPValue::LongString(value) => json!(String::from_utf8_lossy(value.as_bytes())),
-        AMQPValue::FieldArray(values) => values.as_slice().iter().map(to_json).collect(),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(|value| to_json(value, depth + 1)).collect(),
         AMQPValue::Timestamp(value) => json!(value),
-        AMQPValue::FieldTable(fields) => Value::Object(table(fields)),
+        AMQPValue::FieldTable(fields) => Value::Object(table(fields, depth + 1)),
         AMQPValue::ByteArray(value) => json!(String::from_utf8_lossy(value.as_slice())),
         AMQPValue::Void => Value::Null,
     }

@@ -42,6 +42,19 @@ pub(super) struct Watch {
     targets: HashSet<Target>,
 }
 
+/// After so many rivals in a row it is waited between two tries.
+const RIVALS_MAX: u32 = 3;
+
+/// After so many time limits a batch is written in halves: it may be too large for the way to the server.
+const TIMEOUTS_MAX: u32 = 2;
+
+/// What has gone wrong with a batch so far.
+struct Tries {
+    outage: Outage,
+    rivals: u32,
+    timeouts: u32,
+}
+
 /// Whether a transaction is kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -62,44 +75,58 @@ impl Writer {
     /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
-        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        let outage = Outage::new(format!("writing partition {}", self.partition));
+        let mut tries = Tries { outage, rivals: 0, timeouts: 0 };
         loop {
-            let error = match self.transact(batch, &batch.events, End::Commit).await {
+            if tries.timeouts >= TIMEOUTS_MAX && batch.can_split() {
+                let mut rest = batch.split();
+                let first = Box::pin(self.write(batch)).await?;
+                return Ok(first + Box::pin(self.write(&mut rest)).await?);
+            }
+            match self.transact(batch, &batch.events, End::Commit).await {
                 Ok(found) => {
-                    outage.over();
+                    tries.outage.over();
                     self.remember(found.epoch);
                     return Ok(found.coalesced);
                 }
-                Err(error) => error,
-            };
-            match error {
-                StoreError::TakenOver(_) => return Err(error),
-                _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
-                _ if !self.reads_first && error.is_unsupported() => {
-                    self.reads_first = true;
-                    let error = chain(&error);
-                    warn!(
-                        event = "reads-first",
-                        partition = self.partition,
-                        error,
-                        "writing in the slower way, by reading first: {error}"
-                    );
-                }
-                _ if error.is_contention() => {
-                    debug!(
-                        event = "contention",
-                        partition = self.partition,
-                        "a rival was first, trying again: {}",
-                        chain(&error)
-                    );
-                }
-                _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
-                _ => {
-                    let delay = outage.failed(&chain(&error));
-                    self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
-                }
+                Err(error) => self.recover(error, batch, &mut tries).await?,
             }
         }
+    }
+
+    /// Does what an error asks for before the next try; gives it back where there is none.
+    async fn recover(&mut self, error: StoreError, batch: &mut Batch, tries: &mut Tries) -> Result<(), StoreError> {
+        match error {
+            StoreError::TakenOver(_) => return Err(error),
+            _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
+            _ if error.fate() == Fate::Row && spell_in_ascii(batch) => {}
+            _ if !self.reads_first && error.is_unsupported() => {
+                self.reads_first = true;
+                let error = chain(&error);
+                warn!(
+                    event = "reads-first",
+                    partition = self.partition,
+                    error,
+                    "writing in the slower way, by reading first: {error}"
+                );
+            }
+            _ if error.is_contention() && tries.rivals < RIVALS_MAX => {
+                tries.rivals += 1;
+                debug!(
+                    event = "contention",
+                    partition = self.partition,
+                    "a rival was first, trying again: {}",
+                    chain(&error)
+                );
+            }
+            _ if self.ends.is_cancelled() || tries.outage.age() > self.database_away_max => return Err(error),
+            _ => {
+                tries.timeouts += u32::from(matches!(error, StoreError::Timeout { .. }));
+                let delay = tries.outage.failed(&chain(&error));
+                self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
+            }
+        }
+        Ok(())
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
@@ -259,6 +286,21 @@ impl Writer {
         let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
         likes::log_watched(tx, number, &seen, &former).await
     }
+}
+
+/// Spells dead letters in ASCII: one that the database refuses, by its character set, must not hold the others up.
+/// False where they are already.
+fn spell_in_ascii(batch: &mut Batch) -> bool {
+    let mut changed = false;
+    for letter in &mut batch.refused {
+        for text in [&mut letter.error, &mut letter.headers] {
+            if !text.is_ascii() {
+                *text = text.chars().map(|character| if character.is_ascii() { character } else { '?' }).collect();
+                changed = true;
+            }
+        }
+    }
+    changed
 }
 
 fn chain(error: &StoreError) -> String {

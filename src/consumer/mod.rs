@@ -28,20 +28,23 @@ mod dead;
 mod flush;
 mod session;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use care::Care;
+use care::{Care, Sizes};
 use session::{End, NeedsCare};
 
 use crate::broker::Broker;
 use crate::config::{Config, Consumer as Limits, Kinds};
-use crate::model::Metric;
+use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::schema::Schema;
+
+/// Seconds that this machine's clock may differ from MySQL's.
+const CLOCKS_APART_MAX_S: i64 = 60;
 
 /// One partition's consumer.
 pub struct Partition {
@@ -54,6 +57,7 @@ pub struct Partition {
     metric: Metric,
     limits: Limits,
     prefetch: u16,
+    sizes: Sizes,
     stop: CancellationToken,
     beat: Beat,
 }
@@ -78,6 +82,7 @@ impl Partition {
             metric: config.metrics.like(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
+            sizes: Sizes::default(),
             stop,
             beat,
         }
@@ -108,9 +113,10 @@ impl Partition {
 
     /// One session and what follows from its end: the care that the next one takes, none after the stop.
     async fn consume(&self, care: Care, outage: &mut Outage) -> Option<Care> {
-        match session::run(self, care, || outage.over()).await {
+        match session::run(self, care, outage).await {
             Ok(End::Stop) => return None,
-            Ok(End::Relax) => {
+            Ok(End::Again(next)) if next == care || next > Care::Usual => return Some(next),
+            Ok(End::Again(_)) => {
                 info!(
                     event = "care-ended",
                     partition = self.number,
@@ -151,10 +157,19 @@ impl Partition {
 
     async fn database_is_ready(&self) -> Result<()> {
         match self.store.schema().await.context("ask for the schema")? {
-            Schema::Current => Ok(()),
+            Schema::Current => {}
             Schema::Behind(steps) => bail!("the schema lacks {steps} steps: run `tallyd migrate`"),
             Schema::Ahead => bail!("the schema was made by a newer tallyd: run that version"),
         }
+        let (now, writable) = self.store.clock().await?;
+        ensure!(writable, "MySQL is read-only");
+        // A clock that is slow would take every event for one from the future, and set it aside.
+        let apart_s = (Micros::now().0 - now.0) / 1_000_000;
+        ensure!(
+            apart_s.abs() <= CLOCKS_APART_MAX_S,
+            "this machine's clock and MySQL's are {apart_s} s apart: one of them is wrong"
+        );
+        Ok(())
     }
 
     async fn wait(&self, delay: std::time::Duration) {

@@ -27,10 +27,20 @@ use crate::broker::Link;
 use crate::event::{self, Message};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
+use crate::runtime::retry::Outage;
 use crate::store::StoreError;
+
+/// What is on the way has at most the bytes of so many batches.
+const PREFETCH_BATCHES: usize = 4;
+
+/// AMQP's code for "nothing is wrong".
+const REPLY_SUCCESS: u16 = 200;
 
 /// How often the loop wakes up with nothing to do, to say that it is alive.
 const TICK: Duration = Duration::from_secs(1);
+
+/// A session that has lasted so long is taken to work, though nothing came.
+const PROBATION: Duration = Duration::from_secs(5);
 
 /// A batch that fills, and what acknowledges it.
 #[derive(Default)]
@@ -54,8 +64,9 @@ type Written = (Writer, Open, Result<usize, StoreError>);
 pub(super) enum End {
     /// Told to.
     Stop,
-    /// The messages that needed care are through.
-    Relax,
+    /// To take another number of messages at once, with this care: those that came back are through, or the messages'
+    /// size is known now.
+    Again(Care),
 }
 
 /// A message has come back so often that it must be taken with more care. Nothing of its batch was tried.
@@ -70,10 +81,11 @@ pub(super) struct NeedsCare {
 ///
 /// # Errors
 /// Anything but an [`End`]. What was received and not acknowledged goes back to the broker.
-pub(super) async fn run(partition: &Partition, care: Care, connected: impl FnOnce()) -> Result<End> {
+pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) -> Result<End> {
     let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
     partition.broker.declare(&link).await?;
-    let qos = link.channel.basic_qos(care.prefetch(partition.prefetch), BasicQosOptions { global: false });
+    let prefetch = care.prefetch(partition.prefetch());
+    let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
     link.call("set the prefetch", qos).await?;
     let queue = partition.queue();
     let tag = format!("tallyd-{}", partition.owner);
@@ -84,13 +96,17 @@ pub(super) async fn run(partition: &Partition, care: Care, connected: impl FnOnc
         FieldTable::default(),
     );
     let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
-    connected();
     info!(event = "consuming", partition = partition.number, queue, "listening on {queue}");
     let ends = partition.stop.child_token();
     let writer = Some(partition.writer(ends.clone()));
     let mut session = Session {
         partition,
         care,
+        prefetch,
+        seen: 0,
+        calm: 0,
+        outage,
+        began: Instant::now(),
         link: &link,
         deliveries,
         ends,
@@ -101,14 +117,27 @@ pub(super) async fn run(partition: &Partition, care: Care, connected: impl FnOnc
     };
     let ended = session.consume().await;
     // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
-    let drained = session.finish(ended.is_ok()).await;
-    let end = ended?;
-    drained.map(|()| end)
+    match ended {
+        Ok(end) => session.finish(end).await.map(|()| end),
+        Err(error) => {
+            session.break_off().await;
+            Err(error)
+        }
+    }
 }
 
 struct Session<'a> {
     partition: &'a Partition,
     care: Care,
+    prefetch: u16,
+    /// Messages since the prefetch was last looked at.
+    seen: u16,
+    /// Messages in a row that needed less care.
+    calm: u32,
+    /// Over once something was written, or nothing went wrong for a while: a connection that only seems to work must not
+    /// be made anew at full speed.
+    outage: &'a mut Outage,
+    began: Instant,
     link: &'a Link,
     deliveries: lapin::Consumer,
     /// Cancelled at the stop, and when the session fails: a database that is away is then waited for no longer.
@@ -135,11 +164,13 @@ impl Session<'_> {
                 biased;
                 () = stop.cancelled() => return Ok(End::Stop),
                 written = join(&mut self.writing) => self.acknowledge(written?).await?,
-                delivery = self.deliveries.next(), if !full => if self.receive(delivery)? {
-                    return Ok(End::Relax);
+                delivery = self.deliveries.next(), if !full => if let Some(care) = self.receive(delivery)? {
+                    return Ok(End::Again(care));
                 },
                 () = lingered(self.open.since, self.partition.linger()), if self.writing.is_none() => self.start_writing("linger")?,
-                _ = tick.tick() => {}
+                _ = tick.tick() => if self.began.elapsed() > PROBATION {
+                    self.outage.over();
+                },
             }
         }
     }
@@ -153,8 +184,8 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and those that are here already. True when care is no longer needed.
-    fn receive(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<bool> {
+    /// Takes one message, and those that are here already. A care when another number should be taken at once.
+    fn receive(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<Option<Care>> {
         let mut next = Some(delivery);
         while let Some(delivery) = next {
             let delivery = delivery.ok_or_else(|| anyhow!("the broker cancelled the consumer"))?.context("receive")?;
@@ -164,13 +195,25 @@ impl Session<'_> {
                 return Err(NeedsCare { care: needed, returns }.into());
             }
             self.push(delivery);
-            // What was returned stands first in the queue: behind this one there is none.
-            if self.care > Care::Usual && needed == Care::Usual {
-                return Ok(true);
+            self.calm = if needed < self.care { self.calm + 1 } else { 0 };
+            let care = self.care.after(self.calm);
+            if care != self.care || self.prefetch_is_off() {
+                return Ok(Some(care));
             }
             next = if self.is_full() { None } else { self.deliveries.next().now_or_never() };
         }
-        Ok(false)
+        Ok(None)
+    }
+
+    /// Looks, once per prefetch, if messages have quite another size than it was made for.
+    fn prefetch_is_off(&mut self) -> bool {
+        self.seen += 1;
+        if self.seen < self.prefetch || self.care > Care::Usual {
+            return false;
+        }
+        self.seen = 0;
+        let wanted = self.partition.prefetch();
+        wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
     fn push(&mut self, delivery: Delivery) {
@@ -182,6 +225,7 @@ impl Session<'_> {
         open.last = Some(acker);
         open.batch.messages += 1;
         open.batch.bytes += body.len();
+        self.partition.sizes.note(body.len());
         let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
         event::decode_all(&origin.body, &self.partition.kinds.0, now, limits.future_max.0, |verdict, range| {
             match verdict {
@@ -220,7 +264,7 @@ impl Session<'_> {
 
     async fn acknowledge(&mut self, written: Written) -> Result<()> {
         let (writer, open, result) = written;
-        (self.writer, self.writing) = (Some(writer), None);
+        self.writer = Some(writer);
         result.context("write a batch")?;
         let refused = open.batch.refused.len() as u64;
         if let Some(refused) = self.refused.note(refused, std::time::Instant::now()) {
@@ -233,38 +277,78 @@ impl Session<'_> {
         }
         let Some(acker) = open.last else { return Ok(()) };
         let acknowledged = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true })).await?;
-        if acknowledged { Ok(()) } else { Err(anyhow!("the delivery is stale: the broker has taken it back")) }
+        if !acknowledged {
+            return Err(anyhow!("the delivery is stale: the broker has taken it back"));
+        }
+        self.outage.over();
+        Ok(())
     }
 
-    /// Waits for the transaction under way; after the stop also writes what is open and gives the rest back.
-    async fn finish(mut self, in_order: bool) -> Result<()> {
+    /// After an error: gives everything back and waits for the transaction under way, which commits or not.
+    async fn break_off(mut self) {
         self.ends.cancel();
-        if self.writing.is_some() {
-            let written = join(&mut self.writing).await?;
-            if in_order {
-                self.acknowledge(written).await?;
-            }
+        // First of all the broker takes back what we hold, or a fence could pass it by.
+        let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
+        if let Err(error) = self.link.call("close the channel", closed).await {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
         }
-        if !in_order {
-            return Ok(());
+        if self.writing.is_some()
+            && let Err(error) = join(&mut self.writing).await
+        {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
         }
-        if !self.open.batch.is_empty() {
-            self.start_writing("stop")?;
-            let written = join(&mut self.writing).await?;
-            self.acknowledge(written).await?;
+    }
+
+    /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
+    async fn finish(mut self, end: End) -> Result<()> {
+        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
+        if end == End::Stop {
+            self.ends.cancel();
+            self.write_open().await?;
+            self.link.call("cancel the consumer", cancel).await?;
+            self.give_back().await?;
+        } else {
+            // What was delivered is written, not returned: each return counts.
+            self.link.call("cancel the consumer", cancel).await?;
+            self.write_delivered().await?;
         }
-        self.give_back().await?;
+        let close = self.link.channel.close(REPLY_SUCCESS, "done".into());
+        self.link.call("close the channel", close).await?;
         if let Some(writer) = &self.writer {
             writer.release().await;
         }
         Ok(())
     }
 
+    /// Writes and acknowledges the batch under way and the open one.
+    async fn write_open(&mut self) -> Result<()> {
+        if self.writing.is_some() {
+            let written = join(&mut self.writing).await?;
+            self.acknowledge(written).await?;
+        }
+        if self.open.batch.is_empty() {
+            return Ok(());
+        }
+        self.start_writing("stop")?;
+        let written = join(&mut self.writing).await?;
+        self.acknowledge(written).await
+    }
+
+    /// Writes and acknowledges all that was delivered before the cancel.
+    async fn write_delivered(&mut self) -> Result<()> {
+        while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
+            self.push(delivery.context("receive")?);
+            if self.is_full() {
+                self.partition.beat.beat();
+                self.write_open().await?;
+            }
+        }
+        self.write_open().await
+    }
+
     /// What was delivered and never looked at goes back to the front of the queue. Only after the cancel, or the broker
     /// would send it again at once.
     async fn give_back(&mut self) -> Result<()> {
-        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
-        self.link.call("cancel the consumer", cancel).await?;
         let mut last = None;
         while let Some(Some(Ok(delivery))) = self.deliveries.next().now_or_never() {
             last = Some(delivery.acker);
@@ -277,10 +361,11 @@ impl Session<'_> {
 
 /// Waits for the transaction under way; for ever when there is none.
 async fn join(writing: &mut Option<Writing>) -> Result<Written> {
-    match writing {
-        Some(task) => task.await.context("the writer panicked"),
-        None => std::future::pending().await,
-    }
+    let Some(task) = writing else { return std::future::pending().await };
+    let written = task.await;
+    // A task that has ended must not be asked again.
+    *writing = None;
+    written.context("the writer panicked")
 }
 
 /// Waits until a batch has been open for `linger`; for ever when there is none.
@@ -315,6 +400,11 @@ async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written
 }
 
 impl Partition {
+    /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
+    fn prefetch(&self) -> u16 {
+        self.sizes.prefetch(self.prefetch, self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES))
+    }
+
     fn linger(&self) -> Duration {
         Duration::from_millis(self.limits.linger_ms)
     }

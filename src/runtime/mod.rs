@@ -6,4 +6,5 @@ pub mod progress;
 pub mod retry;
 pub mod schedule;
 pub mod shutdown;
+pub mod stack;
 pub mod systemd;

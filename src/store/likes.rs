@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
+use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
@@ -149,7 +149,7 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
     const ACTION: &str = "read the old states";
     let mut states = HashMap::with_capacity(pairs.len());
-    for piece in in_shapes(pairs) {
+    for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
         let sql = format!(
             "SELECT kind, target_id, user_id, is_del, update_at FROM like_record \
              WHERE (kind, target_id, user_id) IN ({}) FOR UPDATE",
@@ -320,25 +320,36 @@ pub async fn add_differences(
     Ok(())
 }
 
-/// Keeps dead letters, one by one: they are few, and may be large. A redelivered one is kept once.
+/// Bytes of dead letters that one statement holds at most, beside its last one: far below any `max_allowed_packet`.
+const LETTERS_BYTES_MAX: usize = 1 << 20;
+
+/// Keeps dead letters. A redelivered one is kept once; one that was replayed and refused again is open again.
 ///
 /// # Errors
 /// MySQL's.
 pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
-    for letter in letters {
-        sqlx::query(
-            "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES (?, ?, ?, ?, ?, ?) \
-             ON DUPLICATE KEY UPDATE id = id",
-        )
-        .bind(&letter.body)
-        .bind(&letter.headers)
-        .bind(letter.reason)
-        .bind(&letter.error)
-        .bind(&letter.queue)
-        .bind(datetime(letter.first_seen))
-        .execute(&mut *connection)
-        .await
-        .tried("keep a dead letter")?;
+    for piece in in_shapes(letters) {
+        let mut bytes = 0;
+        let parts = piece.chunk_by(|letter, _| {
+            bytes += letter.body.len() + letter.headers.len();
+            let fits = bytes < LETTERS_BYTES_MAX;
+            bytes = if fits { bytes } else { 0 };
+            fits
+        });
+        for part in parts {
+            let sql = format!(
+                "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES {} \
+                 ON DUPLICATE KEY UPDATE replayed_at = NULL",
+                placeholders(part.len(), 6)
+            );
+            // Parts of large letters have any length: their statements are not worth remembering.
+            let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
+            for letter in part {
+                query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
+                query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
+            }
+            query.execute(&mut *connection).await.tried("keep dead letters")?;
+        }
     }
     Ok(())
 }

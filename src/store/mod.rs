@@ -17,7 +17,7 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
-use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool};
+use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
 
 use crate::config::{Mysql, ServerUrl};
 use crate::model::Micros;
@@ -102,6 +102,9 @@ fn is_about_a_row(number: u16) -> bool {
     )
 }
 
+/// How long the connections may take to be closed.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
 /// The result of whatever asks MySQL.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
@@ -148,9 +151,26 @@ impl Store {
         Ok(Lent { connection, limit: self.transaction_max, broken: false })
     }
 
-    /// Closes all connections in order.
+    /// MySQL's clock, and whether it can be written to.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn clock(&self) -> Result<(Micros, bool)> {
+        const ACTION: &str = "ask MySQL for the time";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query("SELECT NOW(6), @@read_only").fetch_one(connection).await.tried(ACTION)?;
+            let read_only: i64 = row.try_get_unchecked(1).tried(ACTION)?;
+            Ok((micros(row.try_get(0).tried(ACTION)?), read_only == 0))
+        })
+        .await
+    }
+
+    /// Closes all connections in order, but doesn't wait for ever.
     pub async fn close(&self) {
-        self.pool.close().await;
+        if tokio::time::timeout(CLOSE_MAX, self.pool.close()).await.is_err() {
+            tracing::debug!(event = "close-failed", "MySQL does not answer: leaving its connections as they are");
+        }
     }
 }
 
@@ -177,10 +197,33 @@ impl Lent {
         F: Future<Output = Result<T>> + 'c,
     {
         self.broken = true;
-        let ended = tokio::time::timeout(self.limit, work(&mut self.connection)).await;
-        self.broken = ended.is_err();
-        ended.map_err(|_| StoreError::Timeout { action, limit: self.limit })?
+        let limit = self.limit;
+        let ended = tokio::time::timeout(limit, work(&mut self.connection)).await;
+        let ended = ended.unwrap_or(Err(StoreError::Timeout { action, limit }));
+        self.broken = spoils(&ended);
+        ended
     }
+
+    /// Runs `work` for as long as it takes: for the long reads of a job, which ends when its lease, renewed on another
+    /// connection, is lost.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        self.broken = true;
+        let ended = work(&mut self.connection).await;
+        self.broken = spoils(&ended);
+        ended
+    }
+}
+
+/// Whether the connection may not be used again. After most errors it isn't: the server may have become read-only, or
+/// another one may have taken its address over.
+fn spoils<T>(ended: &Result<T>) -> bool {
+    ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
 }
 
 impl Drop for Lent {
@@ -238,13 +281,21 @@ fn micros(datetime: NaiveDateTime) -> Micros {
 }
 
 /// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
-/// prepared-statement cache knows. At most 512, because MariaDB rewrites longer IN lists into a join.
+/// prepared-statement cache knows.
 const SHAPES: [usize; 4] = [512, 64, 8, 1];
 
+/// The same for IN lists of (kind, target, user): MariaDB rewrites one of 1,000 values or more into a join.
+const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
+
 /// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
-fn in_shapes<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
+    in_shapes_of(SHAPES, rows)
+}
+
+/// Cuts `rows` into pieces whose lengths are all in `shapes`, the last of which is 1.
+fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
-        let shape = SHAPES.into_iter().find(|shape| *shape <= rows.len())?;
+        let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;
         let (piece, rest) = rows.split_at(shape);
         rows = rest;
         Some(piece)

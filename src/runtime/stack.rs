@@ -1,0 +1,28 @@
+//! Room for the broker library's thread, which reads a message's headers by recursion: a list nested 4,000 deep, which
+//! fits into one frame, overflows the usual 2 MiB, and an overflow ends the whole process.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The standard library's own variable for the stacks of threads.
+const VARIABLE: &str = "RUST_MIN_STACK";
+
+/// Deeper than any frame can nest: each level takes five bytes of at most 128 KiB.
+const BYTES: &str = "67108864";
+
+/// Starts the program once more with larger stacks, in the same process, where that has not been done. Only address
+/// space is reserved: memory is used as a stack grows.
+pub fn ensure() {
+    if std::env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    let Ok(program) = std::env::current_exe() else { return };
+    let mut arguments = std::env::args_os();
+    let mut command = Command::new(program);
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    // Returns only where it failed; then it goes on with the stacks there are.
+    let error = command.args(arguments).env(VARIABLE, BYTES).exec();
+    tracing::debug!(event = "stack-kept", "the program could not be started with larger stacks: {error}");
+}
