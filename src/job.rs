@@ -118,7 +118,7 @@ where
 async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
     let mut renewed = Instant::now();
     loop {
-        tokio::time::sleep(RENEW_EVERY).await;
+        tokio::time::sleep(RENEW_EVERY.min(GIVE_UP_AFTER.saturating_sub(renewed.elapsed()))).await;
         let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());
         let asked = Instant::now();
         match tokio::time::timeout(left, store.renew_job(job, run)).await {
@@ -162,7 +162,7 @@ impl Timetable {
         Ok(match (last, schedule::last_fired(cron, now)) {
             (_, None) => false,
             (None, Some(_)) => true,
-            (Some(last), Some(fired)) => last.started_at < fired,
+            (Some(started_at), Some(fired)) => started_at < fired,
         })
     }
 }
@@ -192,12 +192,15 @@ pub async fn serve<F>(
     F: Future<Output = Next>,
 {
     let mut outage = Outage::new("asking MySQL which jobs are due");
+    let mut failed = None;
     while !stop.is_cancelled() {
-        let next = match first_due(store, timetables).await {
+        let next = match beating(beat, first_due(store, timetables, failed)).await {
             Ok(Some(place)) => {
                 outage.over();
-                // Then at once the next mode, which may be due too.
-                if beating(beat, work(place)).await == Next::Bell { Duration::ZERO } else { SOON }
+                // Then at once the next mode, which may be due too; a mode that failed lets the others go first.
+                let next = beating(beat, work(place)).await;
+                failed = if next == Next::Soon { Some(place) } else { None };
+                if next == Next::Bell { Duration::ZERO } else { SOON }
             }
             Ok(None) => {
                 outage.over();
@@ -220,13 +223,24 @@ pub async fn serve<F>(
 /// A bell that was missed (the clock was set, the machine slept) is made up for within this time.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-async fn first_due(store: &Store, timetables: &[Timetable]) -> Result<Option<usize>, StoreError> {
+/// The first mode that is due; the one that `failed` only when no other is.
+async fn first_due(
+    store: &Store,
+    timetables: &[Timetable],
+    failed: Option<usize>,
+) -> Result<Option<usize>, StoreError> {
+    // MySQL's clock, because the runs' starts are told by it.
+    let (now, _) = store.clock().await?;
+    let mut last = None;
     for (place, timetable) in timetables.iter().enumerate() {
-        if timetable.is_due(store, Micros::now()).await? {
-            return Ok(Some(place));
+        if timetable.is_due(store, now).await? {
+            if Some(place) != failed {
+                return Ok(Some(place));
+            }
+            last = failed;
         }
     }
-    Ok(None)
+    Ok(last)
 }
 
 /// Waits for `work` and beats meanwhile: its own calls all have time limits.

@@ -46,7 +46,7 @@ pub enum Repaired {
 }
 
 impl Cache {
-    /// Samples `targets`. A target whose kind the configuration doesn't know is left out.
+    /// Samples `targets`. A target whose kind the configuration doesn't know, or whose field holds no numbers, is left out.
     ///
     /// # Errors
     /// Redis is away, or a bucket holds what isn't ours.
@@ -210,5 +210,6 @@ fn read_sample(answer: &Value, metric: Metric, members: &[Target]) -> Option<Vec
     let cut = Micros(text(cut)?.parse().ok()?);
     let loaded = Loaded::parse(text(loaded)?)?;
     let sample = |value: &Value| Some(Sample { value: layout::value(text(value)?, metric)?, cut, loaded });
-    members.iter().zip(values).map(|(target, value)| Some((*target, sample(value)?))).collect()
+    // A field that holds something else is left out, and so unknown: it is nobody's to repair.
+    Some(members.iter().zip(values).filter_map(|(target, value)| Some((*target, sample(value)?))).collect())
 }

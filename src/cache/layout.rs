@@ -14,7 +14,8 @@ pub fn bucket(id: TargetId, bucket_bits: u8) -> u32 {
 /// The metric's number in a field's value; zero where it is left out, none where the value is no such text.
 pub fn value(text: &str, metric: Metric) -> Option<i64> {
     match text.split(',').nth(usize::from(metric.0) - 1) {
-        None | Some("") => Some(0),
+        None => Some(0),
+        Some("") if text.is_empty() => Some(0),
         Some(number) => number.parse().ok(),
     }
 }
@@ -87,6 +88,7 @@ mod tests {
             ("", 1, Some(0)),
             ("-3", 1, Some(-3)),
             ("x", 1, None),
+            ("12,,4", 2, None),
         ] {
             assert_eq!(value(text, Metric(metric)), expected, "{text}");
         }

@@ -236,7 +236,8 @@ fn is_of_the_server(error: &RedisError) -> bool {
 
 /// An answer that isn't what the script returns.
 fn unexpected(action: &'static str, answer: &Value) -> CacheError {
-    let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", format!("{answer:?}")));
+    let shown = format!("{answer:?}").chars().take(200).collect();
+    let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
     CacheError { action, source }
 }
 

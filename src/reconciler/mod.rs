@@ -123,7 +123,7 @@ impl Reconciler {
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
     pub async fn run(&self, number: u64, mode: &Mode, dry_run: bool, stop: &CancellationToken) -> Result<Report> {
         // What an earlier run that was killed has left behind.
-        self.store.unwatch().await?;
+        self.store.unwatch(number).await?;
         let publisher = self.broker.connect_publisher("reconcile").await?;
         let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
         let report = Report { mode: mode.name(), dry_run, ..Report::default() };
@@ -131,8 +131,12 @@ impl Reconciler {
         let lists_all = matches!(mode, Mode::Targets(_));
         let mut run = Run { on: self, fences, number, used: 0, recounts, lists_all, stop, report };
         let result = run.compare_all(mode).await;
-        self.store.unwatch().await?;
-        result?;
+        let ended = self.store.unwatch(number).await;
+        match result {
+            Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {}
+            result => result?,
+        }
+        ended?;
         if stop.is_cancelled() {
             run.report.ended_early = Some("told to stop".to_owned());
         }
@@ -161,6 +165,8 @@ impl Run<'_> {
             (self.recounts, self.report.mode) = (true, Mode::Full.name());
         }
         let began = self.now().await?;
+        // So that no event up to `began` is committed only after the lists were read.
+        self.fence().await?;
         self.compare_full().await?;
         self.report.cut = Some(began.0);
         Ok(())
@@ -171,11 +177,7 @@ impl Run<'_> {
         let until = self.now().await?;
         // So that no event up to `until` is committed only after the list was read.
         self.fence().await?;
-        let mut from = Micros(0);
-        for mode in [Mode::Changed, Mode::Full] {
-            let last = self.on.store.last_done(JOB, mode.name()).await?;
-            from = from.max(last.and_then(|last| last.cut).unwrap_or(Micros(0)));
-        }
+        let from = self.on.store.last_cut(JOB).await?.unwrap_or(Micros(0));
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let mut after = ChangedAfter { update_at: start, target: Target { kind: Kind(0), id: TargetId(0) } };
         let limit = self.on.limits.page_targets;
@@ -186,7 +188,8 @@ impl Run<'_> {
             let Some(last) = rows.last().filter(|_| rows.len() == limit && !self.stop.is_cancelled()) else { break };
             after = *last;
         }
-        self.report.cut = Some(until.0);
+        // What was left must be looked at again, by the next run of this kind.
+        self.report.cut = Some(if self.report.left == 0 { until.0 } else { from.0 });
         Ok(())
     }
 
@@ -230,6 +233,9 @@ impl Run<'_> {
             let until = buckets.min(from + LISTED_BUCKETS);
             let targets = self.on.cache.targets_in(name, kind, from..until).await?;
             phantoms.extend(self.unknown_to_mysql(targets).await?);
+            if self.stop.is_cancelled() {
+                break;
+            }
             if phantoms.len() >= self.on.limits.page_targets || until == buckets {
                 phantoms.sort_unstable();
                 self.report.phantoms += phantoms.len() as u64;
@@ -262,9 +268,14 @@ impl Run<'_> {
 
     /// Waits until every event up to now is in MySQL.
     async fn fence(&mut self) -> Result<()> {
-        tokio::time::sleep(self.on.limits.publish_grace.0).await;
         let number = self.next_number();
-        self.fences.pass(number).await
+        let passed = async {
+            tokio::time::sleep(self.on.limits.publish_grace.0).await;
+            self.fences.pass(number).await
+        };
+        // The daemon's own consumers stop too: then nobody lets the fence pass.
+        let stopped = || NotNow("told to stop".to_owned()).into();
+        self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()))
     }
 
     fn name(&self, target: Target) -> String {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use tracing::warn;
 
 use super::drift::{Verdict, agreed, judge, value_at};
@@ -98,11 +98,14 @@ impl Run<'_> {
         let watch = self.next_number();
         let limits = &self.on.limits;
         let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
-        self.on.store.watch(watch, targets, seconds).await?;
+        let partitions = self.on.broker.partitions();
+        self.on.store.watch(watch, targets, partitions, seconds).await?;
         let samples = self.sample(targets).await?.unwrap_or_default();
         self.fence().await?;
-        let (truths, mut events) = self.on.store.watched(self.on.metric, targets, watch).await?;
-        self.on.store.unwatch().await?;
+        let watched = self.on.store.watched(self.on.metric, targets, watch, partitions).await?;
+        self.on.store.unwatch(self.number).await?;
+        let (truths, mut events) =
+            watched.context("the watch ended too early: the process was frozen, or another run has begun")?;
         events.sort_by_key(|logged| logged.event.target);
         Ok(judged(samples, |target, sample| {
             let from = events.partition_point(|logged| logged.event.target < *target);

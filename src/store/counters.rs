@@ -93,9 +93,11 @@ impl Store {
         const ACTION: &str = "list targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            // DISTINCT in key order jumps from target to target: its cost grows with the targets, not with the rows.
+            // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
+            // cost grows with the targets, not with the rows.
             let mut ids: Vec<u64> = sqlx::query_scalar(
-                "SELECT DISTINCT target_id FROM like_record WHERE kind = ? AND target_id > ? ORDER BY target_id LIMIT ?",
+                "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? \
+                 GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
             )
             .bind(kind.0)
             .bind(after.0)
@@ -131,10 +133,11 @@ impl Store {
     /// MySQL's.
     pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
         let mut lent = self.lend().await?;
-        lent.limit("read counters", |connection| read_truths(connection, metric, targets, rows)).await
+        lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
     }
 
-    /// What the watch has logged so far, and the counters of `targets`, all as of one instant.
+    /// What the watch has logged so far, and the counters of `targets`, all as of one instant. None where one of the
+    /// `partitions` has not been watched all the time.
     ///
     /// # Errors
     /// MySQL's.
@@ -143,14 +146,26 @@ impl Store {
         metric: Metric,
         targets: &[Target],
         watch: u64,
-    ) -> Result<(HashMap<Target, Truth>, Vec<WatchedEvent>)> {
+        partitions: u16,
+    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedEvent>)>> {
         let mut lent = self.lend().await?;
         lent.limit("read watched events", |connection| async move {
             let mut tx = begin_snapshot(connection).await?;
+            let watching: i64 = sqlx::query_scalar(
+                "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
+            )
+            .bind(partitions)
+            .bind(watch)
+            .fetch_one(&mut *tx)
+            .await
+            .tried("check the watch")?;
+            if watching != i64::from(partitions) {
+                return Ok(None);
+            }
             let truths = read_counted(&mut tx, metric, targets).await?;
             let events = read_watched(&mut tx, watch).await?;
             tx.commit().await.tried("read watched events")?;
-            Ok((truths, events))
+            Ok(Some((truths, events)))
         })
         .await
     }
@@ -183,11 +198,11 @@ impl Store {
     }
 
     /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until [`Store::unwatch`] or for `seconds`. When this
-    /// returns, every batch that begins later logs.
+    /// returns, every batch that begins later logs. A later run's watch stays.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn watch(&self, watch: u64, targets: &[Target], seconds: u64) -> Result<()> {
+    pub async fn watch(&self, watch: u64, targets: &[Target], partitions: u16, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -203,32 +218,45 @@ impl Store {
                 }
                 query.execute(&mut *tx).await.tried(ACTION)?;
             }
-            // Waits for each partition's open batch, which holds its row.
-            sqlx::query("UPDATE partition_owner SET watch = ?, watch_until = NOW(6) + INTERVAL ? SECOND")
+            tx.commit().await.tried(ACTION)?;
+            // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
+            // that nobody ever held gets its row here.
+            for partition in 0..partitions {
+                sqlx::query(
+                    "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
+                     VALUES (?, 0, NOW(6), ?, NOW(6) + INTERVAL ? SECOND) \
+                     ON DUPLICATE KEY UPDATE \
+                         watch_until = IF(COALESCE(watch, 0) < VALUES(watch), VALUES(watch_until), watch_until), \
+                         watch = GREATEST(COALESCE(watch, 0), VALUES(watch))",
+                )
+                .bind(partition)
                 .bind(watch)
                 .bind(seconds)
-                .execute(&mut *tx)
+                .execute(&mut *connection)
                 .await
                 .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
+            }
+            Ok(())
         })
         .await
     }
 
-    /// Ends every watch and forgets what was logged.
+    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn unwatch(&self) -> Result<()> {
+    pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             for sql in [
-                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch IS NOT NULL",
-                "DELETE FROM watched_target",
-                "DELETE FROM watched_event",
+                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ?",
+                "DELETE FROM watched_target WHERE watch < ?",
+                "DELETE FROM watched_event WHERE watch < ?",
             ] {
-                sqlx::query(sql).execute(&mut *connection).await.tried(ACTION)?;
+                // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
+                let next = jobs::number_of(run + 1, 0);
+                sqlx::query(sql).bind(next).execute(&mut *connection).await.tried(ACTION)?;
             }
             Ok(())
         })

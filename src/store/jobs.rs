@@ -42,15 +42,6 @@ pub enum Lock {
     },
 }
 
-/// How the last finished run of a mode ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LastRun {
-    /// When it began.
-    pub started_at: Micros,
-    /// Reconcile: everything up to here had been compared.
-    pub cut: Option<Micros>,
-}
-
 impl Store {
     /// Takes the job's lock for [`LEASE`] and notes the run's start.
     ///
@@ -108,16 +99,35 @@ impl Store {
         .await
     }
 
-    /// The last run of this mode that was done in full.
+    /// Up to where, by Redis' clock, any run of the job has compared everything; none where none has.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<LastRun>> {
+    pub async fn last_cut(&self, job: &str) -> Result<Option<Micros>> {
+        const ACTION: &str = "read the last cut";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let cut: Option<NaiveDateTime> =
+                sqlx::query_scalar("SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done'")
+                    .bind(job)
+                    .fetch_one(connection)
+                    .await
+                    .tried(ACTION)?;
+            Ok(cut.map(micros))
+        })
+        .await
+    }
+
+    /// When the last run of this mode that was done in full began.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last run";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query(
-                "SELECT started_at, cut FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
+            let started_at: Option<NaiveDateTime> = sqlx::query_scalar(
+                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
                  ORDER BY finished_at DESC LIMIT 1",
             )
             .bind(job)
@@ -125,12 +135,7 @@ impl Store {
             .fetch_optional(connection)
             .await
             .tried(ACTION)?;
-            row.map(|row| {
-                let started_at = micros(row.try_get::<NaiveDateTime, _>(0)?);
-                Ok(LastRun { started_at, cut: row.try_get::<Option<NaiveDateTime>, _>(1)?.map(micros) })
-            })
-            .transpose()
-            .tried(ACTION)
+            Ok(started_at.map(micros))
         })
         .await
     }
