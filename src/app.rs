@@ -47,13 +47,14 @@ impl Servers {
     ///
     /// # Errors
     /// An address or a certificate can't be used.
-    pub fn new(config: &Config) -> Result<Self> {
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.amqp.partitions) + CONNECTIONS_FOR_JOBS;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
         Ok(Self {
-            store: Store::new(&config.mysql, connections)?,
-            cache: Cache::new(&config.redis)?,
-            broker: Broker::new(&config.amqp)?,
+            store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
+            cache: Cache::new(&config.redis).map_err(|error| wrong(error.into()))?,
+            broker: Broker::new(&config.amqp).map_err(wrong)?,
             owner: format!("{}:{}", host.trim(), std::process::id()),
         })
     }

@@ -10,12 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
 use crate::archiver::{Scope, ScopeError};
+use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::job::{Ran, Report};
 use crate::model::{Micros, Target, TargetId};
 use crate::reconciler::{Mode, NotNow};
-use crate::runtime::{log, schedule, shutdown};
+use crate::runtime::{log, schedule, shutdown, stack};
 use crate::store::schema::MigrateError;
 use crate::store::{Fate, StoreError};
 
@@ -123,6 +124,11 @@ pub fn main() -> u8 {
             return if error.print().is_ok() { code } else { EXIT_FAILED };
         }
     };
+    if cli.reconcile_once && cli.command.is_some() {
+        let _ =
+            writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
+        return EXIT_USAGE;
+    }
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
@@ -134,6 +140,7 @@ pub fn main() -> u8 {
 }
 
 fn run(cli: Cli) -> Result<u8> {
+    stack::ensure();
     let config = config::load(&cli.config)?;
     log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
     // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
@@ -197,7 +204,7 @@ async fn migrate(config: &Config) -> Result<u8> {
 
 async fn check_config(config: &Config, offline: bool) -> Result<u8> {
     let mut out = std::io::stdout();
-    let servers = Servers::new(config).map_err(|error| ConfigError(vec![format!("{error:#}")]))?;
+    let servers = Servers::new(config)?;
     let broker = &servers.broker;
     writeln!(out, "RabbitMQ  {} (vhost \"{}\"), {} partitions", config.amqp.url, broker.vhost(), broker.partitions())?;
     writeln!(out, "MySQL     {}", config.mysql.url)?;
@@ -285,7 +292,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             return EXIT_USAGE;
         }
         let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
-            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::Locked))
+            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::Locked | MigrateError::Store(_)))
+            || cause.is::<NoAnswer>()
             || cause.is::<CacheError>()
             || cause.is::<NotNow>()
             || cause.is::<lapin::Error>();

@@ -112,6 +112,8 @@ impl Client {
     /// # Errors
     /// Redis is away, or a name is not in the configuration.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
+        let known = self.kinds.0.values().any(|code| *code == target.kind.0);
+        anyhow::ensure!(known, "kind {} is not in [kinds]", target.kind);
         let kind = self.kinds.name(target.kind);
         let keys = &self.cache.keys;
         let like = Call::new(&LIKE, keys.counters(&kind, keys.bucket(target)))

@@ -42,6 +42,10 @@ fn urls(config: &Config, found: &mut Vec<String>) {
             ));
         }
         Ok(parts) if parts.host_str().is_none_or(str::is_empty) => found.push(format!("[{section}] url names no host")),
+        // Most likely the rest of a password: it must not be taken, or shown, as anything else.
+        Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
+            found.push(format!("[{section}] url has a # or a second @: write those of a password as %23 and %40"));
+        }
         Ok(_) => {}
     };
     check("amqp", &config.amqp.url, &["amqp", "amqps"]);
@@ -75,8 +79,8 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
     within("[amqp] partitions", config.amqp.partitions.into(), 1, PARTITIONS_MAX.into());
     within("[amqp] heartbeat_s", config.amqp.heartbeat_s.into(), 1, 60);
     within("[amqp] timeout_ms", config.amqp.timeout_ms, 100, 60_000);
-    within("[mysql] connect_timeout_ms", config.mysql.connect_timeout_ms, 100, 60_000);
-    within("[mysql] transaction_timeout_ms", config.mysql.transaction_timeout_ms, 1_000, 600_000);
+    within("[mysql] connect_timeout_ms", config.mysql.connect_timeout_ms, 100, 30_000);
+    within("[mysql] transaction_timeout_ms", config.mysql.transaction_timeout_ms, 1_000, 45_000);
     within("[redis] bucket_bits", config.redis.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
     within("[redis] timeout_ms", config.redis.timeout_ms, 100, 60_000);
     within("[consumer] batch_events_max", config.consumer.batch_events_max as u64, 1, 30_000);
@@ -170,6 +174,7 @@ mod tests {
             ("[amqp]\nurl = \"amqp://h/%2f\"", "names no user"),
             ("[amqp]\nurl = \"http://u@h/%2f\"", "allowed is amqp:// or amqps://"),
             ("[mysql]\nurl = \"mysql://u@h\"", "names no database"),
+            ("[redis]\nurl = \"redis://tally#s3@h/0\"", "write those of a password as %23"),
             ("[amqp]\nprefetch = 9999", "at least 10000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),

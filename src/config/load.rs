@@ -50,7 +50,7 @@ pub fn parse(
     let mut config: Config = toml::from_str(text).map_err(|error| {
         // Not the error's own display: it quotes the line, which may hold a password.
         let place = error.span().map_or_else(String::new, |span| line_and_column(text, span.start));
-        ConfigError(vec![format!("{source}{place}: {}", error.message())])
+        ConfigError(vec![format!("{source}{place}: {}", redacted(error.message()))])
     })?;
     if [&config.amqp.password, &config.mysql.password, &config.redis.password].iter().any(|password| password.is_some())
     {
@@ -58,16 +58,16 @@ pub fn parse(
             format!("{source}: `password` belongs in a file of its own (password_file) or in the environment");
         return Err(ConfigError(vec![problem]));
     }
-    let mut table: Table =
-        text.parse().map_err(|error: toml::de::Error| ConfigError(vec![format!("{source}: {}", error.message())]))?;
+    let mut table: Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| ConfigError(vec![format!("{source}: {}", redacted(error.message()))]))?;
     let mut problems = Vec::new();
     for (name, value) in environment {
         let Some(keys) = name.strip_prefix(ENV_PREFIX) else { continue };
         let keys: Vec<String> = keys.split("__").map(str::to_lowercase).collect();
         let before = table.clone();
-        let applied = insert(&mut table, &keys, scalar(&keys, &value)).and_then(|()| {
-            Config::deserialize(Value::Table(table.clone())).map_err(|error| error.message().to_owned())
-        });
+        let applied = insert(&mut table, &keys, scalar(&keys, &value))
+            .and_then(|()| Config::deserialize(Value::Table(table.clone())).map_err(|error| redacted(error.message())));
         match applied {
             Ok(changed) => config = changed,
             Err(error) => {
@@ -77,6 +77,17 @@ pub fn parse(
         }
     }
     if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+}
+
+/// An error's text without what it quotes of the configuration, where that may be an address with a password.
+fn redacted(message: &str) -> String {
+    match message.split_once('"') {
+        Some((before, quoted)) if quoted.contains("://") || quoted.contains('@') => {
+            let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
+            format!("{before}\"...\"{after}")
+        }
+        _ => message.to_owned(),
+    }
 }
 
 fn line_and_column(text: &str, offset: usize) -> String {
@@ -160,6 +171,17 @@ mod tests {
     fn a_broken_line_is_not_quoted() {
         let error = parsed("[amqp]\nurl = \"amqp://user:secret@host\n", &[]).unwrap_err();
         assert!(error.contains("config.toml:2:") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn an_address_in_the_wrong_place_is_not_quoted() {
+        for error in [
+            parsed("mysql = \"mysql://u:s3cr3t@h/db\"", &[]).unwrap_err(),
+            parsed("", &[("TALLYD__MYSQL", "mysql://u:s3cr3t@h/db")]).unwrap_err(),
+            parsed("[amqp]\npartitions = \"amqp://u:s3cr3t@h/%2f\"", &[]).unwrap_err(),
+        ] {
+            assert!(!error.contains("s3cr3t") && error.contains("invalid type"), "{error}");
+        }
     }
 
     #[test]

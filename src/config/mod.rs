@@ -63,7 +63,7 @@ pub struct Daemon {
 
 impl Default for Daemon {
     fn default() -> Self {
-        Self { drain_max_s: 30 }
+        Self { drain_max_s: 45 }
     }
 }
 
@@ -275,7 +275,7 @@ impl Default for Reconcile {
             full_cron: "0 30 4 * * *".to_owned(),
             publish_grace: Pause::from_secs(2),
             fence_max: Pause::from_secs(60),
-            overlap: Pause::from_secs(60),
+            overlap: Pause::from_secs(900),
             page_targets: 20_000,
         }
     }

@@ -51,7 +51,9 @@ impl ServerUrl {
 
     pub(super) fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
-        url.set_password(Some(password.expose())).map_err(|()| "can't hold a password".to_owned())?;
+        // The library leaves a % as it is, and whoever reads the address decodes it.
+        let escaped = password.expose().replace('%', "%25");
+        url.set_password(Some(&escaped)).map_err(|()| "can't hold a password".to_owned())?;
         self.0 = url.to_string().into();
         Ok(())
     }
@@ -71,6 +73,7 @@ impl fmt::Display for ServerUrl {
                 let _ = url.set_password(None);
                 let _ = url.set_username("");
                 url.set_query(None);
+                url.set_fragment(None);
                 url.fmt(f)
             }
             Err(_) => f.write_str("(no address)"),
@@ -125,6 +128,16 @@ mod tests {
         }
         for text in ["", "5", "-2s", "soon", "1mo"] {
             assert!(parse_pause(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_password_comes_out_as_it_went_in() {
+        for password in ["a%41b", "p@ss:w/rd#?", "100%", "%25"] {
+            let mut url = ServerUrl::from("mysql://user@host/db");
+            url.set_password(&Secret::new(password.to_owned())).unwrap();
+            let set = url.parts().unwrap().password().unwrap().to_owned();
+            assert_eq!(percent_encoding::percent_decode_str(&set).decode_utf8().unwrap(), password);
         }
     }
 
