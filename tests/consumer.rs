@@ -329,6 +329,36 @@ async fn deadlocks_with_a_rival_lose_and_double_nothing() {
     world.close().await;
 }
 
+/// A million events wait, in lists of a thousand: some 100 MiB, of which the daemon holds a few batches at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
+    let world = World::new("backlog", "").await;
+    let publisher = world.publisher().await;
+    let lists: Vec<(UserId, Vec<u8>)> = (0..1_000)
+        .map(|list| {
+            let events = (0..1_000).map(|user| {
+                let (target, at) = (target(1 + list % 50), Micros(NOW + i64::try_from(list).unwrap()));
+                body(&LikeEvent { target, user: UserId(1 + list * 1_000 + user), at, liked: true }).1
+            });
+            (UserId(1 + list), [b"[".as_slice(), &events.collect::<Vec<_>>().join(&b","[..]), b"]"].concat())
+        })
+        .collect();
+    assert!(lists.iter().map(|(_, body)| body.len()).sum::<usize>() > 90 << 20);
+    for part in lists.chunks(50) {
+        world.publish(&publisher, part).await;
+    }
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")).unwrap();
+    let peak_mib = peak.trim().parse::<u64>().unwrap() / 1_024;
+    assert!(peak_mib < 80, "the daemon took {peak_mib} MiB at most");
+    assert!(daemon.stop().success());
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_000_000);
+    assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_000_000);
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_cut_again_and_again_lose_and_double_nothing() {
     let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;

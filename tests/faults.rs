@@ -92,6 +92,24 @@ async fn mysql_killed_under_load_loses_and_doubles_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn mysql_killed_five_times_under_load_loses_and_doubles_nothing() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("mysql_five_times", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(18);
+    let daemon = world.daemon();
+    for part in bodies.chunks(bodies.len() / 5) {
+        world.publish(&publisher, part).await;
+        servers::kill("mysql");
+        servers::start("mysql");
+    }
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
     survives("rabbitmq_killed", "rabbitmq").await;
 }

@@ -22,7 +22,7 @@ use tallyd::event::{LikeEvent, encode_like};
 use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 
 /// How long a fact may take to become true on a loaded machine.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(180);
 
 /// Messages that a publisher has on the way at once.
 const IN_FLIGHT: usize = 1_000;
