@@ -49,7 +49,8 @@ impl Servers {
     /// An address or a certificate can't be used.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.amqp.partitions) + CONNECTIONS_FOR_JOBS;
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        // Not there where systemd hides it (ProcSubset=pid).
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
         Ok(Self {
             store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
@@ -117,16 +118,19 @@ pub async fn run(config: Config) -> Result<()> {
     let progress = Progress::default();
     let mut tasks: JoinSet<String> = JoinSet::new();
     let bells = start_tasks(&config, &servers, &progress, &stop, &mut tasks).await?;
-    tokio::spawn(systemd::watchdog(progress, stop.clone()));
+    // Fed until the drain has ended.
+    let drained = CancellationToken::new();
+    let _fed = drained.clone().drop_guard();
+    tokio::spawn(systemd::watchdog(progress, drained));
     systemd::ready();
     let partitions = config.amqp.partitions;
-    systemd::status(&format!("listening on {partitions} partitions"));
+    systemd::status(&format!("running, partitions: {partitions}"));
     info!(
         event = "started",
         version = env!("CARGO_PKG_VERSION"),
         owner = servers.owner,
         partitions,
-        "tallyd {} started with {partitions} partitions",
+        "tallyd {} started, partitions: {partitions}",
         env!("CARGO_PKG_VERSION")
     );
     let ended = supervise(&mut tasks, &stop).await;

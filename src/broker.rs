@@ -161,6 +161,10 @@ impl Broker {
             // With this kind of exchange the binding key is a weight.
             self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
         }
+        // What a single partition was bound with: it would get every event once more.
+        let unbind =
+            link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
+        link.call("unbind the queue", unbind).await?;
         let bind = link.channel.exchange_bind(
             spread.as_str().into(),
             self.exchange().into(),

@@ -206,7 +206,7 @@ async fn check_config(config: &Config, offline: bool) -> Result<u8> {
     let mut out = std::io::stdout();
     let servers = Servers::new(config)?;
     let broker = &servers.broker;
-    writeln!(out, "RabbitMQ  {} (vhost \"{}\"), {} partitions", config.amqp.url, broker.vhost(), broker.partitions())?;
+    writeln!(out, "RabbitMQ  {} (vhost \"{}\"), partitions: {}", config.amqp.url, broker.vhost(), broker.partitions())?;
     writeln!(out, "MySQL     {}", config.mysql.url)?;
     writeln!(out, "Redis     {}", config.redis.url)?;
     for (what, cron) in [

@@ -1,7 +1,7 @@
 //! The event's JSON: the only code that knows it. One message in, one verdict out: an event, a fence, or a refusal
 //! with a stable reason. Pure: "now" is an argument.
 //!
-//! A field's *shape* never fails the parse: every field is taken as a [`Scalar`], then judged by name, so that the
+//! A field's *shape* never fails the parse: every field is taken as a scalar, then judged by name, so that the
 //! reason says which field is wrong and what is allowed. The format is docs/events.md.
 
 use std::borrow::Cow;

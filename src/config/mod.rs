@@ -107,7 +107,7 @@ pub struct Amqp {
     pub password: Option<Secret>,
     /// A file that holds the password; a relative path is one of systemd's credentials.
     pub password_file: Option<String>,
-    /// The certificates that an `amqps://` broker is checked against, PEM.
+    /// The certificates that an `amqps://` broker is checked against, PEM, beside the system's own.
     pub ca_file: String,
     /// What every name on the broker starts with: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
     pub prefix: String,
