@@ -1,0 +1,266 @@
+//! The way of a newcomer: the documented accounts, the first event from Python, and what comes of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use common::{World, eventually, stderr, stdout, target};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Debian's own Python, which sees Debian's packages.
+fn python() -> &'static str {
+    let python = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
+    let found = Command::new(python).args(["-c", "import pika, redis"]).output();
+    assert!(
+        found.is_ok_and(|output| output.status.success()),
+        "{python} has no pika or no redis: apt-get install python3-pika python3-redis (dev/test does)"
+    );
+    python
+}
+
+/// Runs examples/python/like.py against the world's servers, or with other addresses.
+fn like_py(world: &World, addresses: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let script = root().join("examples/python/like.py");
+    Command::new(python())
+        .arg(script)
+        .args(arguments)
+        .env("REDIS_URL", world.config.redis.url.expose())
+        .env("AMQP_URL", world.config.amqp.url.expose())
+        .env("EXCHANGE", world.broker.exchange())
+        .env("KEY_PREFIX", &world.config.redis.key_prefix)
+        .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())
+        .envs(addresses.iter().copied())
+        .output()
+        .unwrap()
+}
+
+fn read(world: &World, id: &str) -> String {
+    let output = like_py(world, &[], &["--read", "video", id]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
+    let world = World::new("python", "").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert_eq!(read(&world, "42"), "unknown", "nobody has loaded Redis yet");
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    assert_eq!(read(&world, "42"), "0");
+
+    // The server may know the script or not: EVALSHA or EVAL, both end in the same.
+    let mut redis = world.redis().await;
+    for user in ["1", "9223372036854775807"] {
+        let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
+        let output = like_py(&world, &[], &["video", "42", user]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let output = like_py(&world, &[], &["--unlike", "video", "42", "1"]);
+    let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&event["type"], &event["count"]), (&"unlike".into(), &1.into()), "{event}");
+    assert_eq!(read(&world, "42"), "1");
+
+    eventually("the events are in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE kind = 1 AND target_id = 42").await == 2
+            && world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 1 AND is_del = 1").await == 1
+    })
+    .await;
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(world.redis_counters().await[&target(42)], 1);
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_example_says_so_when_no_queue_takes_its_event() {
+    let world = World::new("python_unroutable", "").await;
+    let output = like_py(&world, &[], &["video", "1", "1"]);
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
+    world.close().await;
+}
+
+/// The SQL blocks under a heading of a document, in this world's names.
+fn documented_sql(world: &World, document: &str, heading: &str) -> String {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
+    let block = section.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
+    block.replace("'tallyd", &format!("'{}", world.name)).replace("tally.*", &format!("{}.*", world.name))
+}
+
+/// The line of a document that begins so, without the beginning.
+fn documented_line(document: &str, beginning: &str) -> String {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(beginning));
+    line.unwrap_or_else(|| panic!("{document} has no line that begins with {beginning}")).to_owned()
+}
+
+fn rabbitmqctl(arguments: &[&str]) {
+    let output = Command::new(root().join("dev/rabbitmqctl")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "rabbitmqctl {arguments:?}: {}", stderr(&output));
+}
+
+/// An address with another user and password.
+fn logged_in(url: &str, user: &str, password: &str) -> String {
+    let mut url = url::Url::parse(url).unwrap();
+    url.set_username(user).unwrap();
+    url.set_password(Some(password)).unwrap();
+    url.to_string()
+}
+
+/// The permissions that the documents give an account, in this world's names.
+fn permit(world: &World, account: &str, beginning: &str) {
+    let line = documented_line("docs/operations.md", beginning);
+    let patterns: Vec<String> =
+        line.split('\'').skip(1).step_by(2).map(|pattern| pattern.replace("tally", &world.name)).collect();
+    rabbitmqctl(&["add_user", account, "secret"]);
+    rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough() {
+    let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"";
+    let world = World::new("rights", board).await;
+    let (name, daemon_account, producer) =
+        (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
+
+    let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
+    let sql = documented_sql(&world, "docs/operations.md", "MySQL accounts");
+    // The database is there, under another name; its tables shall be made anew by the documented account.
+    let sql = sql.replace("CREATE DATABASE tally;", "");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
+    let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&world.pool).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {}", tables.join(", ")))).execute(&world.pool).await.unwrap();
+    permit(&world, &daemon_account, "rabbitmqctl set_permissions tallyd ");
+    permit(&world, &producer, "rabbitmqctl set_permissions api ");
+    let mut redis = world.redis().await;
+    for (account, beginning) in [(&daemon_account, "ACL SETUSER tallyd "), (&producer, "ACL SETUSER api ")] {
+        let rules = documented_line("docs/operations.md", beginning).replace('~', &format!("~{name}:"));
+        let mut command = redis::cmd("ACL");
+        command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
+        let () = command.query_async(&mut redis).await.unwrap();
+    }
+
+    let mysql = world.config.mysql.url.expose();
+    let migrated = world
+        .command()
+        .arg("migrate")
+        .env("TALLYD__MYSQL__URL", logged_in(mysql, &format!("{name}_migrate"), "choose-another"))
+        .output()
+        .unwrap();
+    assert!(migrated.status.success(), "{}", stderr(&migrated));
+
+    let [mysql, amqp, redis_url] = [
+        logged_in(mysql, &name, "choose-one"),
+        logged_in(world.config.amqp.url.expose(), &daemon_account, "secret"),
+        logged_in(world.config.redis.url.expose(), &daemon_account, "choose-one"),
+    ];
+    let rights = [
+        ("TALLYD__MYSQL__URL", mysql.as_str()),
+        ("TALLYD__AMQP__URL", amqp.as_str()),
+        ("TALLYD__REDIS__URL", redis_url.as_str()),
+    ];
+    let tallyd = |arguments: &[&str]| {
+        let output = world.command().envs(rights).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    let daemon = world.daemon_with(&rights);
+    daemon.logged("\"consuming\"").await;
+    tallyd(&["check-config"]);
+    tallyd(&["reconcile"]);
+    let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");
+    let producer_redis = logged_in(world.config.redis.url.expose(), &producer, "choose-another");
+    let addresses = [("AMQP_URL", producer_amqp.as_str()), ("REDIS_URL", producer_redis.as_str())];
+    let output = like_py(&world, &addresses, &["video", "42", "7"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    eventually("the event is in MySQL", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
+
+    // Drift to repair, and a board to archive: with what comes late, and with its end.
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(43)));
+    let () = redis::cmd("HSET").arg(key).arg("43").arg("5").query_async(&mut redis).await.unwrap();
+    assert!(tallyd(&["reconcile"]).contains("1 repaired"));
+    let key = world.cache.keys.board("likes", "2026-W40");
+    let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(&mut redis).await.unwrap();
+    assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
+    tallyd(&["reconcile", "--changed"]);
+
+    assert!(daemon.stop().success());
+    for account in [&daemon_account, &producer] {
+        rabbitmqctl(&["delete_user", account]);
+        let () = redis::cmd("ACL").arg("DELUSER").arg(account).query_async(&mut redis).await.unwrap();
+    }
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{name}'@'%', '{name}_migrate'@'%'")))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    world.close().await;
+}
+
+/// The SQL block of docs/migration.md that has this in it.
+fn step(mark: &str) -> AssertSqlSafe<String> {
+    let text = fs::read_to_string(root().join("docs/migration.md")).unwrap();
+    let mut blocks = text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    AssertSqlSafe(blocks.find(|block| block.contains(mark)).unwrap().to_owned())
+}
+
+async fn execute(world: &World, sql: AssertSqlSafe<String>) {
+    sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_steps_bring_an_older_table_over() {
+    let world = World::new("bring_over", "").await;
+    let likes = "CREATE TABLE likes (id BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT, video_id BIGINT, \
+                 deleted BOOLEAN, updated_at DATETIME, UNIQUE (user_id, video_id)); \
+                 INSERT INTO likes (user_id, video_id, deleted, updated_at) VALUES \
+                 (1, 42, 0, '2025-01-01'), (2, 42, 0, '2025-01-02'), (3, 42, 1, '2025-01-03'), (1, 43, 1, '2025-01-04')";
+    execute(&world, AssertSqlSafe(likes.to_owned())).await;
+    execute(&world, step("-- step 2")).await;
+    execute(&world, step("-- step 3")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 0);
+    assert_eq!(read(&world, "42"), "2");
+
+    // The old worker still writes while API servers already publish, both of them about user 2.
+    let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
+    execute(&world, AssertSqlSafe(later.to_owned())).await;
+    assert!(like_py(&world, &[], &["video", "42", "2"]).status.success());
+    eventually("the event is in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE update_at > '2026-01-01'").await == 1
+    })
+    .await;
+    execute(&world, step("-- step 2")).await;
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
+    assert_eq!(world.tallyd(&["reconcile", "--dry-run"]).status.code(), Some(0));
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0").await, 1);
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(read(&world, "42"), "1");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_index_lists_what_a_user_likes() {
+    let world = World::new("index", "").await;
+    let rows = "INSERT INTO like_record VALUES \
+                (1, 1, 7, 0, '2026-01-01'), (1, 2, 7, 1, '2026-01-02'), (1, 3, 7, 0, '2026-01-03'), (1, 4, 8, 0, '2026-01-04')";
+    execute(&world, AssertSqlSafe(rows.to_owned())).await;
+    execute(&world, step("ADD KEY")).await;
+    let query = step("ORDER BY update_at DESC").0.replace('?', "7");
+    let ids: Vec<u64> = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&world.pool).await.unwrap();
+    assert_eq!(ids, [3, 1]);
+    world.close().await;
+}
