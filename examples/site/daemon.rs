@@ -1,0 +1,159 @@
+//! tallyd as a child process: the daemon, and the commands that the demo calls.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
+
+use crate::log::{Fact, Log};
+
+/// How long the daemon may take to listen on all queues.
+const START_MAX: Duration = Duration::from_secs(60);
+
+/// Longer than its own `[daemon] drain_max_s`.
+const STOP_MAX: Duration = Duration::from_secs(40);
+
+/// The exit code of a command that finds the job's lock held by the daemon's own run.
+const TRY_LATER: i32 = 75;
+
+/// How long a reconcile may take, with what it waits for.
+const RECONCILE_MAX: Duration = Duration::from_secs(120);
+
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The program and its configuration.
+pub struct Tallyd {
+    program: PathBuf,
+    config: PathBuf,
+    folder: PathBuf,
+}
+
+/// The daemon. Ended when dropped.
+pub struct Daemon {
+    child: Child,
+    pub log: Log,
+    pid_file: PathBuf,
+}
+
+/// What the demo reads of a reconcile's report.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct Reconciled {
+    pub checked: u64,
+    pub drifted: u64,
+    pub repaired: u64,
+    pub counters_off: u64,
+    pub unknown: u64,
+}
+
+impl Tallyd {
+    /// Logs go beside the configuration.
+    pub fn new(program: &Path, config: &Path) -> Result<Self> {
+        let folder = config.parent().context("the configuration is in no folder")?.to_owned();
+        Ok(Self { program: program.to_owned(), config: config.to_owned(), folder })
+    }
+
+    /// In a process group of its own: Ctrl-C is for the demo, which ends it in order.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg("--config").arg(&self.config).stdin(Stdio::null()).process_group(0);
+        command
+    }
+
+    pub fn migrate(&self) -> Result<()> {
+        let output = self.command().arg("migrate").output().context("run tallyd migrate")?;
+        ensure!(output.status.success(), "tallyd migrate failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    }
+
+    /// Starts the daemon and waits until it listens on all queues.
+    pub async fn start(&self, partitions: u16, stop: &CancellationToken) -> Result<Daemon> {
+        let path = self.folder.join("tallyd.log");
+        let stderr = File::create(&path).with_context(|| format!("write {}", path.display()))?;
+        let child = self.command().stdout(Stdio::null()).stderr(stderr).spawn().context("start tallyd")?;
+        let pid_file = self.folder.join("tallyd.pid");
+        let mut daemon = Daemon { child, log: Log::open(path)?, pid_file };
+        fs::write(&daemon.pid_file, daemon.child.id().to_string()).context("write the daemon's pid file")?;
+        let (until, mut listening) = (Instant::now() + START_MAX, 0);
+        while listening < partitions {
+            ensure!(!stop.is_cancelled(), "interrupted");
+            ensure!(
+                Instant::now() < until,
+                "tallyd did not start within {} s: see {}",
+                START_MAX.as_secs(),
+                daemon.log
+            );
+            daemon.check()?;
+            listening += daemon.log.read()?.iter().filter(|fact| matches!(fact, Fact::Consuming)).count() as u16;
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(daemon)
+    }
+
+    /// Runs `tallyd reconcile --full` to its end, waiting for the daemon's own run where there is one.
+    pub async fn reconcile(&self, dry_run: bool) -> Result<Reconciled> {
+        let until = Instant::now() + RECONCILE_MAX;
+        loop {
+            let mut command = self.command();
+            command.args(["reconcile", "--full", "--format", "json"]).args(dry_run.then_some("--dry-run"));
+            let output =
+                tokio::task::spawn_blocking(move || command.output()).await?.context("run tallyd reconcile")?;
+            if let Ok(report) = serde_json::from_slice(&output.stdout) {
+                return Ok(report);
+            }
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let last = said.lines().last().unwrap_or_default();
+            if output.status.code() != Some(TRY_LATER) || Instant::now() > until {
+                bail!("tallyd reconcile failed ({}): {last}", output.status);
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+impl Daemon {
+    /// An error once the daemon has ended: nobody has told it to.
+    pub fn check(&mut self) -> Result<()> {
+        match self.child.try_wait().context("look after tallyd")? {
+            None => Ok(()),
+            Some(status) => bail!("tallyd ended by itself ({status}): see {}", self.log),
+        }
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub async fn stop(mut self) -> Result<ExitStatus> {
+        self.terminate();
+        let until = Instant::now() + STOP_MAX;
+        while Instant::now() < until {
+            if let Some(status) = self.child.try_wait().context("wait for tallyd")? {
+                return Ok(status);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        bail!("tallyd did not end within {} s of SIGTERM: see {}", STOP_MAX.as_secs(), self.log)
+    }
+
+    /// With the shell's own `kill`: not every machine has the program.
+    fn terminate(&self) {
+        let _ = Command::new("sh").args(["-c", "kill -TERM \"$1\"", "sh"]).arg(self.child.id().to_string()).status();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.terminate();
+            let until = Instant::now() + STOP_MAX;
+            while Instant::now() < until && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(LOOK);
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+        let _ = fs::remove_file(&self.pid_file);
+    }
+}

@@ -1,0 +1,61 @@
+//! The end: a last reconcile, one that must find nothing, and the daemon's stop.
+
+use std::process::ExitStatus;
+
+use anyhow::Result;
+
+use crate::daemon::{Daemon, Reconciled, Tallyd};
+use crate::play::Played;
+use crate::screen::{Screen, counted, grouped};
+use crate::servers::Servers;
+use crate::traffic::Site;
+
+/// How it ended.
+pub struct Ended {
+    pub last: Reconciled,
+    pub verified: Reconciled,
+    pub daemon: ExitStatus,
+}
+
+impl Ended {
+    /// Whether the last reconcile found nothing, and the daemon ended in order.
+    pub fn is_good(&self) -> bool {
+        let Reconciled { drifted, counters_off, unknown, .. } = self.verified;
+        drifted + counters_off + unknown == 0 && self.daemon.success()
+    }
+}
+
+/// Ends the daemon in order.
+pub async fn end(
+    site: &Site,
+    servers: &Servers,
+    screen: &Screen,
+    tallyd: &Tallyd,
+    daemon: Daemon,
+    played: &Played,
+) -> Result<Ended> {
+    let last = tallyd.reconcile(false).await?;
+    let now = servers.drifted(site).await? as u64;
+    let Reconciled { checked, drifted, repaired, .. } = last;
+    let text = format!(
+        "the last one: {} checked, {} drifted, {} repaired, drift now {}",
+        counted(checked, "counter"),
+        grouped(drifted),
+        grouped(repaired),
+        grouped(now)
+    );
+    screen.happened("reconcile", &text);
+    let verified = tallyd.reconcile(true).await?;
+    let Reconciled { checked, drifted, .. } = verified;
+    let text = format!("a dry run after it: {} checked, {} drifted", counted(checked, "counter"), grouped(drifted));
+    screen.happened("reconcile", &text);
+    let status = daemon.stop().await?;
+    let batch = played.committed.checked_div(played.batches).unwrap_or_default();
+    let text = format!(
+        "SIGTERM: tallyd ended in order ({status}); it wrote {} in {}, {batch} on average",
+        counted(played.committed, "event"),
+        counted(played.batches, "transaction")
+    );
+    screen.happened("end", &text);
+    Ok(Ended { last, verified, daemon: status })
+}

@@ -1,0 +1,95 @@
+//! What goes wrong on real sites: an API server dies between counting and publishing, one counts twice after a timeout,
+//! one sends what is no event.
+
+use anyhow::{Context, Result};
+use tallyd::broker::Publisher;
+use tallyd::model::UserId;
+
+use crate::dice::Dice;
+use crate::traffic::{Site, target};
+
+/// How much of each goes wrong at once.
+const LOST: u64 = 20;
+const DOUBLED: u64 = 20;
+const MALFORMED: u64 = 8;
+
+/// What went wrong so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Harm {
+    /// Clicks that count in Redis and were never published.
+    pub lost: u64,
+    /// Likes that count twice in Redis.
+    pub doubled: u64,
+    /// Messages that are no events.
+    pub malformed: u64,
+}
+
+/// Makes faults.
+pub struct Faults {
+    publisher: Publisher,
+    dice: Dice,
+    pub harm: Harm,
+}
+
+impl Faults {
+    pub async fn new(site: &Site) -> Result<Self> {
+        let publisher = site.broker.connect_publisher("demo").await?;
+        Ok(Self { publisher, dice: Dice::new(u64::from(u32::MAX)), harm: Harm::default() })
+    }
+
+    /// A burst of all of them; says what it was.
+    pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
+        for _ in 0..LOST {
+            self.lose(site).await.context("count a click without publishing it")?;
+        }
+        for _ in 0..DOUBLED {
+            self.count_twice(site).await.context("count a like twice")?;
+        }
+        for number in 0..MALFORMED {
+            let body = malformed(self.harm.malformed + number);
+            self.publisher.publish(&site.broker.exchange(), "1", body.as_bytes()).await?;
+        }
+        let burst = Harm { lost: LOST, doubled: DOUBLED, malformed: MALFORMED };
+        self.harm.lost += burst.lost;
+        self.harm.doubled += burst.doubled;
+        self.harm.malformed += burst.malformed;
+        Ok(burst)
+    }
+
+    async fn lose(&mut self, site: &Site) -> Result<()> {
+        let (pair, liked) = site.choose(&mut self.dice);
+        let _open = site.gate.read().await;
+        site.client.count(target(pair), UserId(pair.user), liked, &[]).await?;
+        site.model().lost(pair);
+        Ok(())
+    }
+
+    async fn count_twice(&mut self, site: &Site) -> Result<()> {
+        let pair = loop {
+            let (pair, liked) = site.choose(&mut self.dice);
+            if liked {
+                break pair;
+            }
+            site.model().cancel(pair);
+        };
+        let counted = {
+            let _open = site.gate.read().await;
+            site.client.count(target(pair), UserId(pair.user), true, &[]).await?;
+            let counted = site.client.count(target(pair), UserId(pair.user), true, &[]).await?;
+            site.model().clicked(&counted.event);
+            counted
+        };
+        site.publish(&counted).await
+    }
+}
+
+/// No two are equal: dead_letter keeps a redelivered message as one row.
+fn malformed(number: u64) -> String {
+    match number % 5 {
+        0 => format!("{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":\"{number}"),
+        1 => format!("<like video=\"{number}\"/>"),
+        2 => format!(r#"{{"type":"like","kind":"vidoe","target_id":"7","user_id":"{number}","at":1}}"#),
+        3 => format!(r#"{{"type":"like","kind":"video","target_id":"-{number}","user_id":"7","at":1}}"#),
+        _ => format!(r#"{{"type":"like","kind":"video","target_id":"7","user_id":"7","at":92233720{number:011}}}"#),
+    }
+}

@@ -1,0 +1,95 @@
+//! The daemon's log, read as it grows: what the demo knows of the daemon it knows from there and from MySQL.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+/// What a line says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fact {
+    /// A partition's consumer listens.
+    Consuming,
+    /// A transaction is committed.
+    Batch { events: u64, refused: u64, lag_ms: i64 },
+    /// A reconcile begins.
+    Reconciling,
+    /// A reconcile ended: its number in `job_run`.
+    Reconciled { run: u64, seconds: f64 },
+    /// A job's run failed, with what it says of itself.
+    Failed(String),
+    /// A closed board is archived and verified.
+    Archived { period: String, members: u64 },
+    /// Something that a person should know.
+    Warning(String),
+}
+
+/// A line. Only what is needed of it.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Line {
+    level: String,
+    event: String,
+    message: String,
+    job: String,
+    run: u64,
+    seconds: f64,
+    events: u64,
+    refused: u64,
+    lag_ms: i64,
+    period: String,
+    members: u64,
+}
+
+/// The file, from where it was read to.
+pub struct Log {
+    path: PathBuf,
+    file: File,
+    /// The beginning of a line whose end is not written yet.
+    rest: Vec<u8>,
+}
+
+impl Log {
+    pub fn open(path: PathBuf) -> Result<Self> {
+        let file = File::open(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(Self { path, file, rest: Vec::new() })
+    }
+
+    /// What was written since the last call.
+    pub fn read(&mut self) -> Result<Vec<Fact>> {
+        self.file.read_to_end(&mut self.rest).with_context(|| format!("read {}", self.path.display()))?;
+        let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        let lines: Vec<u8> = self.rest.drain(..whole).collect();
+        Ok(lines.split(|byte| *byte == b'\n').filter_map(fact).collect())
+    }
+}
+
+impl fmt::Display for Log {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.display().fmt(f)
+    }
+}
+
+fn fact(line: &[u8]) -> Option<Fact> {
+    if line.is_empty() {
+        return None;
+    }
+    let Ok(line) = serde_json::from_slice::<Line>(line) else {
+        // Not the log's: a panic, for instance.
+        return Some(Fact::Warning(String::from_utf8_lossy(line).into_owned()));
+    };
+    let Line { events, refused, lag_ms, run, seconds, members, .. } = line;
+    match line.event.as_str() {
+        "consuming" => Some(Fact::Consuming),
+        "batch-committed" => Some(Fact::Batch { events, refused, lag_ms }),
+        "job-started" if line.job == "reconcile" => Some(Fact::Reconciling),
+        "job-failed" => Some(Fact::Failed(line.message)),
+        "job-ended" if line.job == "reconcile" => Some(Fact::Reconciled { run, seconds }),
+        "board-archived" => Some(Fact::Archived { period: line.period, members }),
+        _ if matches!(line.level.as_str(), "WARN" | "ERROR") => Some(Fact::Warning(line.message)),
+        _ => None,
+    }
+}

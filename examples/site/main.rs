@@ -1,0 +1,126 @@
+//! The site of the demo: plays users who like and unlike videos, mixes in faults, and compares what was clicked with
+//! what MySQL and Redis hold in the end. `dev/demo` starts it, on servers of its own.
+//!
+//! The way: empty servers (`servers`) -> the daemon as a child (`daemon`) -> clicks through the client (`traffic`,
+//! noted in `model`), faults every few seconds (`faults`), a week that closes (`week`), one line a second (`play`) -> the
+//! traffic ends, a last reconcile, the daemon ends (`ending`) -> everything is compared (`compare`, `summary`).
+
+mod compare;
+mod daemon;
+mod dice;
+mod ending;
+mod faults;
+mod log;
+mod model;
+mod play;
+mod screen;
+mod servers;
+mod summary;
+mod traffic;
+mod week;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use daemon::Tallyd;
+use play::Play;
+use screen::Screen;
+use servers::Servers;
+use traffic::Site;
+
+/// Ended by a signal before there was anything to compare: 128 + SIGINT, as shells have it.
+const INTERRUPTED: u8 = 130;
+
+/// Signals within this time are one: Ctrl-C reaches the whole process group, and dev/demo passes its own on.
+const ONE_SIGNAL: Duration = Duration::from_secs(1);
+
+struct Args {
+    config: PathBuf,
+    tallyd: PathBuf,
+    /// None: until a signal.
+    play_for: Option<Duration>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let stop = CancellationToken::new();
+    match run(&stop).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(_) if stop.is_cancelled() => ExitCode::from(INTERRUPTED),
+        Err(error) => {
+            // stderr may be closed; the exit code says it too.
+            let _ = writeln!(std::io::stderr(), "demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether MySQL and Redis hold what was clicked.
+async fn run(stop: &CancellationToken) -> Result<bool> {
+    let args = parse(std::env::args().skip(1))?;
+    stop_on_signals(stop)?;
+    let config = tallyd::config::load(&args.config)?;
+    let screen = Screen::new(stop.clone());
+    let servers = Servers::empty(&config).await?;
+    let tallyd = Tallyd::new(&args.tallyd, &args.config)?;
+    tallyd.migrate()?;
+    let mut daemon = tallyd.start(config.amqp.partitions, stop).await?;
+    let site = Arc::new(Site::new(&config)?);
+    let mut play = Play::new(&site, &servers, &screen, &mut daemon);
+    let played = play.run(args.play_for, stop).await?;
+    if played.clicks == 0 {
+        bail!("nothing was clicked, so there is nothing to compare");
+    }
+    let ended = ending::end(&site, &servers, &screen, &tallyd, daemon, &played).await?;
+    let comparison = compare::compare(&site, &servers, played.week.as_ref()).await?;
+    Ok(summary::print(&screen, &played, &ended, &comparison))
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Args> {
+    let (mut config, mut tallyd, mut play_for) = (None, None, None);
+    while let Some(word) = words.next() {
+        let value = words.next().with_context(|| format!("{word} needs a value"))?;
+        match word.as_str() {
+            "--config" => config = Some(value.into()),
+            "--tallyd" => tallyd = Some(value.into()),
+            "--seconds" => play_for = Some(Duration::from_secs(value.parse().context("read --seconds")?)),
+            _ => bail!("there is no option {word}: start the demo with dev/demo"),
+        }
+    }
+    let (Some(config), Some(tallyd)) = (config, tallyd) else {
+        bail!("--config and --tallyd are needed: start the demo with dev/demo");
+    };
+    Ok(Args { config, tallyd, play_for })
+}
+
+/// The first signal ends the traffic, and everything is compared; a second one ends the process.
+fn stop_on_signals(stop: &CancellationToken) -> Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut hang_up = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        let mut first: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hang_up.recv() => {}
+            }
+            if first.get_or_insert_with(Instant::now).elapsed() > ONE_SIGNAL {
+                // The daemon is left to dev/demo, which finds it by its pid file.
+                std::process::exit(INTERRUPTED.into());
+            }
+            stop.cancel();
+        }
+    });
+    Ok(())
+}

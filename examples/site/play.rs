@@ -1,0 +1,264 @@
+//! The traffic's time: users click, faults strike, a week closes, and the viewer is told once a second.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::{Daemon, Reconciled};
+use crate::faults::{Faults, Harm};
+use crate::log::Fact;
+use crate::screen::{Screen, Status, counted, grouped, span};
+use crate::servers::Servers;
+use crate::traffic::Site;
+use crate::week::{self, Week};
+
+/// How often the daemon's log is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Looks per status line.
+const LOOKS_PER_STATUS: u32 = 10;
+
+/// The first burst of faults, and the time from one to the next.
+const FIRST_FAULTS: Duration = Duration::from_secs(3);
+const FAULTS_EVERY: Duration = Duration::from_secs(7);
+
+/// Shortly before the end there are no more faults: the viewer shall see what becomes of them.
+const LAST_FAULTS: Duration = Duration::from_secs(6);
+
+/// When last week's board closes.
+const WEEK_CLOSES: Duration = Duration::from_secs(7);
+
+/// What happened until the traffic ended.
+#[derive(Default)]
+pub struct Played {
+    pub clicks: u64,
+    pub harm: Harm,
+    pub committed: u64,
+    pub batches: u64,
+    pub dead: u64,
+    pub repaired: u64,
+    pub reconciles: u64,
+    pub week: Option<Week>,
+    pub seconds: f32,
+}
+
+/// The stage.
+pub struct Play<'a> {
+    site: &'a Arc<Site>,
+    servers: &'a Servers,
+    screen: &'a Screen,
+    daemon: &'a mut Daemon,
+    played: Played,
+    /// Since the last status line.
+    second: Status,
+    clicks_before: u64,
+    /// A reconcile is under way.
+    reconciling: bool,
+}
+
+impl<'a> Play<'a> {
+    pub fn new(site: &'a Arc<Site>, servers: &'a Servers, screen: &'a Screen, daemon: &'a mut Daemon) -> Self {
+        Self {
+            site,
+            servers,
+            screen,
+            daemon,
+            played: Played::default(),
+            second: Status::default(),
+            clicks_before: 0,
+            reconciling: false,
+        }
+    }
+
+    /// Plays for so long, or until the stop; then waits until everything that was published is committed.
+    pub async fn run(&mut self, play_for: Option<Duration>, stop: &CancellationToken) -> Result<Played> {
+        self.screen.legend();
+        let enough = stop.child_token();
+        let mut users = self.site.start(&enough);
+        let played = self.until_enough(play_for, stop, &mut users).await;
+        enough.cancel();
+        while let Some(ended) = users.join_next().await {
+            ended.context("a user panicked")??;
+        }
+        played?;
+        self.close_week().await?;
+        self.drain().await?;
+        Ok(std::mem::take(&mut self.played))
+    }
+
+    async fn until_enough(
+        &mut self,
+        play_for: Option<Duration>,
+        stop: &CancellationToken,
+        users: &mut JoinSet<Result<()>>,
+    ) -> Result<()> {
+        let started = Instant::now();
+        let mut faults = Faults::new(self.site).await?;
+        let mut next_faults = FIRST_FAULTS;
+        let mut tick = tokio::time::interval(LOOK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = 0;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                Some(ended) = users.join_next() => ended.context("a user panicked")??,
+                _ = tick.tick() => looks += 1,
+            }
+            let elapsed = started.elapsed();
+            let left = play_for.map_or(Duration::MAX, |play_for| play_for.saturating_sub(elapsed));
+            self.look().await?;
+            if looks >= LOOKS_PER_STATUS {
+                looks = 0;
+                self.say().await?;
+            }
+            if left.is_zero() {
+                break;
+            }
+            // Not under a reconcile's hands: it would rightly find nothing, and the viewer would wonder.
+            if elapsed >= next_faults && left > LAST_FAULTS && !self.reconciling {
+                next_faults = elapsed + FAULTS_EVERY;
+                self.strike(&mut faults).await?;
+            }
+            if elapsed >= WEEK_CLOSES {
+                self.close_week().await?;
+            }
+        }
+        self.played.harm = faults.harm;
+        self.played.seconds = started.elapsed().as_secs_f32();
+        Ok(())
+    }
+
+    /// Takes in what the daemon's log has gained.
+    async fn look(&mut self) -> Result<()> {
+        self.daemon.check()?;
+        for fact in self.daemon.log.read()? {
+            match fact {
+                Fact::Batch { events, refused, lag_ms } => {
+                    self.second.committed += events;
+                    self.second.batches += 1;
+                    self.second.lag_ms = self.second.lag_ms.max(lag_ms);
+                    self.played.committed += events;
+                    self.played.batches += 1;
+                    self.played.dead += refused;
+                }
+                Fact::Reconciling => self.reconciling = true,
+                Fact::Reconciled { run, seconds } => self.reconciled(run, seconds).await?,
+                Fact::Failed(text) => {
+                    self.reconciling = false;
+                    self.screen.happened("warning", &text);
+                }
+                Fact::Archived { period, members } => self.archived(&period, members).await?,
+                Fact::Warning(text) => self.screen.happened("tallyd", &text),
+                Fact::Consuming => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The status line.
+    async fn say(&mut self) -> Result<()> {
+        let drifted = self.servers.drifted(self.site).await?;
+        let clicks = self.site.published.load(Ordering::Relaxed);
+        let status = Status {
+            clicks: clicks - self.clicks_before,
+            queue: clicks.saturating_sub(self.played.committed),
+            drifted,
+            repaired: self.played.repaired,
+            dead: self.played.dead,
+            ..std::mem::take(&mut self.second)
+        };
+        self.clicks_before = clicks;
+        self.screen.status(&status);
+        Ok(())
+    }
+
+    async fn strike(&mut self, faults: &mut Faults) -> Result<()> {
+        let Harm { lost, doubled, malformed } = faults.strike(self.site).await?;
+        let drifted = self.servers.drifted(self.site).await? as u64;
+        let drifted = counted(drifted, "counter");
+        let text = format!(
+            "{lost} publishes lost, {doubled} likes counted twice, {malformed} malformed messages; {drifted} drifted now"
+        );
+        self.screen.happened("faults", &text);
+        Ok(())
+    }
+
+    async fn reconciled(&mut self, run: u64, seconds: f64) -> Result<()> {
+        let report = sqlx::query_scalar("SELECT report FROM job_run WHERE run = ?").bind(run);
+        let report: String = report.fetch_one(&self.servers.mysql).await.context("read the reconcile's report")?;
+        let report: Reconciled = serde_json::from_str(&report).context("read the reconcile's report")?;
+        self.reconciling = false;
+        self.played.reconciles += 1;
+        self.played.repaired += report.repaired;
+        let Reconciled { checked, drifted, repaired, .. } = report;
+        let checked = counted(checked, "counter");
+        if drifted == 0 {
+            self.screen.routine("reconcile", &format!("{checked} checked in {seconds:.1} s, none drifted"));
+        } else {
+            let now = self.servers.drifted(self.site).await? as u64;
+            let text = format!(
+                "{checked} checked in {seconds:.1} s: {} drifted, {} repaired, drift now {}",
+                grouped(drifted),
+                grouped(repaired),
+                grouped(now)
+            );
+            self.screen.happened("reconcile", &text);
+        }
+        Ok(())
+    }
+
+    async fn close_week(&mut self) -> Result<()> {
+        if self.played.week.is_some() {
+            return Ok(());
+        }
+        let week = Week::close(self.servers).await?;
+        let members = counted(week.scores.len() as u64, "video");
+        self.screen.happened(
+            "week",
+            &format!("{} has just closed with {members} on its board (which the demo made up)", week.period),
+        );
+        self.played.week = Some(week);
+        Ok(())
+    }
+
+    async fn archived(&mut self, period: &str, members: u64) -> Result<()> {
+        let expires = week::expires_s(self.servers, period).await?;
+        let expires = expires.map_or_else(String::new, |seconds| {
+            format!(", its zset expires in {}", span(Duration::from_secs(seconds)))
+        });
+        let members = counted(members, "member");
+        self.screen.happened("archive", &format!("week {period}: {members} archived, verified{expires}"));
+        Ok(())
+    }
+
+    /// Waits until what was published is committed and the week is archived. What isn't by the deadline, the comparison
+    /// shows.
+    async fn drain(&mut self) -> Result<()> {
+        const DRAIN_MAX: Duration = Duration::from_secs(60);
+        self.played.clicks = self.site.published.load(Ordering::Relaxed);
+        let clicks = counted(self.played.clicks, "click");
+        self.screen.happened("end", &format!("no more traffic after {clicks}; waiting for the queue to drain"));
+        let started = Instant::now();
+        while started.elapsed() < DRAIN_MAX {
+            self.look().await?;
+            let drained = self.played.committed >= self.played.clicks && self.played.dead >= self.played.harm.malformed;
+            if drained && self.week_is_done().await? {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    async fn week_is_done(&self) -> Result<bool> {
+        match &self.played.week {
+            Some(week) => week.is_done(self.servers).await,
+            None => Ok(true),
+        }
+    }
+}

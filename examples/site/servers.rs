@@ -1,0 +1,122 @@
+//! The demo's own corner of the three servers: emptied at the start, read in the end.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
+use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool};
+use tallyd::broker::Broker;
+use tallyd::cache::keys::{Keys, LOADED};
+use tallyd::cache::{Cache, layout};
+use tallyd::config::Config;
+
+use crate::traffic::{KIND, Site};
+
+/// The only names that are ever emptied. dev/demo writes them into the configuration.
+const NAME: &str = "tallyd_demo";
+
+/// On a busy machine a whole Redis may be read at once.
+const REDIS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections to look with.
+pub struct Servers {
+    pub mysql: MySqlPool,
+    pub redis: MultiplexedConnection,
+    pub keys: Keys,
+}
+
+impl Servers {
+    /// Empties what an earlier demo has left, and connects.
+    pub async fn empty(config: &Config) -> Result<Self> {
+        let database = config.mysql.url.parts().map_err(anyhow::Error::msg)?.path().to_owned();
+        ensure!(
+            database == format!("/{NAME}")
+                && config.amqp.prefix == NAME
+                && config.redis.key_prefix == format!("{NAME}:"),
+            "the demo empties database, queues and keys, so all of them must be named {NAME}"
+        );
+        empty_mysql(config).await.context("empty the demo's database")?;
+        empty_rabbitmq(config).await.context("delete the demo's queues")?;
+        let timeouts = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(REDIS_TIMEOUT))
+            .set_response_timeout(Some(REDIS_TIMEOUT));
+        let client = redis::Client::open(config.redis.url.expose()).context("read [redis] url")?;
+        let mut redis =
+            client.get_multiplexed_async_connection_with_config(&timeouts).await.context("connect to Redis")?;
+        empty_redis(&mut redis).await.context("delete the demo's keys")?;
+        let mysql = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
+        Ok(Self { mysql, redis, keys: Cache::new(&config.redis)?.keys })
+    }
+
+    /// The likes of every video that Redis has a number of.
+    pub async fn redis_likes(&self) -> Result<HashMap<u64, i64>> {
+        let mut pipeline = redis::pipe();
+        for bucket in 0..self.keys.buckets() {
+            pipeline.cmd("HGETALL").arg(self.keys.counters(KIND, bucket));
+        }
+        let buckets: Vec<HashMap<String, String>> =
+            pipeline.query_async(&mut self.redis.clone()).await.context("read all counters from Redis")?;
+        let fields = buckets.iter().flatten().filter(|(field, _)| *field != LOADED);
+        fields
+            .map(|(field, value)| {
+                let likes = layout::value(value, tallyd::model::Metric(1));
+                let likes = likes.with_context(|| format!("Redis has \"{value}\" as the counters of {field}"))?;
+                Ok((field.parse().with_context(|| format!("Redis has a field \"{field}\""))?, likes))
+            })
+            .collect()
+    }
+
+    /// How many of Redis' counters are not what was clicked. The gate is closed meanwhile.
+    pub async fn drifted(&self, site: &Site) -> Result<usize> {
+        let _closed = site.gate.write().await;
+        let redis = self.redis_likes().await?;
+        let model = site.model();
+        let wrong = (0_u64..).zip(&model.likes).filter(|(video, likes)| redis.get(video).unwrap_or(&0) != *likes);
+        Ok(wrong.count())
+    }
+}
+
+async fn empty_mysql(config: &Config) -> Result<()> {
+    let mut address = config.mysql.url.parts().map_err(anyhow::Error::msg)?;
+    address.set_path("/mysql");
+    let mut connection = MySqlConnection::connect(address.as_str()).await?;
+    for statement in ["DROP DATABASE IF EXISTS", "CREATE DATABASE"] {
+        sqlx::raw_sql(AssertSqlSafe(format!("{statement} {NAME}"))).execute(&mut connection).await?;
+    }
+    Ok(connection.close().await?)
+}
+
+async fn empty_rabbitmq(config: &Config) -> Result<()> {
+    let broker = Broker::new(&config.amqp)?;
+    let link = broker.connect("demo").await?;
+    let queues = (0..broker.partitions()).map(|partition| broker.queue(partition));
+    for queue in queues.chain([format!("{NAME}.returned")]) {
+        let delete = link.channel.queue_delete(queue.into(), QueueDeleteOptions::default());
+        link.call("delete a queue", delete).await?;
+    }
+    for exchange in ["events", "partitions"] {
+        let delete =
+            link.channel.exchange_delete(format!("{NAME}.{exchange}").into(), ExchangeDeleteOptions::default());
+        link.call("delete an exchange", delete).await?;
+    }
+    Ok(())
+}
+
+async fn empty_redis(redis: &mut MultiplexedConnection) -> Result<()> {
+    let mut cursor = 0_u64;
+    loop {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(format!("{NAME}:*")).arg("COUNT").arg(1_000);
+        let (next, keys): (u64, Vec<String>) = scan.query_async(redis).await?;
+        if !keys.is_empty() {
+            let () = redis::cmd("UNLINK").arg(keys).query_async(redis).await?;
+        }
+        if next == 0 {
+            return Ok(());
+        }
+        cursor = next;
+    }
+}

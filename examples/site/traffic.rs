@@ -1,0 +1,143 @@
+//! The site: its users click, many at once and at a steady pace, through the client as an API server would.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tallyd::broker::Broker;
+use tallyd::client::{Client, Counted, OnBoard};
+use tallyd::config::Config;
+use tallyd::model::{Kind, Target, TargetId, UserId};
+use tokio::sync::RwLock;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::dice::{Dice, Zipf};
+use crate::model::{Model, Pair, USERS, VIDEOS};
+
+/// The kind of everything here, as the default `[kinds]` has it.
+pub const KIND: &str = "video";
+
+/// The board that likes count on.
+pub const BOARD: &str = "videos";
+
+/// Clicks on their way at once.
+const IN_FLIGHT: u64 = 64;
+
+/// Clicks of users who come back to a video, most often to unlike it.
+const AGAIN_PERCENT: u64 = 20;
+
+/// The time from one click to the next: 3,000 a second.
+const PACE: Duration = Duration::from_micros(333);
+
+/// How far the clicks may fall behind their pace before it starts anew, instead of catching up in one burst.
+const BEHIND_MAX: Duration = Duration::from_millis(100);
+
+/// How often and in what distance a click is published again: the broker was away.
+const PUBLISH_TRIES: u32 = 40;
+const PUBLISH_PAUSE: Duration = Duration::from_millis(500);
+
+/// The site and what it knows of itself.
+pub struct Site {
+    pub client: Client,
+    pub broker: Broker,
+    /// Closed while Redis is compared with the model: no click is then between the two.
+    pub gate: RwLock<()>,
+    /// Clicks that the broker has confirmed.
+    pub published: AtomicU64,
+    model: Mutex<Model>,
+    zipf: Zipf,
+    next: Mutex<Instant>,
+}
+
+impl Site {
+    pub fn new(config: &Config) -> Result<Self> {
+        Ok(Self {
+            client: Client::new(config).context("make the client")?,
+            broker: Broker::new(&config.amqp)?,
+            gate: RwLock::default(),
+            published: AtomicU64::default(),
+            model: Mutex::new(Model::new()),
+            zipf: Zipf::new(VIDEOS),
+            next: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// The model, for a moment. Whoever panicked with it in hand has ended the demo anyway.
+    pub fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the users. Each task ends at the stop, or with an error.
+    pub fn start(self: &Arc<Self>, stop: &CancellationToken) -> JoinSet<Result<()>> {
+        let mut users = JoinSet::new();
+        for stream in 0..IN_FLIGHT {
+            let (site, stop) = (Arc::clone(self), stop.clone());
+            users.spawn(async move {
+                let mut dice = Dice::new(stream);
+                while stop.run_until_cancelled(site.turn()).await.is_some() {
+                    site.click(&mut dice).await?;
+                }
+                Ok(())
+            });
+        }
+        users
+    }
+
+    /// Waits for the next click's time.
+    async fn turn(&self) {
+        let turn = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            *next = (*next + PACE).max(now.checked_sub(BEHIND_MAX).unwrap_or(now));
+            *next
+        };
+        tokio::time::sleep_until(turn).await;
+    }
+
+    /// One user clicks on one video: counts it in Redis and publishes it.
+    async fn click(&self, dice: &mut Dice) -> Result<()> {
+        let (pair, liked) = self.choose(dice);
+        let member = pair.video.to_string();
+        let counted = {
+            let _open = self.gate.read().await;
+            let on = [OnBoard { board: BOARD, member: member.as_bytes() }];
+            let counted = self.client.count(target(pair), UserId(pair.user), liked, &on).await?;
+            self.model().clicked(&counted.event);
+            counted
+        };
+        self.publish(&counted).await
+    }
+
+    /// Who clicks on what next, and whether that is a like.
+    pub fn choose(&self, dice: &mut Dice) -> (Pair, bool) {
+        loop {
+            let again = if dice.below(100) < AGAIN_PERCENT { self.model().any(dice) } else { None };
+            let pair = again.unwrap_or_else(|| Pair { video: self.zipf.roll(dice), user: dice.below(USERS) + 1 });
+            if let Some(liked) = self.model().begin(pair) {
+                return (pair, liked);
+            }
+        }
+    }
+
+    /// Publishes until the broker confirms: twice is harmless.
+    pub async fn publish(&self, counted: &Counted) -> Result<()> {
+        let mut tries = 1;
+        while let Err(error) = self.client.publish(counted).await {
+            if tries == PUBLISH_TRIES {
+                return Err(error);
+            }
+            tries += 1;
+            tokio::time::sleep(PUBLISH_PAUSE).await;
+        }
+        self.published.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A pair's video.
+pub fn target(pair: Pair) -> Target {
+    Target { kind: Kind(1), id: TargetId(pair.video) }
+}
