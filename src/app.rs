@@ -278,3 +278,44 @@ async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn supervised(task: impl Future<Output = String> + Send + 'static) -> (Result<()>, bool) {
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let told = stop.clone();
+        tasks.spawn(async move {
+            told.cancelled().await;
+            "patient".to_owned()
+        });
+        tasks.spawn(task);
+        let ended = supervise(&mut tasks, &stop).await;
+        assert!(drain(&mut tasks, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
+        (ended, stop.is_cancelled())
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ends_early_stops_the_others_and_is_a_failure() {
+        let (ended, stopped) = supervised(async { "hasty".to_owned() }).await;
+        assert!(stopped);
+        assert_eq!(ended.unwrap_err().to_string(), "the hasty ended without being told to");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_stops_the_others_and_is_a_failure() {
+        let (ended, stopped) = supervised(async { panic!("as the test wants") }).await;
+        assert!(stopped);
+        assert!(ended.unwrap_err().to_string().starts_with("a task panicked"));
+    }
+
+    #[tokio::test]
+    async fn a_drain_that_takes_too_long_is_given_up() {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(std::future::pending());
+        let error = drain(&mut tasks, Duration::from_millis(10)).await.unwrap_err();
+        assert!(error.to_string().contains("drain_max_s"), "{error}");
+    }
+}

@@ -203,8 +203,9 @@ impl Run<'_> {
             }
         }
         for (name, kind) in &kinds {
-            self.compare_known(*kind).await?;
+            // In this order: a target that MySQL comes to know meanwhile is still on the second list.
             self.compare_phantoms(name, *kind).await?;
+            self.compare_known(*kind).await?;
         }
         if !self.report.dry_run && !self.stop.is_cancelled() && self.report.left == 0 {
             for (name, _) in &kinds {
