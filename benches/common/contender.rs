@@ -1,0 +1,168 @@
+//! Who takes the events from the queue: a child process, and what it says.
+
+use std::collections::VecDeque;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+
+use super::peers::Runtime;
+use super::world::World;
+
+/// A contender that says nothing for so long hangs.
+const SILENCE_MAX: Duration = Duration::from_secs(120);
+
+/// How long a contender may take to stop.
+const STOP_MAX: Duration = Duration::from_secs(30);
+
+/// Lines that are shown of a contender that failed.
+const LINES_SHOWN: usize = 30;
+
+/// One contender.
+#[derive(Clone, Copy, Debug)]
+pub struct Contender {
+    pub name: &'static str,
+    pub runs: Runs,
+    pub partitions: u16,
+    pub keeps: Keeps,
+    /// Events in a message's body; more than one make an array.
+    pub per_message: usize,
+}
+
+/// What is started.
+#[derive(Clone, Copy, Debug)]
+pub enum Runs {
+    /// The release binary.
+    Tallyd,
+    /// The benchmark itself, in a role of its own.
+    Role(&'static str),
+    /// A peer of `benches/peers`, in one of its ways to write.
+    Peer(Runtime, &'static str),
+}
+
+/// What must be right in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    Nothing,
+    Rows,
+    RowsAndCounters,
+}
+
+impl Contender {
+    pub const fn tallyd(name: &'static str, partitions: u16) -> Self {
+        Self { name, runs: Runs::Tallyd, partitions, keeps: Keeps::RowsAndCounters, per_message: 1 }
+    }
+
+    pub const fn role(name: &'static str, keeps: Keeps) -> Self {
+        Self { name, runs: Runs::Role(name), partitions: 1, keeps, per_message: 1 }
+    }
+
+    pub const fn peer(name: &'static str, runtime: Runtime, way: &'static str, keeps: Keeps) -> Self {
+        Self { name, runs: Runs::Peer(runtime, way), partitions: 1, keeps, per_message: 1 }
+    }
+
+    /// Starts it; `arguments` are for a role.
+    pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
+        let mut command = match self.runs {
+            Runs::Tallyd => Command::new(env!("CARGO_BIN_EXE_tallyd")),
+            Runs::Role(role) => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg("--role").arg(role).args(arguments);
+                command
+            }
+            Runs::Peer(runtime, way) => runtime.command(way, world),
+        };
+        if matches!(self.runs, Runs::Tallyd | Runs::Role(_)) {
+            command.arg("--config").arg(world.config_path()).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+        }
+        Running::start(self, command)
+    }
+}
+
+/// A contender that runs. Killed when dropped.
+pub struct Running {
+    name: &'static str,
+    /// A role and a peer end by the signal; tallyd must end in order.
+    ends_in_order: bool,
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+    last: VecDeque<String>,
+}
+
+/// What a contender says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Said {
+    /// It takes messages from now on.
+    Consuming,
+    /// So many events are committed, or for who writes nothing acknowledged.
+    Committed(u64),
+}
+
+/// A line of tallyd's log, as far as it matters here.
+#[derive(Deserialize)]
+struct Line {
+    event: String,
+    #[serde(default)]
+    events: u64,
+    #[serde(default)]
+    refused: u64,
+}
+
+impl Running {
+    fn start(contender: &Contender, mut command: Command) -> Result<Self> {
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().with_context(|| format!("start {}", contender.name))?;
+        let stderr = child.stderr.take().context("no pipe for the child's log")?;
+        Ok(Self {
+            name: contender.name,
+            ends_in_order: matches!(contender.runs, Runs::Tallyd),
+            child,
+            lines: BufReader::new(stderr).lines(),
+            last: VecDeque::new(),
+        })
+    }
+
+    pub fn pid(&self) -> Result<u32> {
+        self.child.id().ok_or_else(|| anyhow!("{} has ended", self.name))
+    }
+
+    /// Waits for what it says next.
+    pub async fn next(&mut self) -> Result<Said> {
+        loop {
+            let line = tokio::time::timeout(SILENCE_MAX, self.lines.next_line())
+                .await
+                .map_err(|_| anyhow!("{} said nothing for {} s", self.name, SILENCE_MAX.as_secs()))??;
+            let Some(line) = line else {
+                let shown: Vec<String> = std::mem::take(&mut self.last).into();
+                bail!("{} ended too early:\n{}", self.name, shown.join("\n"));
+            };
+            let said = serde_json::from_str::<Line>(&line).ok();
+            if self.last.len() == LINES_SHOWN {
+                self.last.pop_front();
+            }
+            self.last.push_back(line);
+            let Some(said) = said else { continue };
+            ensure!(said.refused == 0, "{} refused {} events", self.name, said.refused);
+            match said.event.as_str() {
+                "consuming" => return Ok(Said::Consuming),
+                "batch-committed" => return Ok(Said::Committed(said.events)),
+                _ => {}
+            }
+        }
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub async fn stop(mut self) -> Result<()> {
+        let pid = self.pid()?.to_string();
+        ensure!(Command::new("kill").args(["-TERM", &pid]).status().await?.success(), "kill {}", self.name);
+        // What it still says must not fill the pipe.
+        let silence = async { while let Ok(Some(_)) = self.lines.next_line().await {} };
+        let ended = tokio::time::timeout(STOP_MAX, async { tokio::join!(silence, self.child.wait()).1 });
+        let status = ended.await.map_err(|_| anyhow!("{} did not stop", self.name))??;
+        ensure!(status.success() || !self.ends_in_order, "{} stopped with {status}", self.name);
+        Ok(())
+    }
+}

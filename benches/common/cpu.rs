@@ -1,0 +1,114 @@
+//! CPU time, as the kernel counts it for each process.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// The kernel tells times in hundredths of a second (USER_HZ) on every architecture that tallyd runs on.
+const TICK_US: u64 = 10_000;
+
+/// CPU time in microseconds at one instant.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    pub consumer: u64,
+    pub mysql: u64,
+    pub rabbitmq: u64,
+    /// Everything on the machine, these three and the benchmark itself included.
+    pub machine: u64,
+    /// The benchmark itself.
+    pub bench: u64,
+}
+
+impl Used {
+    /// What was used from `before` to this instant.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            consumer: self.consumer.saturating_sub(before.consumer),
+            mysql: self.mysql.saturating_sub(before.mysql),
+            rabbitmq: self.rabbitmq.saturating_sub(before.rabbitmq),
+            machine: self.machine.saturating_sub(before.machine),
+            bench: self.bench.saturating_sub(before.bench),
+        }
+    }
+
+    /// What consumer and servers used together.
+    pub fn together(self) -> u64 {
+        self.consumer + self.mysql + self.rabbitmq
+    }
+
+    /// What others used: where it is much, the measurement was disturbed.
+    pub fn others(self) -> u64 {
+        self.machine.saturating_sub(self.together() + self.bench)
+    }
+}
+
+/// The processes of a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Processes {
+    pub mysql: u32,
+    pub rabbitmq: u32,
+}
+
+impl Processes {
+    /// The servers of the stack, by their pid files.
+    pub fn of_stack(folder: &Path) -> Result<Self> {
+        let pid = |server: &str| -> Result<u32> {
+            let path = folder.join(server).join("pid");
+            let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            text.trim().parse().with_context(|| format!("read {}", path.display()))
+        };
+        Ok(Self { mysql: pid("mysql")?, rabbitmq: pid("rabbitmq")? })
+    }
+
+    /// What the servers, the machine and that consumer have used until now.
+    pub fn used(self, consumer: Option<u32>) -> Result<Used> {
+        Ok(Used {
+            consumer: consumer.map_or(Ok(0), of_tree)?,
+            mysql: of_tree(self.mysql)?,
+            rabbitmq: of_tree(self.rabbitmq)?,
+            machine: of_machine()?,
+            bench: of_process(std::process::id())?,
+        })
+    }
+}
+
+/// The most memory that a process ever had, in MiB (VmHWM).
+pub fn peak_rss_mib(pid: u32) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read the process's status")?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let kib: f64 = peak.context("no VmHWM in the process's status")?.trim().parse()?;
+    Ok(kib / 1024.0)
+}
+
+/// A process and its children that live; those that have ended are in their parent's account.
+fn of_tree(pid: u32) -> Result<u64> {
+    let mut sum = of_process(pid)?;
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).context("read the process's threads")? {
+        // A thread or child may end between the look and the read.
+        let Ok(children) = fs::read_to_string(thread?.path().join("children")) else { continue };
+        for child in children.split_ascii_whitespace() {
+            sum += child.parse().map_or(0, |child| of_tree(child).unwrap_or(0));
+        }
+    }
+    Ok(sum)
+}
+
+fn of_process(pid: u32) -> Result<u64> {
+    let stat =
+        fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("read the CPU time of {pid}"))?;
+    // The name in parentheses may hold anything. After it: state is the first field, utime the twelfth, then stime,
+    // cutime and cstime.
+    let (_, fields) = stat.rsplit_once(')').context("no name in the process's stat")?;
+    let ticks = fields.split_ascii_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().unwrap_or(0));
+    Ok(ticks.sum::<u64>() * TICK_US)
+}
+
+fn of_machine() -> Result<u64> {
+    let stat = fs::read_to_string("/proc/stat").context("read the machine's CPU time")?;
+    let line = stat.lines().next().context("/proc/stat is empty")?;
+    let fields: Vec<u64> = line.split_ascii_whitespace().skip(1).map(|field| field.parse().unwrap_or(0)).collect();
+    // user, nice, system, (idle, iowait,) irq, softirq, steal.
+    let busy = fields.iter().enumerate().filter(|(place, _)| matches!(place, 0..=2 | 5..=7)).map(|(_, ticks)| ticks);
+    Ok(busy.sum::<u64>() * TICK_US)
+}

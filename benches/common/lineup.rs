@@ -1,0 +1,66 @@
+//! Who can take part on this machine.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+
+use super::contender::{Contender, Runs};
+use super::peers::Runtime;
+
+/// Those that run, and those that can't be had.
+pub struct Lineup {
+    pub contenders: Vec<Contender>,
+    /// Why, by name.
+    pub missing: BTreeMap<String, String>,
+}
+
+/// Picks the contenders named in `only`, or those that `otherwise` are meant, and installs what they need.
+///
+/// # Errors
+/// There is no contender of a name.
+pub async fn line_up(all: &[Contender], only: &[String], otherwise: impl Fn(&Contender) -> bool) -> Result<Lineup> {
+    for name in only {
+        let names: Vec<&str> = all.iter().map(|contender| contender.name).collect();
+        ensure!(names.contains(&name.as_str()), "there is no contender {name}, but {}", names.join(", "));
+    }
+    let mut lineup = Lineup { contenders: Vec::new(), missing: BTreeMap::new() };
+    let mut installed: BTreeMap<Runtime, Option<String>> = BTreeMap::new();
+    for contender in all {
+        let named = only.iter().any(|name| name == contender.name);
+        if !(named || only.is_empty() && otherwise(contender)) {
+            continue;
+        }
+        let reason = match contender.runs {
+            Runs::Peer(runtime, _) => match installed.get(&runtime) {
+                Some(reason) => reason.clone(),
+                None => installed.entry(runtime).or_insert(install(runtime).await).clone(),
+            },
+            _ => None,
+        };
+        match reason {
+            None => lineup.contenders.push(*contender),
+            Some(reason) => drop(lineup.missing.insert(contender.name.to_owned(), reason)),
+        }
+    }
+    Ok(lineup)
+}
+
+/// None, or why it can't be had.
+async fn install(runtime: Runtime) -> Option<String> {
+    match runtime.install().await {
+        Ok(versions) => {
+            println!("peers: {versions}");
+            None
+        }
+        Err(error) => Some(format!("{error:#}")),
+    }
+}
+
+impl Lineup {
+    /// Says who is missing.
+    pub fn print_missing(&self) {
+        for (name, reason) in &self.missing {
+            println!("{name} is missing: {reason}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The consumers of `benches/peers`: installed on demand under target/bench/peers, started with the settings of tallyd.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+use tokio::process::Command;
+
+use super::world::World;
+
+/// What a peer is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Runtime {
+    Node,
+    Python,
+    Go,
+}
+
+impl Runtime {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Python => "python",
+            Self::Go => "go",
+        }
+    }
+
+    fn source(self) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/peers").join(self.name())
+    }
+
+    fn installed(self) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/bench/peers").join(self.name())
+    }
+
+    /// Installs what is missing. Returns what it is: versions, in a line.
+    ///
+    /// # Errors
+    /// It can't be had on this machine; the reason is the installer's.
+    pub async fn install(self) -> Result<String> {
+        let script = self.source().with_file_name("install");
+        let output = Command::new(script).arg(self.name()).arg(self.installed()).output().await;
+        let output = output.context("run the installer")?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        }
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let reason = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason given").to_owned();
+        Err(anyhow!(reason))
+    }
+
+    /// The peer in one of its ways to write.
+    pub fn command(self, way: &str, world: &World) -> Command {
+        let installed = self.installed();
+        let mut command = match self {
+            Self::Node => {
+                let mut command = Command::new("node");
+                command.arg(installed.join("consumer.mjs"));
+                command
+            }
+            Self::Python => {
+                let mut command = Command::new(installed.join("venv/bin/python"));
+                command.arg(self.source().join("consumer.py"));
+                command
+            }
+            Self::Go => Command::new(installed.join("consumer")),
+        };
+        let config = &world.config;
+        command
+            .arg(way)
+            .env("AMQP_URL", config.amqp.url.expose())
+            .env("QUEUE", world.broker.queue(0))
+            .env("PREFETCH", config.amqp.prefetch.to_string())
+            .env("MYSQL_URL", config.mysql.url.expose())
+            .env("BATCH", config.consumer.batch_events_max.to_string())
+            .env("LINGER_MS", config.consumer.linger_ms.to_string());
+        command
+    }
+}

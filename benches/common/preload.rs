@@ -1,0 +1,75 @@
+//! Fills the queues, with confirms, and waits until the servers have come to rest.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tallyd::event::{LikeEvent, encode_like};
+use tokio::time::Instant;
+
+use super::cpu::Processes;
+use super::world::World;
+
+/// Messages on the way to the broker at once.
+const IN_FLIGHT: usize = 10_000;
+
+/// The servers are at rest when they use less than this part of a core together.
+const REST_CORES: f64 = 0.1;
+
+/// How long the rest is waited for.
+const REST_WAIT_MAX: Duration = Duration::from_secs(60);
+
+/// Publishes the events while they are generated, one per message or as arrays.
+pub async fn preload(world: &World, events: impl Iterator<Item = LikeEvent>, per_message: usize) -> Result<()> {
+    let publisher = world.broker.connect_publisher("bench").await?;
+    let exchange = world.broker.exchange();
+    stream::iter(messages(events, per_message))
+        .map(|(key, body)| {
+            let (publisher, exchange) = (&publisher, &exchange);
+            async move { publisher.publish(exchange, &key, &body).await }
+        })
+        .buffered(IN_FLIGHT)
+        .try_for_each(|()| std::future::ready(Ok(())))
+        .await
+        .context("preload the queues")
+}
+
+/// An event as producers send it: routing key and body.
+pub fn message(event: &LikeEvent) -> (String, Vec<u8>) {
+    (event.user.to_string(), encode_like(event, "video", 0))
+}
+
+fn messages(
+    mut events: impl Iterator<Item = LikeEvent>,
+    per_message: usize,
+) -> impl Iterator<Item = (String, Vec<u8>)> {
+    std::iter::from_fn(move || {
+        let first = events.next()?;
+        if per_message == 1 {
+            return Some(message(&first));
+        }
+        let (key, mut body) = message(&first);
+        body.insert(0, b'[');
+        for event in events.by_ref().take(per_message - 1) {
+            body.push(b',');
+            body.extend(encode_like(&event, "video", 0));
+        }
+        body.push(b']');
+        Some((key, body))
+    })
+}
+
+/// Waits until the servers have nothing left to do: the broker moves what it took from its log to its segments, the
+/// database writes its pages.
+pub async fn rest(servers: Processes) -> Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < REST_WAIT_MAX {
+        let (before, from) = (servers.used(None)?, Instant::now());
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let used = servers.used(None)?.since(before);
+        if used.together() as f64 / 1e6 / from.elapsed().as_secs_f64() < REST_CORES {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

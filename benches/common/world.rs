@@ -1,0 +1,115 @@
+//! A database and a prefix on the broker for one measurement, on the servers of `dev/up`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tallyd::broker::Broker;
+use tallyd::config::Config;
+use tallyd::store::Store;
+
+/// How tallyd is set up; peers get the same numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub partitions: u16,
+    pub batch_events_max: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self { partitions: 1, batch_events_max: Config::default().consumer.batch_events_max }
+    }
+}
+
+impl Setup {
+    /// At least what is the default, and two batches; as many as the protocol can say at most.
+    fn prefetch(self) -> u16 {
+        u16::try_from(self.batch_events_max * 2).unwrap_or(u16::MAX).max(Config::default().amqp.prefetch)
+    }
+}
+
+pub struct World {
+    pub name: String,
+    pub config: Config,
+    pub broker: Broker,
+    pub pool: MySqlPool,
+    folder: tempfile::TempDir,
+    admin_url: String,
+}
+
+impl World {
+    /// A database with tallyd's tables, and exchange and queues, all of them empty.
+    pub async fn new(name: &str, setup: Setup) -> Result<Self> {
+        let name = format!("bench_{}_{}", name.replace('-', "_"), std::process::id());
+        let admin_url = stack("MYSQL_URL")?;
+        let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.context("connect to MySQL")?;
+        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await?;
+        admin.close().await;
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("config.toml");
+        fs::write(&path, config_text(&name, &admin_url, setup)?)?;
+        let config = tallyd::config::load(&path).context("load the generated configuration")?;
+        let broker = Broker::new(&config.amqp)?;
+        let store = Store::new(&config.mysql, 1)?;
+        store.migrate().await?;
+        store.close().await;
+        let pool = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
+        let link = broker.connect("bench").await?;
+        broker.declare(&link).await?;
+        Ok(Self { name, config, broker, pool, folder, admin_url })
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.folder.path().join("config.toml")
+    }
+
+    /// Fails unless every queue is empty: a message that is still there was never acknowledged.
+    pub async fn assert_drained(&self) -> Result<()> {
+        let publisher = self.broker.connect_publisher("bench").await?;
+        for partition in 0..self.broker.partitions() {
+            let left = publisher.depth(&self.broker.queue(partition)).await?.messages;
+            ensure!(left == 0, "{left} messages of {} were not acknowledged", self.broker.queue(partition));
+        }
+        Ok(())
+    }
+
+    /// Removes what it has made.
+    pub async fn close(self) -> Result<()> {
+        let link = self.broker.connect("bench").await?;
+        let queues = (0..self.broker.partitions()).map(|partition| self.broker.queue(partition));
+        for queue in queues.chain([format!("{}.returned", self.name)]) {
+            link.channel.queue_delete(queue.into(), Default::default()).await?;
+        }
+        for exchange in ["events", "partitions"] {
+            link.channel.exchange_delete(format!("{}.{exchange}", self.name).into(), Default::default()).await?;
+        }
+        self.pool.close().await;
+        let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await?;
+        sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await?;
+        admin.close().await;
+        Ok(())
+    }
+}
+
+/// A part of the stack's environment, as `dev/up --print-env` gives it.
+pub fn stack(name: &str) -> Result<String> {
+    let variable = format!("TALLYD_STACK_{name}");
+    std::env::var(&variable).with_context(|| format!("{variable} is not set: run the benchmarks with dev/bench"))
+}
+
+fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
+    let Setup { partitions, batch_events_max } = setup;
+    // A message of about 120 bytes must never close a batch before its events do.
+    let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
+    Ok(format!(
+        "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\
+         [mysql]\nurl = \"{admin_url}{name}\"\n[redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\n\
+         [consumer]\nbatch_events_max = {batch_events_max}\nbatch_bytes_max = {bytes_max}\n\
+         [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\n[archive]\ncron = \"\"\n\
+         [log]\nlevel = \"info,tallyd::consumer=debug\"\nformat = \"json\"\n",
+        stack("AMQP_URL")?,
+        setup.prefetch(),
+        stack("REDIS_URL")?,
+    ))
+}

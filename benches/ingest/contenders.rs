@@ -1,0 +1,31 @@
+//! Who takes part.
+
+use crate::common::contender::{Contender, Keeps};
+use crate::common::peers::Runtime;
+
+/// The names that figures are computed from.
+pub const NOOP: &str = "noop";
+pub const FLOOR: &str = "floor";
+pub const TALLYD: &str = "tallyd";
+pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
+pub const NODE_ROW: &str = "node-row";
+pub const GO_EXACT: &str = "go-exact";
+pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
+
+/// Events in one body of [`TALLYD_ARRAYS`].
+pub const ARRAY_EVENTS: usize = 100;
+
+/// All of them.
+pub const ALL: [Contender; 11] = [
+    Contender::role(NOOP, Keeps::Nothing),
+    Contender::role(FLOOR, Keeps::RowsAndCounters),
+    Contender::tallyd(TALLYD, 1),
+    Contender::tallyd("tallyd-2", 2),
+    Contender::tallyd("tallyd-4", 4),
+    Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS, 1) },
+    Contender::peer(NODE_ROW, Runtime::Node, "row", Keeps::Rows),
+    Contender::peer(BATCHED[0], Runtime::Node, "batch", Keeps::Rows),
+    Contender::peer(BATCHED[1], Runtime::Python, "batch", Keeps::Rows),
+    Contender::peer(BATCHED[2], Runtime::Go, "batch", Keeps::Rows),
+    Contender::peer(GO_EXACT, Runtime::Go, "exact", Keeps::RowsAndCounters),
+];

@@ -1,0 +1,122 @@
+//! One measurement: a full queue, one contender, until the last event is committed.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::common::contender::{Contender, Keeps, Runs, Said};
+use crate::common::cpu::{Processes, Used, peak_rss_mib};
+use crate::common::model::Model;
+use crate::common::preload;
+use crate::common::workload::USERS;
+use crate::common::world::{Setup, World, stack};
+
+/// How long after the last commit a contender is stopped.
+const ACK_WAIT: Duration = Duration::from_millis(500);
+
+/// What is drained.
+#[derive(Clone, Copy)]
+pub struct Load<'a> {
+    pub events: u64,
+    pub hot: bool,
+    /// Rows that are in the table before.
+    pub rows_before: u64,
+    pub model: &'a Model,
+}
+
+/// What a run came to; microseconds are CPU time per event.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Drained {
+    pub events: u64,
+    pub seconds: f64,
+    pub events_per_second: f64,
+    pub consumer_us: f64,
+    pub mysql_us: f64,
+    pub rabbitmq_us: f64,
+    /// Cores that consumer and servers used together.
+    pub cores: f64,
+    /// Cores that others used meanwhile: the measurement's disturbance.
+    pub others_cores: f64,
+    pub peak_rss_mib: f64,
+    pub batches: u64,
+}
+
+/// Fills the queue of a new world, drains it, and compares what was written with the model.
+///
+/// # Errors
+/// The contender failed, or what it wrote is not what it should be.
+pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<Drained> {
+    let setup = Setup { partitions: contender.partitions, ..setup };
+    let world = World::new(contender.name, setup).await?;
+    let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
+    // Also after a failure: a queue of millions would slow down whatever is measured next.
+    let closed = world.close().await;
+    let drained = drained?;
+    closed?;
+    Ok(drained)
+}
+
+async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<Drained> {
+    let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
+    if load.rows_before > 0 {
+        crate::curve::fill_table(world, load.rows_before).await?;
+    }
+    // The floor makes its events itself.
+    if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
+        preload::preload(world, crate::events(load.events, load.hot), contender.per_message).await?;
+    }
+    preload::rest(servers).await?;
+    let drained = drain(world, contender, load, servers).await?;
+    world.assert_drained().await?;
+    if contender.keeps != Keeps::Nothing {
+        load.model.assert_rows(&world.pool, USERS).await?;
+    }
+    if contender.keeps == Keeps::RowsAndCounters {
+        load.model.assert_counters(&world.pool).await?;
+    }
+    Ok(drained)
+}
+
+/// From the moment when the contender begins to consume until it has committed the last event.
+async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Processes) -> Result<Drained> {
+    let mut arguments = vec!["--events".to_owned(), load.events.to_string()];
+    arguments.extend(load.hot.then(|| "--hot".to_owned()));
+    let mut running = contender.start(world, &arguments)?;
+    let pid = running.pid()?;
+    while running.next().await? != Said::Consuming {}
+    let (began, before) = (Instant::now(), servers.used(Some(pid))?);
+    let (mut committed, mut batches) = (0, 0);
+    while committed < load.events {
+        if let Said::Committed(events) = running.next().await? {
+            committed += events;
+            batches += 1;
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let used = servers.used(Some(pid))?.since(before);
+    let peak_rss_mib = peak_rss_mib(pid)?;
+    // The last ack may still be in the contender's own buffers.
+    tokio::time::sleep(ACK_WAIT).await;
+    running.stop().await?;
+    Ok(summary(load.events, seconds, used, peak_rss_mib, batches))
+}
+
+fn summary(events: u64, seconds: f64, used: Used, peak_rss_mib: f64, batches: u64) -> Drained {
+    let per_event = |us: u64| us as f64 / events as f64;
+    let cores = |us: u64| us as f64 / 1e6 / seconds;
+    Drained {
+        events,
+        seconds,
+        events_per_second: events as f64 / seconds,
+        consumer_us: per_event(used.consumer),
+        mysql_us: per_event(used.mysql),
+        rabbitmq_us: per_event(used.rabbitmq),
+        cores: cores(used.together()),
+        others_cores: cores(used.others()),
+        peak_rss_mib,
+        batches,
+    }
+}

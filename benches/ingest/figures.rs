@@ -1,0 +1,48 @@
+//! The named figures, and what they should be.
+
+use std::collections::BTreeMap;
+
+use crate::common::report::Aim;
+use crate::contenders::{BATCHED, FLOOR, GO_EXACT, NODE_ROW, NOOP, TALLYD, TALLYD_ARRAYS};
+use crate::drain::Drained;
+use crate::rounds::Standing;
+
+/// The aims of tallyd's consumer on one small machine that also runs its servers.
+pub const AIMS: [(&str, Aim); 8] = [
+    ("pipe_limit_ratio", Aim::AtLeast(0.8)),
+    ("best_batched_peer_ratio", Aim::AtLeast(1.0)),
+    ("exact_peer_ratio", Aim::AtLeast(1.5)),
+    ("row_peer_ratio", Aim::AtLeast(8.0)),
+    ("array_ratio", Aim::AtLeast(2.0)),
+    ("cpu_us_per_event", Aim::AtMost(8.0)),
+    ("peak_rss_mib", Aim::AtMost(64.0)),
+    ("backlog_peak_rss_mib", Aim::AtMost(64.0)),
+];
+
+/// The figures whose contenders took part. tallyd is the one with one partition, as its peers.
+pub fn compute(standings: &BTreeMap<&str, Standing>, cores: usize) -> BTreeMap<String, f64> {
+    let of = |name: &str| standings.get(name).map(|standing| standing.median);
+    let rate = |name: &str| of(name).map(|run| run.events_per_second);
+    let ratio = |name: &str, to: Option<f64>| Some(rate(name)? / to?);
+    let best = BATCHED.iter().filter_map(|name| rate(name)).max_by(f64::total_cmp);
+    let limit = of(NOOP).zip(of(FLOOR)).map(|(noop, floor)| pipe_limit(&noop, &floor, cores));
+    let figures = [
+        ("pipe_limit_events_per_second", limit),
+        ("pipe_limit_ratio", ratio(TALLYD, limit)),
+        ("best_batched_peer_ratio", ratio(TALLYD, best)),
+        ("exact_peer_ratio", ratio(TALLYD, rate(GO_EXACT))),
+        ("row_peer_ratio", ratio(TALLYD, rate(NODE_ROW))),
+        ("array_ratio", ratio(TALLYD_ARRAYS, best)),
+        ("cpu_us_per_event", of(TALLYD).map(|run| run.consumer_us)),
+        ("peak_rss_mib", of(TALLYD).map(|run| run.peak_rss_mib)),
+    ];
+    figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
+
+/// Events per second that no consumer of one queue can exceed on this machine: neither server is faster alone, and both
+/// together, with what their clients cost at the least, need that much CPU.
+fn pipe_limit(noop: &Drained, floor: &Drained, cores: usize) -> f64 {
+    let us = |run: &Drained| run.consumer_us + run.mysql_us + run.rabbitmq_us;
+    let cpu_seconds = (us(noop) + us(floor)) * noop.events as f64 / 1e6;
+    noop.events as f64 / noop.seconds.max(floor.seconds).max(cpu_seconds / cores as f64)
+}

@@ -1,0 +1,96 @@
+//! how fast a full queue is drained into MySQL: tallyd, the servers' own limits, and its peers
+
+#[path = "../common/mod.rs"]
+mod common;
+mod contenders;
+mod curve;
+mod drain;
+mod figures;
+mod roles;
+mod rounds;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use tallyd::event::LikeEvent;
+
+use common::workload::Workload;
+
+/// Drains a preloaded queue with each contender in turn, and checks every row and counter after each run.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// Events that each run drains.
+    #[arg(long, default_value_t = 500_000)]
+    events: u64,
+
+    /// How often each contender runs; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Only these contenders, with commas: tallyd,floor,go-batch. Figures that need others are left out.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Also tallyd with bodies that are arrays of 100 events.
+    #[arg(long)]
+    arrays: bool,
+
+    /// Also one run of tallyd with so many events, for its peak memory.
+    #[arg(long, value_name = "EVENTS")]
+    backlog: Option<u64>,
+
+    /// Instead: tallyd with batches of 100 to 20,000, with a hot target, and on a table that has rows.
+    #[arg(long)]
+    curve: bool,
+
+    /// Rows that the table of the curve's last point has before.
+    #[arg(long, default_value_t = 20_000_000, value_name = "ROWS")]
+    preloaded_rows: u64,
+
+    /// One target gets half of all events.
+    #[arg(long)]
+    hot: bool,
+
+    /// What this process is in a benchmark that started it.
+    #[arg(long, hide = true)]
+    role: Option<Role>,
+
+    /// The configuration of that benchmark.
+    #[arg(long, hide = true)]
+    config: Option<PathBuf>,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Role {
+    Noop,
+    Floor,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    match arguments.role {
+        None if arguments.curve => curve::run(&arguments).await,
+        None => rounds::run(&arguments).await,
+        Some(role) => {
+            let path = arguments.config.context("a role needs --config")?;
+            let config = tallyd::config::load(&path)?;
+            match role {
+                Role::Noop => roles::noop(&config).await,
+                Role::Floor => roles::floor(&config, events(arguments.events, arguments.hot)).await,
+            }
+        }
+    }
+}
+
+/// The same events in every run and every process.
+fn events(count: u64, hot: bool) -> impl Iterator<Item = LikeEvent> {
+    let workload = Workload::new(1);
+    let workload = if hot { workload.with_hot_target() } else { workload };
+    workload.take(usize::try_from(count).unwrap_or(usize::MAX))
+}

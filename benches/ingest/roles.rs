@@ -1,0 +1,91 @@
+//! The servers' own limits, each as a process of its own: acks without work, and work without a broker.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures_util::{FutureExt, StreamExt};
+use lapin::message::Delivery;
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
+use sqlx::{Connection, MySqlConnection};
+use tallyd::broker::Broker;
+use tallyd::config::Config;
+use tallyd::consumer::batch::{coalesce, differences};
+use tallyd::event::LikeEvent;
+use tallyd::model::Metric;
+use tallyd::store::{Store, StoreError, likes};
+
+/// Messages that one ack answers.
+const ACK_EVERY: u64 = 1_000;
+
+/// After so long without a message the rest is acknowledged.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// A consumer that only acknowledges: the broker's limit.
+pub async fn noop(config: &Config) -> Result<()> {
+    let broker = Broker::new(&config.amqp)?;
+    let link = broker.connect("noop").await?;
+    link.channel.basic_qos(config.amqp.prefetch, BasicQosOptions { global: false }).await?;
+    let queue = broker.queue(0);
+    say_consuming();
+    let consume = link.channel.basic_consume(
+        queue.as_str().into(),
+        "noop".into(),
+        BasicConsumeOptions::default(),
+        FieldTable::default(),
+    );
+    let mut deliveries = consume.await?;
+    let mut open = 0;
+    let mut last: Option<Delivery> = None;
+    loop {
+        // Without a timer for each message: only where none is here.
+        let next = match deliveries.next().now_or_never() {
+            Some(next) => Some(next),
+            None => tokio::time::timeout(IDLE, deliveries.next()).await.ok(),
+        };
+        if let Some(delivery) = next {
+            last = Some(delivery.context("the broker cancelled the consumer")??);
+            open += 1;
+            if open < ACK_EVERY {
+                continue;
+            }
+        }
+        if let Some(last) = last.take() {
+            last.acker.ack(BasicAckOptions { multiple: true }).await?;
+            say_committed(open);
+            open = 0;
+        }
+    }
+}
+
+/// The same batches without a broker: the database's limit.
+pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
+    let events: Vec<LikeEvent> = events.collect();
+    let store = Store::new(&config.mysql, 1)?;
+    let mut lent = store.lend().await?;
+    say_consuming();
+    for batch in events.chunks(config.consumer.batch_events_max) {
+        lent.limit("write a batch", |connection| write_batch(connection, batch)).await?;
+        say_committed(batch.len() as u64);
+    }
+    // Until the benchmark has read what this process used.
+    std::future::pending().await
+}
+
+/// tallyd's transaction, with counters and without what guards it against rivals: the owner's row, fence, dead letters.
+async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<(), StoreError> {
+    let sql = |action| move |source| StoreError::Sql { action, source };
+    let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
+    let winners = coalesce(events);
+    let before = likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
+    likes::add_differences(&mut tx, Metric(1), 0, &differences(&winners, &before)).await?;
+    tx.commit().await.map_err(sql("commit a batch"))
+}
+
+fn say_consuming() {
+    eprintln!(r#"{{"event":"consuming"}}"#);
+}
+
+fn say_committed(events: u64) {
+    eprintln!(r#"{{"event":"batch-committed","events":{events}}}"#);
+}

@@ -1,0 +1,129 @@
+//! The contenders against each other, interleaved, so that whatever else the machine does meets them all.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::Arguments;
+use crate::common::contender::{Contender, Keeps};
+use crate::common::lineup::line_up;
+use crate::common::machine::{Machine, cores};
+use crate::common::model::Model;
+use crate::common::report::{Results, median, number, print_figures, print_table};
+use crate::common::world::Setup;
+use crate::contenders::{ALL, TALLYD, TALLYD_ARRAYS};
+use crate::drain::{self, Drained, Load};
+use crate::figures;
+
+/// A contender's runs and their medians.
+#[derive(Debug, Serialize)]
+pub struct Standing {
+    pub counters: bool,
+    pub median: Drained,
+    pub runs: Vec<Drained>,
+}
+
+pub async fn run(arguments: &Arguments) -> Result<()> {
+    let machine = Machine::look().await?;
+    let otherwise = |contender: &Contender| contender.name != TALLYD_ARRAYS || arguments.arrays;
+    let lineup = line_up(&ALL, &arguments.only, otherwise).await?;
+    let contenders = &lineup.contenders;
+    let model = Model::of(crate::events(arguments.events, arguments.hot));
+    let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };
+    let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
+    for round in 0..arguments.rounds {
+        for place in 0..contenders.len() {
+            // Each round begins with another one: nobody is always the first, or always after the same.
+            let Some(contender) = contenders.get((place + round) % contenders.len()) else { continue };
+            let drained = drain::run(contender, Setup::default(), load).await?;
+            print_run(round, contender, &drained);
+            runs.entry(contender.name).or_default().push(drained);
+        }
+    }
+    let standings: BTreeMap<&str, Standing> = contenders
+        .iter()
+        .filter_map(|contender| {
+            let runs = runs.remove(contender.name)?;
+            let counters = contender.keeps == Keeps::RowsAndCounters;
+            Some((contender.name, Standing { counters, median: medians(&runs), runs }))
+        })
+        .collect();
+    let mut figures = figures::compute(&standings, cores());
+    if let Some(events) = arguments.backlog {
+        figures.insert("backlog_events".to_owned(), events as f64);
+        figures.insert("backlog_peak_rss_mib".to_owned(), backlog(arguments, events).await?.peak_rss_mib);
+    }
+    print_standings(contenders, &standings);
+    lineup.print_missing();
+    print_figures(&figures, &figures::AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write("ingest")
+}
+
+/// One run with a long queue: memory must not grow with it.
+async fn backlog(arguments: &Arguments, events: u64) -> Result<Drained> {
+    let model = Model::of(crate::events(events, arguments.hot));
+    let load = Load { events, hot: arguments.hot, rows_before: 0, model: &model };
+    let contender = Contender::tallyd(TALLYD, 1);
+    let drained = drain::run(&contender, Setup::default(), load).await?;
+    print_run(0, &contender, &drained);
+    Ok(drained)
+}
+
+fn print_run(round: usize, contender: &Contender, drained: &Drained) {
+    println!(
+        "round {}: {} {} events/s, {} cores, others {} cores",
+        round + 1,
+        contender.name,
+        number(drained.events_per_second),
+        number(drained.cores),
+        number(drained.others_cores),
+    );
+}
+
+/// Each number's median by itself.
+pub fn medians(runs: &[Drained]) -> Drained {
+    let of = |number: fn(&Drained) -> f64| median(runs.iter().map(number));
+    Drained {
+        events: runs.first().map_or(0, |run| run.events),
+        seconds: of(|run| run.seconds),
+        events_per_second: of(|run| run.events_per_second),
+        consumer_us: of(|run| run.consumer_us),
+        mysql_us: of(|run| run.mysql_us),
+        rabbitmq_us: of(|run| run.rabbitmq_us),
+        cores: of(|run| run.cores),
+        others_cores: of(|run| run.others_cores),
+        peak_rss_mib: of(|run| run.peak_rss_mib),
+        batches: of(|run| run.batches as f64) as u64,
+    }
+}
+
+fn print_standings(contenders: &[Contender], standings: &BTreeMap<&str, Standing>) {
+    let rows: Vec<Vec<String>> = contenders
+        .iter()
+        .filter_map(|contender| Some((contender, standings.get(contender.name)?)))
+        .map(|(contender, standing)| {
+            let kept = match contender.keeps {
+                Keeps::Nothing => "no",
+                Keeps::Rows => "rows",
+                Keeps::RowsAndCounters => "rows, counters",
+            };
+            [vec![contender.name.to_owned(), kept.to_owned()], cells(&standing.median)].concat()
+        })
+        .collect();
+    println!("\nMedians. Microseconds are CPU time per event.");
+    print_table(&[["contender", "writes"].as_slice(), &CELLS].concat(), &rows);
+}
+
+/// The titles of [`cells`].
+pub const CELLS: [&str; 9] =
+    ["events/s", "consumer us", "MySQL us", "RabbitMQ us", "all us", "cores", "peak MiB", "events/batch", "others"];
+
+/// A run as a row of the table.
+pub fn cells(run: &Drained) -> Vec<String> {
+    let all = run.consumer_us + run.mysql_us + run.rabbitmq_us;
+    let batch = run.events as f64 / run.batches.max(1) as f64;
+    let values = [run.events_per_second, run.consumer_us, run.mysql_us, run.rabbitmq_us, all, run.cores];
+    values.into_iter().chain([run.peak_rss_mib, batch, run.others_cores]).map(number).collect()
+}

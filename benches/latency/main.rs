@@ -1,0 +1,153 @@
+//! how long an event takes from its publish to its commit, at steady rates
+
+#[path = "../common/mod.rs"]
+mod common;
+mod measure;
+mod poller;
+mod publisher;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::Parser;
+use serde::Serialize;
+
+use common::contender::{Contender, Keeps};
+use common::lineup::line_up;
+use common::machine::Machine;
+use common::peers::Runtime;
+use common::report::{Aim, Results, median, number, print_figures, print_table};
+use measure::{Measured, Quantiles, measure};
+
+/// Events per second.
+const RATES: [u64; 2] = [1_000, 10_000];
+
+const TALLYD: &str = "tallyd";
+
+const CONTENDERS: [Contender; 4] = [
+    Contender::tallyd(TALLYD, 1),
+    Contender::peer("node-row", Runtime::Node, "row", Keeps::Rows),
+    Contender::peer("node-batch", Runtime::Node, "batch", Keeps::Rows),
+    Contender::peer("go-batch", Runtime::Go, "batch", Keeps::Rows),
+];
+
+const AIMS: [(&str, Aim); 2] = [("p99_ms_at_1000", Aim::AtMost(15.0)), ("p99_ms_at_10000", Aim::AtMost(30.0))];
+
+/// Publishes at 1,000 and 10,000 events per second and notes when each of the sampled ones is to be seen in MySQL.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Seconds that each rate is measured for, after two that are not.
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
+
+    /// How often each contender runs; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Only these contenders, with commas: tallyd,go-batch.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A contender's runs at one rate.
+#[derive(Serialize)]
+struct Standing {
+    median: Measured,
+    runs: Vec<Measured>,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = Machine::look().await?;
+    let lineup = line_up(&CONTENDERS, &arguments.only, |_| true).await?;
+    let mut runs: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
+    for round in 0..arguments.rounds {
+        for rate in RATES {
+            for contender in &lineup.contenders {
+                let name = format!("{} at {rate}", contender.name);
+                let Some(measured) = measure(contender, rate, arguments.seconds).await? else {
+                    println!("round {}: {name}/s: can't keep up", round + 1);
+                    continue;
+                };
+                println!("round {}: {name}/s: p99 {} ms", round + 1, number(measured.latency_ms.p99));
+                runs.entry(name).or_default().push(measured);
+            }
+        }
+    }
+    let standings: BTreeMap<String, Standing> =
+        runs.into_iter().map(|(name, runs)| (name, Standing { median: medians(&runs), runs })).collect();
+    print_standings(&standings);
+    lineup.print_missing();
+    let figures = figures(&standings);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write("latency")
+}
+
+fn figures(standings: &BTreeMap<String, Standing>) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    for rate in RATES {
+        let Some(standing) = standings.get(&format!("{TALLYD} at {rate}")) else { continue };
+        let Quantiles { p50, p99, max } = standing.median.latency_ms;
+        for (name, value) in [("p50", p50), ("p99", p99), ("max", max)] {
+            figures.insert(format!("{name}_ms_at_{rate}"), value);
+        }
+    }
+    figures
+}
+
+fn medians(runs: &[Measured]) -> Measured {
+    let of = |number: fn(&Measured) -> f64| median(runs.iter().map(number));
+    let quantiles = |of_run: fn(&Measured) -> Quantiles| Quantiles {
+        p50: median(runs.iter().map(|run| of_run(run).p50)),
+        p99: median(runs.iter().map(|run| of_run(run).p99)),
+        max: median(runs.iter().map(|run| of_run(run).max)),
+    };
+    Measured {
+        latency_ms: quantiles(|run| run.latency_ms),
+        samples: of(|run| run.samples as f64) as u64,
+        poll_ms: quantiles(|run| run.poll_ms),
+        late_ms: quantiles(|run| run.late_ms),
+        events_per_batch: of(|run| run.events_per_batch),
+        consumer_us: of(|run| run.consumer_us),
+        mysql_us: of(|run| run.mysql_us),
+        rabbitmq_us: of(|run| run.rabbitmq_us),
+        others_cores: of(|run| run.others_cores),
+    }
+}
+
+fn print_standings(standings: &BTreeMap<String, Standing>) {
+    let rows: Vec<Vec<String>> = standings
+        .iter()
+        .map(|(name, Standing { median: run, .. })| {
+            let latency = [run.latency_ms.p50, run.latency_ms.p99, run.latency_ms.max];
+            let error = [run.poll_ms.p99, run.late_ms.p99];
+            let cost = [run.events_per_batch, run.consumer_us, run.mysql_us, run.rabbitmq_us, run.others_cores];
+            let cells = latency.into_iter().chain(error).chain(cost).map(number);
+            std::iter::once(name.clone()).chain(cells).collect()
+        })
+        .collect();
+    println!(
+        "\nPublish to commit in ms, medians over the rounds. A latency is too long by at most the time between two \
+         polls.\nMicroseconds are CPU time per event, for MySQL with the polls, for RabbitMQ with the publisher's part."
+    );
+    let titles = [
+        "contender and events/s",
+        "p50",
+        "p99",
+        "max",
+        "poll p99",
+        "late p99",
+        "events/batch",
+        "consumer us",
+        "MySQL us",
+        "RabbitMQ us",
+        "others",
+    ];
+    print_table(&titles, &rows);
+}

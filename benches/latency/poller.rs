@@ -1,0 +1,67 @@
+//! Notes when samples are to be seen by another connection: asks for them by primary key, as often as the machine can
+//! without being disturbed. A commit lies between the start of the poll before and the end of the one that sees it; the
+//! end is what is noted.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use sqlx::{Connection, MySqlConnection};
+use tallyd::model::Micros;
+use tokio::time::Instant;
+
+use super::publisher::{SAMPLED, sample_of};
+use crate::common::workload::USERS;
+use crate::common::world::World;
+
+/// Between two polls. Slept by the thread: the runtime's own timer rounds up to milliseconds.
+const PAUSE: Duration = Duration::from_micros(500);
+
+/// How long the last samples are waited for after a rate has ended.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// What the polls saw.
+pub struct Seen {
+    /// When each sample was seen first, by its number.
+    pub samples: Vec<Option<Micros>>,
+    /// From the start of the poll before to the end of this one, in ms: by so much a latency can be too long.
+    pub gaps_ms: Vec<f64>,
+}
+
+/// Polls until all of `count` samples are seen, or none for ten seconds.
+pub async fn poll(world: &World, count: usize) -> Result<Seen> {
+    let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
+    let runtime = tokio::runtime::Handle::current();
+    tokio::task::spawn_blocking(move || runtime.block_on(poll_on(&mut connection, count))).await?
+}
+
+async fn poll_on(connection: &mut MySqlConnection, count: usize) -> Result<Seen> {
+    let mut seen = Seen { samples: vec![None; count], gaps_ms: Vec::new() };
+    // Samples may come in any order: the polls begin at the first that is missing.
+    let mut missing = 0;
+    let (mut before, mut progress) = (Instant::now(), Instant::now());
+    while missing < count && progress.elapsed() < SILENCE_MAX {
+        std::thread::sleep(PAUSE);
+        let start = Instant::now();
+        let users: Vec<u64> = sqlx::query_scalar(
+            "SELECT user_id FROM like_record WHERE kind = 1 AND target_id = ? AND user_id > ? ORDER BY user_id",
+        )
+        .bind(SAMPLED.id.0)
+        .bind(USERS + missing as u64)
+        .fetch_all(&mut *connection)
+        .await?;
+        let now = Micros::now();
+        seen.gaps_ms.push(before.elapsed().as_secs_f64() * 1e3);
+        before = start;
+        for number in users.into_iter().filter_map(sample_of) {
+            if let Some(sample @ None) = seen.samples.get_mut(number) {
+                *sample = Some(now);
+                progress = Instant::now();
+            }
+        }
+        while seen.samples.get(missing).is_some_and(Option::is_some) {
+            missing += 1;
+        }
+    }
+    ensure!(missing > 0, "no sample was ever committed");
+    Ok(seen)
+}

@@ -1,0 +1,90 @@
+//! Publishes at a steady rate; each event's `at` is the instant of its publish.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::{BasicProperties, Confirmation, PublisherConfirm};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::common::preload::message;
+use crate::common::workload::{USERS, Workload};
+use crate::common::world::World;
+
+/// The samples' target, which no other event has. Their users count from above the others' ids.
+pub const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_999) };
+
+/// One of so many events is a sample.
+pub const SAMPLE_EVERY: u64 = 10;
+
+/// How often the publisher wakes up to send what is due.
+const TICK: Duration = Duration::from_millis(1);
+
+/// What was published.
+pub struct Published {
+    pub events: Vec<LikeEvent>,
+    /// When each sample was published, by its number.
+    pub samples: Vec<Micros>,
+    /// How long after its turn each sample was published, in ms.
+    pub late_ms: Vec<f64>,
+}
+
+/// The number that a sample's user stands for.
+pub fn sample_of(user: u64) -> Option<usize> {
+    usize::try_from(user.checked_sub(USERS + 1)?).ok()
+}
+
+/// Publishes `count` events at `rate` per second and waits until the broker has confirmed all.
+pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> {
+    let link = world.broker.connect("bench").await?;
+    link.channel.confirm_select(ConfirmSelectOptions::default()).await?;
+    let (confirms, confirmed) = mpsc::unbounded_channel();
+    let confirmed = tokio::spawn(await_confirms(confirmed));
+    let exchange = world.broker.exchange();
+    let mut published = Published { events: Vec::new(), samples: Vec::new(), late_ms: Vec::new() };
+    let mut tick = tokio::time::interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let began = Instant::now();
+    for (number, event) in (0..count).zip(Workload::new(2)) {
+        let turn = Duration::from_nanos(number * 1_000_000_000 / rate);
+        while began.elapsed() < turn {
+            tick.tick().await;
+        }
+        let event = stamped(event, number, &mut published, (began.elapsed() - turn).as_secs_f64() * 1e3);
+        let (key, body) = message(&event);
+        let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
+        let options = BasicPublishOptions::default();
+        let publish =
+            link.channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);
+        confirms.send(publish.await?).context("the confirms are waited for no longer")?;
+        published.events.push(event);
+    }
+    drop(confirms);
+    confirmed.await??;
+    Ok(published)
+}
+
+/// The event with its instant; every so often a sample in its place.
+fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
+    let at = Micros::now();
+    if !number.is_multiple_of(SAMPLE_EVERY) {
+        return LikeEvent { at, ..event };
+    }
+    published.samples.push(at);
+    published.late_ms.push(late_ms);
+    let user = UserId(USERS + published.samples.len() as u64);
+    LikeEvent { target: SAMPLED, user, at, liked: true }
+}
+
+async fn await_confirms(mut confirms: mpsc::UnboundedReceiver<PublisherConfirm>) -> Result<()> {
+    while let Some(confirm) = confirms.recv().await {
+        match confirm.await? {
+            Confirmation::Ack(None) => {}
+            other => bail!("the broker did not take a message: {other:?}"),
+        }
+    }
+    Ok(())
+}

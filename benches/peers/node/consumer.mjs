@@ -1,0 +1,93 @@
+// The like consumer as Node teams write it, with amqplib and mysql2. `row`: a statement per message, ten at once.
+// `batch`: a multi-row upsert per batch. Both acknowledge after the commit; the newest event wins; no counters.
+
+import amqp from 'amqplib';
+import mysql from 'mysql2/promise';
+
+const { AMQP_URL, MYSQL_URL, QUEUE } = process.env;
+const PREFETCH = Number(process.env.PREFETCH);
+const BATCH = Number(process.env.BATCH);
+const LINGER_MS = Number(process.env.LINGER_MS);
+const KINDS = { video: 1 };
+const CONNECTIONS = 10; // of `row`
+// A statement stays below max_allowed_packet whatever the batch.
+const ROWS_PER_STATEMENT = 5000;
+
+const INSERT = 'INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ';
+const NEWEST_WINS =
+  ' ON DUPLICATE KEY UPDATE is_del = IF(VALUES(update_at) > update_at, VALUES(is_del), is_del),' +
+  ' update_at = GREATEST(update_at, VALUES(update_at))';
+
+const say = (event, events) => process.stderr.write(`${JSON.stringify({ event, events })}\n`);
+
+// Microseconds since the epoch as DATETIME(6): a Date has milliseconds only.
+function datetime(at) {
+  const date = new Date(Math.floor(at / 1000)).toISOString();
+  return `${date.slice(0, 10)} ${date.slice(11, 23)}${String(at % 1000).padStart(3, '0')}`;
+}
+
+function row(message) {
+  const event = JSON.parse(message.content);
+  return [KINDS[event.kind], event.target_id, event.user_id, event.type === 'unlike' ? 1 : 0, datetime(event.at)];
+}
+
+async function consumeRows(channel) {
+  const pool = mysql.createPool({ uri: MYSQL_URL, connectionLimit: CONNECTIONS });
+  let unsaid = 0;
+  setInterval(() => {
+    if (unsaid) say('batch-committed', unsaid);
+    unsaid = 0;
+  }, 20);
+  await channel.consume(QUEUE, async (message) => {
+    await pool.execute(`${INSERT}(?, ?, ?, ?, ?)${NEWEST_WINS}`, row(message));
+    channel.ack(message);
+    unsaid += 1;
+  });
+}
+
+async function consumeBatches(channel) {
+  const connection = await mysql.createConnection(MYSQL_URL);
+  let open = [];
+  let writing = false;
+  let timer = null;
+
+  async function write() {
+    clearTimeout(timer);
+    timer = null;
+    writing = true;
+    const batch = open.splice(0, BATCH);
+    const rows = batch.map(row);
+    // In the order of the key, as the table is.
+    rows.sort((a, b) => a[1] - b[1] || a[2] - b[2]);
+    if (rows.length <= ROWS_PER_STATEMENT) {
+      await connection.query(`${INSERT}?${NEWEST_WINS}`, [rows]);
+    } else {
+      await connection.beginTransaction();
+      for (let from = 0; from < rows.length; from += ROWS_PER_STATEMENT) {
+        await connection.query(`${INSERT}?${NEWEST_WINS}`, [rows.slice(from, from + ROWS_PER_STATEMENT)]);
+      }
+      await connection.commit();
+    }
+    channel.ack(batch.at(-1), true);
+    say('batch-committed', batch.length);
+    writing = false;
+    writeWhenDue();
+  }
+
+  function writeWhenDue() {
+    if (writing || open.length === 0) return;
+    if (open.length >= BATCH) write();
+    else timer ??= setTimeout(write, LINGER_MS);
+  }
+
+  await channel.consume(QUEUE, (message) => {
+    open.push(message);
+    if (open.length >= BATCH || timer === null) writeWhenDue();
+  });
+}
+
+const connection = await amqp.connect(AMQP_URL);
+const channel = await connection.createChannel();
+await channel.prefetch(PREFETCH);
+say('consuming', 0);
+await (process.argv[2] === 'row' ? consumeRows(channel) : consumeBatches(channel));
