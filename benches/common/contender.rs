@@ -15,6 +15,9 @@ use super::world::World;
 /// A contender that says nothing for so long hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(120);
 
+/// How long after its last commit a contender is stopped.
+const ACK_WAIT: Duration = Duration::from_millis(500);
+
 /// How long a contender may take to stop.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
@@ -157,11 +160,18 @@ impl Running {
     /// SIGTERM, and waits for the end.
     pub async fn stop(mut self) -> Result<()> {
         let pid = self.pid()?.to_string();
-        ensure!(Command::new("kill").args(["-TERM", &pid]).status().await?.success(), "kill {}", self.name);
         // What it still says must not fill the pipe.
         let silence = async { while let Ok(Some(_)) = self.lines.next_line().await {} };
-        let ended = tokio::time::timeout(STOP_MAX, async { tokio::join!(silence, self.child.wait()).1 });
-        let status = ended.await.map_err(|_| anyhow!("{} did not stop", self.name))??;
+        let ending = async {
+            // The last ack may still be in its own buffers.
+            tokio::time::sleep(ACK_WAIT).await;
+            let killed = Command::new("kill").args(["-TERM", &pid]).status().await?.success();
+            ensure!(killed, "kill {}", self.name);
+            let ended = tokio::time::timeout(STOP_MAX, self.child.wait()).await;
+            Ok(ended.map_err(|_| anyhow!("{} did not stop", self.name))??)
+        };
+        let (status, ()) = tokio::join!(ending, silence);
+        let status = status?;
         ensure!(status.success() || !self.ends_in_order, "{} stopped with {status}", self.name);
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! One measurement: a full queue, one contender, until the last event is committed.
 
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -13,9 +12,6 @@ use crate::common::model::Model;
 use crate::common::preload;
 use crate::common::workload::USERS;
 use crate::common::world::{Setup, World, stack};
-
-/// How long after the last commit a contender is stopped.
-const ACK_WAIT: Duration = Duration::from_millis(500);
 
 /// What is drained.
 #[derive(Clone, Copy)]
@@ -98,8 +94,6 @@ async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Pr
     let seconds = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
     let peak_rss_mib = peak_rss_mib(pid)?;
-    // The last ack may still be in the contender's own buffers.
-    tokio::time::sleep(ACK_WAIT).await;
     running.stop().await?;
     Ok(summary(load.events, seconds, used, peak_rss_mib, batches))
 }
