@@ -14,22 +14,19 @@ pub struct Lineup {
     pub missing: BTreeMap<String, String>,
 }
 
-/// Picks the contenders named in `only`, or those that `otherwise` are meant, and installs what they need.
+/// Picks the contenders named in `only`, or all, and installs what they need.
 ///
 /// # Errors
 /// There is no contender of a name.
-pub async fn line_up(all: &[Contender], only: &[String], otherwise: impl Fn(&Contender) -> bool) -> Result<Lineup> {
+pub async fn line_up(all: &[Contender], only: &[String]) -> Result<Lineup> {
     for name in only {
         let names: Vec<&str> = all.iter().map(|contender| contender.name).collect();
         ensure!(names.contains(&name.as_str()), "there is no contender {name}, but {}", names.join(", "));
     }
     let mut lineup = Lineup { contenders: Vec::new(), missing: BTreeMap::new() };
     let mut installed: BTreeMap<Runtime, Option<String>> = BTreeMap::new();
-    for contender in all {
-        let named = only.iter().any(|name| name == contender.name);
-        if !(named || only.is_empty() && otherwise(contender)) {
-            continue;
-        }
+    let chosen = |contender: &&Contender| only.is_empty() || only.iter().any(|name| name == contender.name);
+    for contender in all.iter().filter(chosen) {
         let reason = match contender.runs {
             Runs::Peer(runtime, _) => match installed.get(&runtime) {
                 Some(reason) => reason.clone(),

@@ -32,10 +32,6 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Also tallyd with bodies that are arrays of 100 events.
-    #[arg(long)]
-    arrays: bool,
-
     /// Also one run of tallyd with so many events, for its peak memory.
     #[arg(long, value_name = "EVENTS")]
     backlog: Option<u64>,

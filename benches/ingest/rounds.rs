@@ -12,7 +12,7 @@ use crate::common::machine::{Machine, cores};
 use crate::common::model::Model;
 use crate::common::report::{Results, median, number, print_figures, print_table};
 use crate::common::world::Setup;
-use crate::contenders::{ALL, TALLYD, TALLYD_ARRAYS};
+use crate::contenders::{ALL, TALLYD};
 use crate::drain::{self, Drained, Load};
 use crate::figures;
 
@@ -26,8 +26,7 @@ pub struct Standing {
 
 pub async fn run(arguments: &Arguments) -> Result<()> {
     let machine = Machine::look().await?;
-    let otherwise = |contender: &Contender| contender.name != TALLYD_ARRAYS || arguments.arrays;
-    let lineup = line_up(&ALL, &arguments.only, otherwise).await?;
+    let lineup = line_up(&ALL, &arguments.only).await?;
     let contenders = &lineup.contenders;
     let model = Model::of(crate::events(arguments.events, arguments.hot));
     let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };

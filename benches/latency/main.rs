@@ -64,7 +64,7 @@ struct Standing {
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let machine = Machine::look().await?;
-    let lineup = line_up(&CONTENDERS, &arguments.only, |_| true).await?;
+    let lineup = line_up(&CONTENDERS, &arguments.only).await?;
     let mut runs: BTreeMap<String, Vec<Measured>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for rate in RATES {
