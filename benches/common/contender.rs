@@ -100,8 +100,8 @@ pub struct Running {
 pub enum Said {
     /// It takes messages from now on.
     Consuming,
-    /// So many events are committed, or for who writes nothing acknowledged.
-    Committed(u64),
+    /// So many events are committed, or for who writes nothing acknowledged; tallyd says how long that took.
+    Committed { events: u64, write_ms: f64 },
 }
 
 /// A line of tallyd's log, as far as it matters here.
@@ -112,6 +112,8 @@ struct Line {
     events: u64,
     #[serde(default)]
     refused: u64,
+    #[serde(default)]
+    write_ms: f64,
 }
 
 impl Running {
@@ -151,7 +153,7 @@ impl Running {
             ensure!(said.refused == 0, "{} refused {} events", self.name, said.refused);
             match said.event.as_str() {
                 "consuming" => return Ok(Said::Consuming),
-                "batch-committed" => return Ok(Said::Committed(said.events)),
+                "batch-committed" => return Ok(Said::Committed { events: said.events, write_ms: said.write_ms }),
                 _ => {}
             }
         }

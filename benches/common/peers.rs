@@ -72,7 +72,7 @@ impl Runtime {
             .env("PREFETCH", config.amqp.prefetch.to_string())
             .env("MYSQL_URL", config.mysql.url.expose())
             .env("BATCH", config.consumer.batch_events_max.to_string())
-            .env("LINGER_MS", config.consumer.linger_ms.to_string());
+            .env("LINGER_MS", world.setup.peer_linger_ms.to_string());
         command
     }
 }

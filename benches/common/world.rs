@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::broker::Broker;
-use tallyd::config::Config;
+use tallyd::config::{Config, Consumer};
 use tallyd::store::Store;
 
 /// How tallyd is set up; peers get the same numbers.
@@ -14,11 +14,14 @@ use tallyd::store::Store;
 pub struct Setup {
     pub partitions: u16,
     pub batch_events_max: usize,
+    /// Of peers alone: teams often choose a longer one.
+    pub peer_linger_ms: u64,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { partitions: 1, batch_events_max: Config::default().consumer.batch_events_max }
+        let Consumer { batch_events_max, linger_ms, .. } = Config::default().consumer;
+        Self { partitions: 1, batch_events_max, peer_linger_ms: linger_ms }
     }
 }
 
@@ -34,6 +37,7 @@ pub struct World {
     pub config: Config,
     pub broker: Broker,
     pub pool: MySqlPool,
+    pub setup: Setup,
     folder: tempfile::TempDir,
     admin_url: String,
 }
@@ -57,7 +61,7 @@ impl World {
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
         let link = broker.connect("bench").await?;
         broker.declare(&link).await?;
-        Ok(Self { name, config, broker, pool, folder, admin_url })
+        Ok(Self { name, config, broker, pool, setup, folder, admin_url })
     }
 
     pub fn config_path(&self) -> PathBuf {
@@ -99,7 +103,7 @@ pub fn stack(name: &str) -> Result<String> {
 }
 
 fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
-    let Setup { partitions, batch_events_max } = setup;
+    let Setup { partitions, batch_events_max, .. } = setup;
     // A message of about 120 bytes must never close a batch before its events do.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(

@@ -38,6 +38,9 @@ pub struct Drained {
     pub others_cores: f64,
     pub peak_rss_mib: f64,
     pub batches: u64,
+    /// Transactions under way, on the average; 0 for who doesn't say. Near the number of partitions the database is what
+    /// a contender waits for.
+    pub writing: f64,
 }
 
 /// Fills the queue of a new world, drains it, and compares what was written with the model.
@@ -84,21 +87,23 @@ async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Pr
     let pid = running.pid()?;
     while running.next().await? != Said::Consuming {}
     let (began, before) = (Instant::now(), servers.used(Some(pid))?);
-    let (mut committed, mut batches) = (0, 0);
+    let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
     while committed < load.events {
-        if let Said::Committed(events) = running.next().await? {
+        if let Said::Committed { events, write_ms } = running.next().await? {
             committed += events;
             batches += 1;
+            writing_ms += write_ms;
         }
     }
     let seconds = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
     let peak_rss_mib = peak_rss_mib(pid)?;
     running.stop().await?;
-    Ok(summary(load.events, seconds, used, peak_rss_mib, batches))
+    let writing = writing_ms / 1e3 / seconds;
+    Ok(Drained { peak_rss_mib, batches, writing, ..summary(load.events, seconds, used) })
 }
 
-fn summary(events: u64, seconds: f64, used: Used, peak_rss_mib: f64, batches: u64) -> Drained {
+fn summary(events: u64, seconds: f64, used: Used) -> Drained {
     let per_event = |us: u64| us as f64 / events as f64;
     let cores = |us: u64| us as f64 / 1e6 / seconds;
     Drained {
@@ -110,7 +115,6 @@ fn summary(events: u64, seconds: f64, used: Used, peak_rss_mib: f64, batches: u6
         rabbitmq_us: per_event(used.rabbitmq),
         cores: cores(used.together()),
         others_cores: cores(used.others()),
-        peak_rss_mib,
-        batches,
+        ..Drained::default()
     }
 }

@@ -32,6 +32,10 @@ struct Arguments {
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
+    /// How long peers wait for a batch to fill [default: as long as tallyd].
+    #[arg(long, value_name = "MS")]
+    peer_linger_ms: Option<u64>,
+
     /// Also one run of tallyd with so many events, for its peak memory.
     #[arg(long, value_name = "EVENTS")]
     backlog: Option<u64>,

@@ -30,12 +30,14 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     let contenders = &lineup.contenders;
     let model = Model::of(crate::events(arguments.events, arguments.hot));
     let load = Load { events: arguments.events, hot: arguments.hot, rows_before: 0, model: &model };
+    let mut setup = Setup::default();
+    setup.peer_linger_ms = arguments.peer_linger_ms.unwrap_or(setup.peer_linger_ms);
     let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
     for round in 0..arguments.rounds {
         for place in 0..contenders.len() {
             // Each round begins with another one: nobody is always the first, or always after the same.
             let Some(contender) = contenders.get((place + round) % contenders.len()) else { continue };
-            let drained = drain::run(contender, Setup::default(), load).await?;
+            let drained = drain::run(contender, setup, load).await?;
             print_run(round, contender, &drained);
             runs.entry(contender.name).or_default().push(drained);
         }
@@ -95,6 +97,7 @@ pub fn medians(runs: &[Drained]) -> Drained {
         others_cores: of(|run| run.others_cores),
         peak_rss_mib: of(|run| run.peak_rss_mib),
         batches: of(|run| run.batches as f64) as u64,
+        writing: of(|run| run.writing),
     }
 }
 
@@ -116,13 +119,23 @@ fn print_standings(contenders: &[Contender], standings: &BTreeMap<&str, Standing
 }
 
 /// The titles of [`cells`].
-pub const CELLS: [&str; 9] =
-    ["events/s", "consumer us", "MySQL us", "RabbitMQ us", "all us", "cores", "peak MiB", "events/batch", "others"];
+pub const CELLS: [&str; 10] = [
+    "events/s",
+    "consumer us",
+    "MySQL us",
+    "RabbitMQ us",
+    "all us",
+    "cores",
+    "peak MiB",
+    "events/batch",
+    "writing",
+    "others",
+];
 
 /// A run as a row of the table.
 pub fn cells(run: &Drained) -> Vec<String> {
     let all = run.consumer_us + run.mysql_us + run.rabbitmq_us;
     let batch = run.events as f64 / run.batches.max(1) as f64;
     let values = [run.events_per_second, run.consumer_us, run.mysql_us, run.rabbitmq_us, all, run.cores];
-    values.into_iter().chain([run.peak_rss_mib, batch, run.others_cores]).map(number).collect()
+    values.into_iter().chain([run.peak_rss_mib, batch, run.writing, run.others_cores]).map(number).collect()
 }

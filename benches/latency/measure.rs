@@ -85,7 +85,7 @@ async fn listen<T>(running: &mut Running, work: impl Future<Output = T>) -> Resu
     loop {
         tokio::select! {
             done = &mut work => return Ok((batches, done)),
-            said = running.next() => if let Said::Committed(_) = said? { batches += 1 },
+            said = running.next() => if let Said::Committed { .. } = said? { batches += 1 },
         }
     }
 }
