@@ -28,11 +28,14 @@ mod dead;
 mod flush;
 mod session;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use care::{Care, Sizes};
+use flush::{Watch, Writer};
 use session::{End, NeedsCare};
 
 use crate::broker::Broker;
@@ -45,6 +48,9 @@ use crate::store::schema::Schema;
 
 /// Seconds that this machine's clock may differ from MySQL's.
 const CLOCKS_APART_MAX_S: i64 = 60;
+
+/// What is on the way has at most the bytes of so many batches.
+const PREFETCH_BATCHES: usize = 4;
 
 /// One partition's consumer.
 pub struct Partition {
@@ -172,7 +178,31 @@ impl Partition {
         Ok(())
     }
 
-    async fn wait(&self, delay: std::time::Duration) {
+    /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
+    fn prefetch(&self) -> u16 {
+        self.sizes.prefetch(self.prefetch, self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES))
+    }
+
+    fn linger(&self) -> Duration {
+        Duration::from_millis(self.limits.linger_ms)
+    }
+
+    fn writer(&self, ends: CancellationToken) -> Writer {
+        Writer {
+            store: self.store.clone(),
+            partition: self.number,
+            owner: self.owner.clone(),
+            queue: self.queue(),
+            metric: self.metric,
+            database_away_max: self.limits.database_away_max.0,
+            ends,
+            epoch: None,
+            reads_first: self.limits.reads_first,
+            watch: Watch::default(),
+        }
+    }
+
+    async fn wait(&self, delay: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(delay)).await;
     }
 }

@@ -22,16 +22,13 @@ use super::Partition;
 use super::batch::{Batch, Origin, Received};
 use super::care::{self, Care};
 use super::dead;
-use super::flush::{Watch, Writer};
+use super::flush::Writer;
 use crate::broker::Link;
 use crate::event::{self, Message};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::store::StoreError;
-
-/// What is on the way has at most the bytes of so many batches.
-const PREFETCH_BATCHES: usize = 4;
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
@@ -397,30 +394,4 @@ async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written
         );
     }
     (writer, open, result)
-}
-
-impl Partition {
-    /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
-    fn prefetch(&self) -> u16 {
-        self.sizes.prefetch(self.prefetch, self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES))
-    }
-
-    fn linger(&self) -> Duration {
-        Duration::from_millis(self.limits.linger_ms)
-    }
-
-    fn writer(&self, ends: CancellationToken) -> Writer {
-        Writer {
-            store: self.store.clone(),
-            partition: self.number,
-            owner: self.owner.clone(),
-            queue: self.queue(),
-            metric: self.metric,
-            database_away_max: self.limits.database_away_max.0,
-            ends,
-            epoch: None,
-            reads_first: self.limits.reads_first,
-            watch: Watch::default(),
-        }
-    }
 }
