@@ -12,8 +12,9 @@
 //! * A: daemon 1 is paused with a batch in hand. B: the broker makes daemon 2 the active consumer, which takes the
 //!   partition (epoch + 1). C: daemon 1 wakes up and writes. Its transaction locks the partition's row first, finds a
 //!   newer epoch and writes nothing; its session ends.
-//! * A: two writers insert the same row. Whoever commits second violates the primary key; its whole transaction
-//!   runs again and finds the row.
+//! * A: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
+//!   the row notes what it finds there. Where old states are read first, a row that neither found is inserted by both:
+//!   the second violates the primary key, and its whole transaction runs again and finds the row.
 //! * A: the stop. B: a transaction under way. It runs to its end, is acknowledged, then what is open is written, then
 //!   the consumer is cancelled and the rest given back, then the partition is released; so "no consumer, empty queue,
 //!   no owner" means that nothing is in flight.

@@ -2,7 +2,8 @@
 //!
 //! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
 //! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
-//! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias, no user variables.
+//! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
+//! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
 pub mod boards;
 pub mod counters;

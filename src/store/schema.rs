@@ -54,7 +54,7 @@ impl Store {
             return Err(MigrateError::Locked);
         }
         let before = applied(connection).await?.len();
-        let mut migrator = Migrator { ..Migrator::with_migrations(MIGRATIONS.iter().cloned().collect()) };
+        let mut migrator = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
         migrator.set_locking(false);
         migrator.run(&mut *connection).await?;
         let after = applied(connection).await?.len();
