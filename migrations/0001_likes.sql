@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS counter (
     slot      SMALLINT UNSIGNED NOT NULL,
     value     BIGINT            NOT NULL,
     update_at DATETIME(6)       NOT NULL COMMENT 'UTC: the newest `at` that was applied',
+    update_span INT UNSIGNED AS (TIMESTAMPDIFF(MINUTE, '1970-01-01', update_at) DIV 5) STORED,
     PRIMARY KEY (kind, target_id, metric, slot),
-    KEY counter_update_at (update_at)
+    KEY counter_update_span (update_span)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

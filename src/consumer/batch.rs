@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::event::LikeEvent;
 use crate::model::Micros;
-use crate::store::likes::{Before, DeadLetter, Difference, Pair, State};
+use crate::store::letters::DeadLetter;
+use crate::store::likes::{Before, Difference, Pair, State};
 
 /// A message as it came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

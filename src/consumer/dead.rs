@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::batch::{Origin, Received};
 use crate::event::{Reason, Refusal};
 use crate::model::Micros;
-use crate::store::likes::DeadLetter;
+use crate::store::letters::DeadLetter;
 
 /// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;

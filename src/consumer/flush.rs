@@ -15,7 +15,7 @@ use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
 use crate::store::likes::{self, Before, Pair, State};
-use crate::store::{Fate, Store, StoreError, jobs};
+use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -135,7 +135,7 @@ impl Writer {
         let released = async {
             let mut lent = self.store.lend().await?;
             lent.limit("release the partition", |connection| {
-                likes::release_partition(connection, self.partition, epoch)
+                partitions::release_partition(connection, self.partition, epoch)
             })
             .await
         };
@@ -221,9 +221,9 @@ impl Writer {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
             return Ok(Found { epoch, coalesced: winners.len() });
         }
-        likes::keep_dead_letters(&mut tx, &batch.refused).await?;
+        letters::keep_dead_letters(&mut tx, &batch.refused).await?;
         if let Some(fence) = batch.fence {
-            likes::pass_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
+            partitions::pass_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
         }
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
@@ -255,13 +255,13 @@ impl Writer {
 
     /// Locks the partition's row, first of all, and checks or takes the ownership.
     async fn own(&self, tx: &mut MySqlConnection) -> Result<(u64, Option<u64>), StoreError> {
-        let ownership = likes::lock_owner(tx, self.partition).await?;
+        let ownership = partitions::lock_owner(tx, self.partition).await?;
         match (self.epoch, ownership) {
             (Some(ours), Some(now)) if now.epoch == ours => Ok((ours, now.watch)),
             (Some(_), _) => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
             (None, now) => {
                 let epoch = now.map_or(0, |now| now.epoch) + 1;
-                likes::take_partition(tx, self.partition, epoch, &self.owner).await?;
+                partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
                 Ok((epoch, now.and_then(|now| now.watch)))
             }
         }
@@ -277,14 +277,14 @@ impl Writer {
         old: &std::collections::HashMap<Pair, State>,
     ) -> Result<(), StoreError> {
         if self.watch.number != Some(number) {
-            let targets = likes::watched_targets(tx, number).await?.into_iter().collect();
+            let targets = partitions::watched_targets(tx, number).await?.into_iter().collect();
             self.watch = Watch { number: Some(number), targets };
         }
         let seen: Vec<LikeEvent> =
             events.iter().filter(|event| self.watch.targets.contains(&event.target)).copied().collect();
         let pairs: HashSet<Pair> = seen.iter().map(|event| (event.target, event.user)).collect();
         let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
-        likes::log_watched(tx, number, &seen, &former).await
+        partitions::log_watched(tx, number, &seen, &former).await
     }
 }
 

@@ -42,7 +42,7 @@ use crate::cache::keys::KindNames;
 use crate::config::{Config, Kinds, Reconcile as Limits};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::store::Store;
-use crate::store::counters::ChangedAfter;
+use crate::store::changed::ChangedBefore;
 use crate::store::jobs::number_of;
 
 use cut::Fences;
@@ -179,14 +179,14 @@ impl Run<'_> {
         self.fence().await?;
         let from = self.on.store.last_cut(JOB).await?.unwrap_or(Micros(0));
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
-        let mut after = ChangedAfter { update_at: start, target: Target { kind: Kind(0), id: TargetId(0) } };
+        let mut before = ChangedBefore::NEWEST;
         let limit = self.on.limits.page_targets;
         loop {
-            let rows = self.on.store.changed_targets(self.on.metric, after, until, limit).await?;
+            let rows = self.on.store.changed_targets(self.on.metric, start, before, limit).await?;
             let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).collect();
             self.compare_pages(&targets.into_iter().collect::<Vec<_>>()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == limit && !self.stop.is_cancelled()) else { break };
-            after = *last;
+            before = *last;
         }
         // What was left must be looked at again, by the next run of this kind.
         self.report.cut = Some(if self.report.left == 0 { until.0 } else { from.0 });

@@ -6,7 +6,7 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
-use super::{Lent, Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
+use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
@@ -30,55 +30,7 @@ pub struct WatchedEvent {
     pub is_former: bool,
 }
 
-/// Where the next page begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangedAfter {
-    /// The last row's `update_at`.
-    pub update_at: Micros,
-    /// The last row's target.
-    pub target: Target,
-}
-
 impl Store {
-    /// The next page of counter rows that changed up to `until`, oldest first: a target with several slots may come
-    /// twice. Fewer than `limit` rows mean the end.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn changed_targets(
-        &self,
-        metric: Metric,
-        after: ChangedAfter,
-        until: Micros,
-        limit: usize,
-    ) -> Result<Vec<ChangedAfter>> {
-        const ACTION: &str = "list changed targets";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let rows = sqlx::query(
-                "SELECT update_at, kind, target_id FROM counter \
-                 WHERE update_at >= ? AND update_at <= ? AND metric = ? \
-                   AND (update_at > ? OR kind > ? OR (kind = ? AND target_id > ?)) \
-                 ORDER BY update_at, kind, target_id LIMIT ?",
-            )
-            .bind(datetime(after.update_at))
-            .bind(datetime(until))
-            .bind(metric.0)
-            .bind(datetime(after.update_at))
-            .bind(after.target.kind.0)
-            .bind(after.target.kind.0)
-            .bind(after.target.id.0)
-            .bind(limit as u64)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-            let read =
-                |row: &MySqlRow| Ok(ChangedAfter { update_at: micros(row.try_get(0)?), target: target(row, 1)? });
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
-        })
-        .await
-    }
-
     /// The next page of targets of `kind` that have like records or a counter, in order of id, after `after`.
     ///
     /// # Errors
@@ -384,7 +336,7 @@ async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Ve
     rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }
 
-fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {
+pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
+use super::text::{PACKET_ROWS, Text};
 use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
-use crate::event::LikeEvent;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
@@ -46,100 +46,6 @@ pub struct Difference {
     pub delta: i64,
     /// The newest `at` that was applied.
     pub at: Micros,
-}
-
-/// What can never be applied, as it is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeadLetter {
-    /// The message's body.
-    pub body: Vec<u8>,
-    /// Its headers as JSON.
-    pub headers: String,
-    /// The reason's code.
-    pub reason: &'static str,
-    /// The reason as a sentence.
-    pub error: String,
-    /// Where it came from.
-    pub queue: String,
-    /// When it was refused.
-    pub first_seen: Micros,
-}
-
-/// What the owner's row says to the batch that has locked it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ownership {
-    /// Grows with each takeover.
-    pub epoch: u64,
-    /// The watch that a reconcile keeps on some targets now.
-    pub watch: Option<u64>,
-}
-
-/// Locks the partition's row until the transaction ends. None where nobody ever held the partition.
-///
-/// # Errors
-/// MySQL's.
-pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
-    let row = sqlx::query(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL) FROM partition_owner WHERE `partition` = ? FOR UPDATE",
-    )
-    .bind(partition)
-    .fetch_optional(connection)
-    .await
-    .tried("lock the partition's row")?;
-    row.map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)? }))
-        .transpose()
-        .tried("read the partition's row")
-}
-
-/// Makes `owner` the partition's holder, and every earlier holder's epoch void.
-///
-/// # Errors
-/// MySQL's.
-pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
-    sqlx::query(
-        "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
-         ON DUPLICATE KEY UPDATE epoch = VALUES(epoch), owner = VALUES(owner), taken_at = VALUES(taken_at)",
-    )
-    .bind(partition)
-    .bind(epoch)
-    .bind(owner)
-    .execute(connection)
-    .await
-    .tried("take the partition")?;
-    Ok(())
-}
-
-/// Notes that the holder of `epoch` has written and given back all it had.
-///
-/// # Errors
-/// MySQL's.
-pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
-    sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
-        .bind(partition)
-        .bind(epoch)
-        .execute(connection)
-        .await
-        .tried("release the partition")?;
-    Ok(())
-}
-
-/// Notes that every event before the fence is committed with this transaction. A fence that no running job sent is
-/// ignored: whoever can publish could forge one.
-///
-/// # Errors
-/// MySQL's.
-pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64, run: u64) -> Result<()> {
-    sqlx::query(
-        "UPDATE partition_owner SET fence = GREATEST(fence, ?) \
-         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)",
-    )
-    .bind(fence)
-    .bind(partition)
-    .bind(run)
-    .execute(connection)
-    .await
-    .tried("pass the fence")?;
-    Ok(())
 }
 
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
@@ -207,6 +113,9 @@ macro_rules! newer {
     };
 }
 
+/// Rows in one statement that notes: each note copies those before it.
+const NOTED_ROWS: usize = 500;
+
 /// Notes each row that exists in `@former`, as `kind:target:user:was_del` where it is written and with 2 where it stays;
 /// then lets the newer one win. Left to right: the version is assigned last.
 const UPSERT: &str = concat!(
@@ -225,28 +134,34 @@ const UPSERT: &str = concat!(
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut before = Vec::with_capacity(rows.len());
-    sqlx::query("SET @former = '0 '").execute(&mut *connection).await.tried(ACTION)?;
-    for (number, piece) in (0_u64..).zip(in_shapes(rows)) {
-        write_states(connection, piece, UPSERT).await?;
-        // Each piece's notes begin with its number: were the new one assigned before the old one is read, we would see.
-        let former: Vec<u8> = sqlx::query("SELECT @former, @former := CONCAT(?, ' ')")
-            .bind(number + 1)
-            .fetch_one(&mut *connection)
-            .await
-            .and_then(|row| row.try_get_unchecked(0))
-            .tried(ACTION)?;
-        let Some(met) = read_former(&former, number, piece) else { return Ok(None) };
-        before.extend(met);
+    for packet in rows.chunks(PACKET_ROWS) {
+        let mut text = Text::default();
+        for piece in packet.chunks(NOTED_ROWS) {
+            text.push(
+                "SET @former = ''; INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ",
+            );
+            for ((target, user), state) in piece {
+                let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
+                text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
+            }
+            text.push(UPSERT);
+            text.push("; SELECT @former; ");
+        }
+        let answers = text.fetch_all(connection).await.tried(ACTION)?;
+        let mut answers = answers.iter();
+        for piece in packet.chunks(NOTED_ROWS) {
+            let Some(answer) = answers.next() else { return Ok(None) };
+            let former: Option<Vec<u8>> = answer.try_get_unchecked(0).tried(ACTION)?;
+            let Some(met) = former.and_then(|former| read_former(&former, piece)) else { return Ok(None) };
+            before.extend(met);
+        }
     }
     Ok(Some(before))
 }
 
 /// Reads the notes that [`UPSERT`] left of `piece`. None where they aren't such notes.
-fn read_former(former: &[u8], number: u64, piece: &[(Pair, State)]) -> Option<Vec<Before>> {
+fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
     let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
-    if notes.next()?.parse() != Ok(number) {
-        return None;
-    }
     let mut next = notes.next();
     let mut before = Vec::with_capacity(piece.len());
     for ((target, user), _) in piece {
@@ -303,99 +218,18 @@ pub async fn add_differences(
     slot: u16,
     differences: &[Difference],
 ) -> Result<()> {
-    for piece in in_shapes(differences) {
-        // Left to right: the version is last, so that what stands before it could still compare with the old one.
-        let sql = format!(
-            "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
-             ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
-            placeholders(piece.len(), 6)
-        );
-        let mut query = sqlx::query(AssertSqlSafe(sql));
+    for piece in differences.chunks(PACKET_ROWS) {
+        let mut text = Text::default();
+        text.push("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
         for Difference { target, delta, at } in piece {
-            query =
-                query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(slot).bind(*delta).bind(datetime(*at));
+            let id = target.id.0.cast_signed();
+            text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
         }
-        query.execute(&mut *connection).await.tried("add to counters")?;
-    }
-    Ok(())
-}
-
-/// Bytes of dead letters that one statement holds at most, beside its last one: far below any `max_allowed_packet`.
-const LETTERS_BYTES_MAX: usize = 1 << 20;
-
-/// Keeps dead letters. A redelivered one is kept once; one that was replayed and refused again is open again.
-///
-/// # Errors
-/// MySQL's.
-pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
-    for piece in in_shapes(letters) {
-        let mut bytes = 0;
-        let parts = piece.chunk_by(|letter, _| {
-            bytes += letter.body.len() + letter.headers.len();
-            let fits = bytes < LETTERS_BYTES_MAX;
-            bytes = if fits { bytes } else { 0 };
-            fits
-        });
-        for part in parts {
-            let sql = format!(
-                "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES {} \
-                 ON DUPLICATE KEY UPDATE replayed_at = NULL",
-                placeholders(part.len(), 6)
-            );
-            // Parts of large letters have any length: their statements are not worth remembering.
-            let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
-            for letter in part {
-                query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
-                query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
-            }
-            query.execute(&mut *connection).await.tried("keep dead letters")?;
-        }
-    }
-    Ok(())
-}
-
-/// The targets of that watch.
-///
-/// # Errors
-/// MySQL's.
-pub async fn watched_targets(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<Target>> {
-    const ACTION: &str = "read the watched targets";
-    let rows = sqlx::query("SELECT kind, target_id FROM watched_target WHERE watch = ?")
-        .bind(watch)
-        .fetch_all(connection)
-        .await
-        .tried(ACTION)?;
-    rows.iter()
-        .map(|row| Ok(Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) }))
-        .collect::<std::result::Result<_, sqlx::Error>>()
-        .tried(ACTION)
-}
-
-/// Logs events of watched targets, and the states that their rows had before.
-///
-/// # Errors
-/// MySQL's.
-pub async fn log_watched(
-    connection: &mut MySqlConnection,
-    watch: u64,
-    events: &[LikeEvent],
-    former: &[(Pair, State)],
-) -> Result<()> {
-    let seen =
-        events.iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }, false));
-    let rows: Vec<_> = seen.chain(former.iter().map(|(pair, state)| (*pair, *state, true))).collect();
-    for piece in in_shapes(&rows) {
-        let sql = format!(
-            "INSERT INTO watched_event (watch, kind, target_id, user_id, update_at, is_del, is_former) VALUES {} \
-             ON DUPLICATE KEY UPDATE watch = VALUES(watch)",
-            placeholders(piece.len(), 7)
+        // Left to right: the version is last, so that what stands before it could still compare with the old one.
+        text.push(
+            "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );
-        let mut query = sqlx::query(AssertSqlSafe(sql));
-        for ((target, user), state, is_former) in piece {
-            query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(user.0);
-            query = query.bind(datetime(state.at)).bind(!state.liked).bind(*is_former);
-        }
-        query.execute(&mut *connection).await.tried("log watched events")?;
+        text.fetch_all(connection).await.tried("add to counters")?;
     }
     Ok(())
 }
@@ -412,15 +246,15 @@ mod tests {
     fn notes_are_matched_to_their_rows_in_order() {
         let rows = [row(1, 7), row(2, 7), row(2, 8), row(3, 7)];
         let met = [Before::Absent, Before::Older(true), Before::NotOlder, Before::Older(false)];
-        assert_eq!(read_former(b"3 1:2:7:0 1:2:8:2 1:3:7:1 ", 3, &rows).as_deref(), Some(met.as_slice()));
-        assert_eq!(read_former(b"3 ", 3, &rows).as_deref(), Some([Before::Absent; 4].as_slice()));
+        assert_eq!(read_former(b"1:2:7:0 1:2:8:2 1:3:7:1 ", &rows).as_deref(), Some(met.as_slice()));
+        assert_eq!(read_former(b"", &rows).as_deref(), Some([Before::Absent; 4].as_slice()));
     }
 
     #[test]
     fn notes_that_do_not_fit_are_refused() {
         let rows = [row(1, 7), row(2, 7)];
-        for notes in ["", "4 ", "3 1:9:9:0 ", "3 1:2:7:0 1:1:7:0 ", "3 nonsense ", "3 1:2:7 ", "3 1:1:7:0:0 "] {
-            assert_eq!(read_former(notes.as_bytes(), 3, &rows), None, "{notes}");
+        for notes in ["1:9:9:0 ", "1:2:7:0 1:1:7:0 ", "nonsense ", "1:2:7 ", "1:1:7:0:0 "] {
+            assert_eq!(read_former(notes.as_bytes(), &rows), None, "{notes}");
         }
     }
 }

@@ -6,10 +6,14 @@
 //! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
 pub mod boards;
+pub mod changed;
 pub mod counters;
 pub mod jobs;
+pub mod letters;
 pub mod likes;
+pub mod partitions;
 pub mod schema;
+mod text;
 
 use std::future::Future;
 use std::str::FromStr;

@@ -1,0 +1,81 @@
+//! Which targets changed lately.
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::counters::target;
+use super::{Result, Store, Tried, datetime};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
+
+/// Where the last page ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedBefore {
+    /// The last row's `update_span`.
+    pub span: Span,
+    /// The last row's target.
+    pub target: Target,
+}
+
+impl ChangedBefore {
+    /// Before the first page.
+    pub const NEWEST: Self =
+        Self { span: Span(u32::MAX as u64), target: Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) } };
+}
+
+/// Five minutes, numbered since the epoch: the column `update_span`, in which the index of what changed lately is kept.
+/// An index on `update_at` itself would move an entry with every change of a counter, and tell no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub u64);
+
+impl Span {
+    const MICROS: u64 = 5 * 60 * 1_000_000;
+
+    /// The span of that instant, as the column's expression has it; the first one for what is before the epoch.
+    pub fn of(at: Micros) -> Self {
+        Self(u64::try_from(at.0).unwrap_or(0) / Self::MICROS)
+    }
+}
+
+impl Store {
+    /// The next page of counter rows that changed since `since`, newest first: a target with several slots may come
+    /// twice. Fewer than `limit` rows mean the end.
+    ///
+    /// Newest first, because a row that changes meanwhile moves to where the pages came from: the list ends however much
+    /// changes, and begins with what changes all the time.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn changed_targets(
+        &self,
+        metric: Metric,
+        since: Micros,
+        before: ChangedBefore,
+        limit: usize,
+    ) -> Result<Vec<ChangedBefore>> {
+        const ACTION: &str = "list changed targets";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT CAST(update_span AS UNSIGNED), kind, target_id FROM counter \
+                 WHERE update_span >= ? AND update_span <= ? AND update_at >= ? AND metric = ? \
+                   AND (update_span < ? OR kind < ? OR (kind = ? AND target_id < ?)) \
+                 ORDER BY update_span DESC, kind DESC, target_id DESC LIMIT ?",
+            )
+            .bind(Span::of(since).0)
+            .bind(before.span.0)
+            .bind(datetime(since))
+            .bind(metric.0)
+            .bind(before.span.0)
+            .bind(before.target.kind.0)
+            .bind(before.target.kind.0)
+            .bind(before.target.id.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| Ok(ChangedBefore { span: Span(row.try_get(0)?), target: target(row, 1)? });
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+}

@@ -1,0 +1,134 @@
+//! Who writes a partition, how far it has come, and what a reconcile wants to see of it.
+//!
+//! Each batch locks its partition's row first of all: a daemon that was paused and wakes up after a takeover finds another
+//! epoch there and writes nothing.
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::likes::{Pair, State};
+use super::{Result, Tried, datetime, in_shapes, placeholders};
+use crate::event::LikeEvent;
+use crate::model::{Kind, Target, TargetId};
+
+/// What the owner's row says to the batch that has locked it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// Grows with each takeover.
+    pub epoch: u64,
+    /// The watch that a reconcile keeps on some targets now.
+    pub watch: Option<u64>,
+}
+
+/// Locks the partition's row until the transaction ends. None where nobody ever held the partition.
+///
+/// # Errors
+/// MySQL's.
+pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
+    let row = sqlx::query(
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL) FROM partition_owner WHERE `partition` = ? FOR UPDATE",
+    )
+    .bind(partition)
+    .fetch_optional(connection)
+    .await
+    .tried("lock the partition's row")?;
+    row.map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)? }))
+        .transpose()
+        .tried("read the partition's row")
+}
+
+/// Makes `owner` the partition's holder, and every earlier holder's epoch void.
+///
+/// # Errors
+/// MySQL's.
+pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
+         ON DUPLICATE KEY UPDATE epoch = VALUES(epoch), owner = VALUES(owner), taken_at = VALUES(taken_at)",
+    )
+    .bind(partition)
+    .bind(epoch)
+    .bind(owner)
+    .execute(connection)
+    .await
+    .tried("take the partition")?;
+    Ok(())
+}
+
+/// Notes that the holder of `epoch` has written and given back all it had.
+///
+/// # Errors
+/// MySQL's.
+pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
+    sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
+        .bind(partition)
+        .bind(epoch)
+        .execute(connection)
+        .await
+        .tried("release the partition")?;
+    Ok(())
+}
+
+/// Notes that every event before the fence is committed with this transaction. A fence that no running job sent is
+/// ignored: whoever can publish could forge one.
+///
+/// # Errors
+/// MySQL's.
+pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64, run: u64) -> Result<()> {
+    sqlx::query(
+        "UPDATE partition_owner SET fence = GREATEST(fence, ?) \
+         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)",
+    )
+    .bind(fence)
+    .bind(partition)
+    .bind(run)
+    .execute(connection)
+    .await
+    .tried("pass the fence")?;
+    Ok(())
+}
+
+/// The targets of that watch.
+///
+/// # Errors
+/// MySQL's.
+pub async fn watched_targets(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<Target>> {
+    const ACTION: &str = "read the watched targets";
+    let rows = sqlx::query("SELECT kind, target_id FROM watched_target WHERE watch = ?")
+        .bind(watch)
+        .fetch_all(connection)
+        .await
+        .tried(ACTION)?;
+    rows.iter()
+        .map(|row| Ok(Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) }))
+        .collect::<std::result::Result<_, sqlx::Error>>()
+        .tried(ACTION)
+}
+
+/// Logs events of watched targets, and the states that their rows had before.
+///
+/// # Errors
+/// MySQL's.
+pub async fn log_watched(
+    connection: &mut MySqlConnection,
+    watch: u64,
+    events: &[LikeEvent],
+    former: &[(Pair, State)],
+) -> Result<()> {
+    let seen =
+        events.iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }, false));
+    let rows: Vec<_> = seen.chain(former.iter().map(|(pair, state)| (*pair, *state, true))).collect();
+    for piece in in_shapes(&rows) {
+        let sql = format!(
+            "INSERT INTO watched_event (watch, kind, target_id, user_id, update_at, is_del, is_former) VALUES {} \
+             ON DUPLICATE KEY UPDATE watch = VALUES(watch)",
+            placeholders(piece.len(), 7)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for ((target, user), state, is_former) in piece {
+            query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(user.0);
+            query = query.bind(datetime(state.at)).bind(!state.liked).bind(*is_former);
+        }
+        query.execute(&mut *connection).await.tried("log watched events")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Statements as text. What a batch writes is made of integers and times alone, so that nothing needs quoting, and as text
+//! any number of rows is one statement and several statements are one packet: a small batch costs as many round trips as
+//! a large one, and the server prepares nothing. For large batches prepared statements are as fast (`dev/bench write`).
+
+use std::fmt::Write;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection};
+
+use super::datetime;
+use crate::model::Micros;
+
+/// Rows in one packet. A row has at most some hundred bytes: half a megabyte, far below any `max_allowed_packet`.
+pub(super) const PACKET_ROWS: usize = 5_000;
+
+/// One packet that fills.
+#[derive(Default)]
+pub(super) struct Text {
+    sql: String,
+    /// The second of the last time, and how it is written: rows of a batch share few of them.
+    second: Option<i64>,
+    written: String,
+}
+
+impl Text {
+    /// Adds a part of a statement, which ends the rows before it.
+    pub(super) fn push(&mut self, sql: &str) {
+        if self.sql.ends_with(',') {
+            self.sql.pop();
+            self.sql.push(' ');
+        }
+        self.sql.push_str(sql);
+    }
+
+    /// Adds a row: its numbers, and a time in the last column.
+    pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
+        self.sql.push('(');
+        for number in numbers {
+            // A String can't fail.
+            let _ = write!(self.sql, "{number},");
+        }
+        let second = at.0.div_euclid(1_000_000);
+        if self.second.replace(second) != Some(second) {
+            self.written = datetime(Micros(second * 1_000_000)).format("%Y-%m-%d %H:%M:%S").to_string();
+        }
+        let _ = write!(self.sql, "'{}.{:06}'),", self.written, at.0.rem_euclid(1_000_000));
+    }
+
+    /// Runs the statements until one fails, and gives the rows of all of them.
+    pub(super) async fn fetch_all(self, connection: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        sqlx::raw_sql(AssertSqlSafe(self.sql)).fetch_all(connection).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_written_as_the_server_reads_them() {
+        let mut text = Text::default();
+        text.push("INSERT INTO t VALUES ");
+        text.row([1, -2], Micros(1_764_000_000_000_007));
+        text.row([3, i64::MAX], Micros(1_764_000_000_999_999));
+        text.row([5, i64::MIN], Micros(1));
+        text.push("ON DUPLICATE KEY UPDATE a = 1");
+        assert_eq!(
+            text.sql,
+            "INSERT INTO t VALUES (1,-2,'2025-11-24 16:00:00.000007'),\
+             (3,9223372036854775807,'2025-11-24 16:00:00.999999'),\
+             (5,-9223372036854775808,'1970-01-01 00:00:00.000001') ON DUPLICATE KEY UPDATE a = 1"
+        );
+    }
+}
