@@ -33,6 +33,10 @@ use crate::store::StoreError;
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
 
+/// How long messages gather before the loop looks at them again. Looking at each as it comes costs more than all that is
+/// done with it: the runtime's thread falls asleep and is woken for every few of them.
+const GATHER: Duration = Duration::from_millis(1);
+
 /// How often the loop wakes up with nothing to do, to say that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -151,20 +155,26 @@ impl Session<'_> {
     async fn consume(&mut self) -> Result<End> {
         let mut tick = tokio::time::interval(TICK);
         let stop = self.partition.stop.clone();
+        // Until then messages gather.
+        let mut gather: Option<Instant> = None;
         loop {
             self.partition.beat.beat();
             if self.is_due() {
                 self.start_writing("size")?;
             }
-            let full = self.is_full();
+            let looks = gather.is_none() && !self.is_full();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(End::Stop),
                 written = join(&mut self.writing) => self.acknowledge(written?).await?,
-                delivery = self.deliveries.next(), if !full => if let Some(care) = self.receive(delivery)? {
-                    return Ok(End::Again(care));
-                },
-                () = lingered(self.open.since, self.partition.linger()), if self.writing.is_none() => self.start_writing("linger")?,
+                delivery = self.deliveries.next(), if looks => {
+                    if let Some(care) = self.receive(delivery)? {
+                        return Ok(End::Again(care));
+                    }
+                    gather = Some(Instant::now() + GATHER);
+                }
+                () = until(gather) => gather = None,
+                () = until(self.open.since.map(|since| since + self.partition.linger())), if self.writing.is_none() => self.start_writing("linger")?,
                 _ = tick.tick() => if self.began.elapsed() > PROBATION {
                     self.outage.over();
                 },
@@ -365,10 +375,10 @@ async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     written.context("the writer panicked")
 }
 
-/// Waits until a batch has been open for `linger`; for ever when there is none.
-async fn lingered(since: Option<Instant>, linger: Duration) {
-    match since {
-        Some(since) => tokio::time::sleep_until(since + linger).await,
+/// Waits until then; for ever when there is no such time.
+async fn until(then: Option<Instant>) {
+    match then {
+        Some(then) => tokio::time::sleep_until(then).await,
         None => std::future::pending().await,
     }
 }
