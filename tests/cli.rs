@@ -194,7 +194,7 @@ fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
         ("[log]\nlevel = \"info\"\n\n[amqp]\nprefech = 5\n", "config.toml:5:1: unknown field `prefech`"),
         ("[amqp]\nurl = \"amqp://tallyd@127.0.0.1/\"\n", "the vhost with the empty name"),
         ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "names no user"),
-        ("[amqp]\nprefetch = 9999\n", "at least 10000"),
+        ("[amqp]\nprefetch = 19999\n", "at least 20000"),
         ("[amqp]\nqueue_type = \"fast\"\n", "unknown variant `fast`"),
         ("[mysql]\npassword_file = \"tallyd.mysql-password\"\n", "LoadCredential=tallyd.mysql-password"),
         ("[mysql]\npassword_file = \"/nonexistent/password\"\n", "/nonexistent/password"),

@@ -175,7 +175,7 @@ mod tests {
             ("[amqp]\nurl = \"http://u@h/%2f\"", "allowed is amqp:// or amqps://"),
             ("[mysql]\nurl = \"mysql://u@h\"", "names no database"),
             ("[redis]\nurl = \"redis://tally#s3@h/0\"", "write those of a password as %23"),
-            ("[amqp]\nprefetch = 9999", "at least 10000"),
+            ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),

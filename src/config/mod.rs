@@ -136,7 +136,7 @@ impl Default for Amqp {
             partitions: 1,
             queue_type: QueueType::Quorum,
             declare: true,
-            prefetch: 10_000,
+            prefetch: 20_000,
             heartbeat_s: 15,
             timeout_ms: 10_000,
         }
@@ -240,7 +240,7 @@ pub struct Consumer {
 impl Default for Consumer {
     fn default() -> Self {
         Self {
-            batch_events_max: 5_000,
+            batch_events_max: 10_000,
             batch_bytes_max: 8 << 20,
             linger_ms: 5,
             reads_first: false,
