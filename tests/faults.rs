@@ -198,3 +198,33 @@ async fn consuming_goes_on_under_the_brokers_memory_alarm() {
     world.assert_equals(&model).await;
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("ack_timeout", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(19);
+    // Read by a channel when it opens; as RabbitMQ has them from the start.
+    let patience = |timeout_ms: u32, tick_ms: u32| {
+        let set = format!(
+            "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
+             application:set_env(rabbit, channel_tick_interval, {tick_ms})."
+        );
+        servers::rabbitmqctl(&["eval", &set]);
+    };
+    patience(1_000, 500);
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (first, rest) = bodies.split_at(100);
+    world.publish(&publisher, first).await;
+    daemon.logged("delivery acknowledgement on channel").await;
+    patience(1_800_000, 60_000);
+    servers::start("mysql");
+    world.publish(&publisher, rest).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
