@@ -1,0 +1,166 @@
+//! how fast one connection writes batches, by the way in which it learns what each row was before
+
+#[path = "../common/mod.rs"]
+mod common;
+mod ways;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
+use sqlx::{Connection, MySqlConnection};
+use tallyd::event::LikeEvent;
+use tokio::time::Instant;
+
+use common::cpu::Processes;
+use common::machine::Machine;
+use common::model::Model;
+use common::preload::rest;
+use common::report::{Results, median, number, print_figures, print_table};
+use common::workload::{USERS, Workload};
+use common::world::{Setup, World, stack};
+use ways::Way;
+
+/// Writes the same events in every way, in batches of each size, and checks every row and counter after each run. Without
+/// a broker: what is measured is MySQL.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Events that each run writes; of the smallest batches a tenth of it.
+    #[arg(long, default_value_t = 200_000)]
+    events: usize,
+
+    /// How often each way runs; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Events in a batch, with commas.
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 1_000, 10_000])]
+    batches: Vec<usize>,
+
+    /// Only these ways, with commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Way>,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Serialize)]
+struct Written {
+    events_per_second: f64,
+    /// CPU time per event of the server, and of the client with the work that makes rows of events.
+    mysql_us: f64,
+    client_us: f64,
+}
+
+/// A way's runs with batches of one size.
+#[derive(Serialize)]
+struct Standing {
+    exact: bool,
+    median: Written,
+    runs: Vec<Written>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = Machine::look().await?;
+    let ways = if arguments.only.is_empty() { Way::value_variants() } else { &arguments.only };
+    let mut runs: BTreeMap<(usize, Way), Vec<Written>> = BTreeMap::new();
+    for round in 0..arguments.rounds {
+        for &batch in &arguments.batches {
+            let events: Vec<LikeEvent> = Workload::new(1).take(events_of(arguments.events, batch)).collect();
+            for &way in ways {
+                let written = run(way, &events, batch).await.with_context(|| format!("{way:?} by {batch}"))?;
+                println!("round {}: {way:?} by {batch}: {} events/s", round + 1, number(written.events_per_second));
+                runs.entry((batch, way)).or_default().push(written);
+            }
+        }
+    }
+    let standings: BTreeMap<(usize, Way), Standing> = runs
+        .into_iter()
+        .map(|(key, runs)| (key, Standing { exact: key.1.keeps_counters(), median: medians(&runs), runs }))
+        .collect();
+    let rows: Vec<Vec<String>> = standings
+        .iter()
+        .map(|((batch, way), Standing { exact, median, .. })| {
+            let cells = [median.events_per_second, median.mysql_us, median.client_us].map(number);
+            let kept = if *exact { "rows, counters" } else { "rows" };
+            [vec![name(*way), batch.to_string(), kept.to_owned()], cells.to_vec()].concat()
+        })
+        .collect();
+    println!("\nMedians. Microseconds are CPU time per event.");
+    print_table(&["way", "events/batch", "writes", "events/s", "MySQL us", "client us"], &rows);
+    let figures = figures(&standings);
+    print_figures(&figures, &[]);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let results = standings.into_iter().map(|((batch, way), standing)| (format!("{}_{batch}", name(way)), standing));
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: results.collect::<BTreeMap<_, _>>() }
+        .write("write")
+}
+
+/// Small batches are slow: so that their runs don't take for ever.
+fn events_of(events: usize, batch: usize) -> usize {
+    if batch < 1_000 { events / 10 } else { events }
+}
+
+async fn run(way: Way, events: &[LikeEvent], batch: usize) -> Result<Written> {
+    let world = World::new(&format!("write-{}-{batch}", name(way)), Setup::default()).await?;
+    let written = run_in(&world, way, events, batch).await;
+    world.close().await?;
+    written
+}
+
+async fn run_in(world: &World, way: Way, events: &[LikeEvent], batch: usize) -> Result<Written> {
+    let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
+    let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
+    way.prepare(&mut connection).await?;
+    rest(servers).await?;
+    let (began, before) = (Instant::now(), servers.used(None)?);
+    for batch in events.chunks(batch) {
+        way.write(&mut connection, batch).await?;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let used = servers.used(None)?.since(before);
+    connection.close().await?;
+    let model = Model::of(events.iter().copied());
+    model.assert_rows(&world.pool, USERS).await?;
+    if way.keeps_counters() {
+        model.assert_counters(&world.pool).await?;
+    }
+    let per_event = |us: u64| us as f64 / events.len() as f64;
+    Ok(Written {
+        events_per_second: events.len() as f64 / seconds,
+        mysql_us: per_event(used.mysql),
+        client_us: per_event(used.bench),
+    })
+}
+
+fn medians(runs: &[Written]) -> Written {
+    let of = |number: fn(&Written) -> f64| median(runs.iter().map(number));
+    Written {
+        events_per_second: of(|run| run.events_per_second),
+        mysql_us: of(|run| run.mysql_us),
+        client_us: of(|run| run.client_us),
+    }
+}
+
+/// tallyd's way against each other one, by the batch's size.
+fn figures(standings: &BTreeMap<(usize, Way), Standing>) -> BTreeMap<String, f64> {
+    let ours = |batch| standings.get(&(batch, Way::Noted)).map(|standing| standing.median.events_per_second);
+    let others = standings.iter().filter(|((_, way), _)| *way != Way::Noted);
+    others
+        .filter_map(|((batch, way), standing)| {
+            let ratio = ours(*batch)? / standing.median.events_per_second;
+            Some((format!("noted_to_{}_{batch}", name(*way)), ratio))
+        })
+        .collect()
+}
+
+fn name(way: Way) -> String {
+    way.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}

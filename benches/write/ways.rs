@@ -1,0 +1,162 @@
+//! The ways to write a batch: rows first, then the counters' differences, in one transaction.
+//!
+//! All are exact with one writer per (target, user). With two of them only those are in which the row's lock is held before
+//! its old state is known: `noted`, `column`, and `read` for its plain INSERT, which fails where another was first.
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::Serialize;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd::consumer::batch::{before, coalesce, differences};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
+use tallyd::store::likes::{self, Before, Pair, State};
+
+/// How the old states are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+pub enum Way {
+    /// Not at all: an upsert, and no counters. What peers do.
+    Plain,
+    /// Noted in a user variable by the upsert: tallyd's first choice.
+    Noted,
+    /// Read with a lock, then inserted or updated: tallyd's second choice.
+    Read,
+    /// Kept by the upsert in a column of the row, which is read back.
+    Column,
+    /// Joined with a temporary table that holds the batch, from which the upsert then takes its rows.
+    Staged,
+}
+
+/// The newest wins; at equal `at` an unlike does.
+const NEWER: &str = "(VALUES(update_at) > like_record.update_at OR \
+                      (VALUES(update_at) = like_record.update_at AND VALUES(is_del) > like_record.is_del))";
+
+/// What [`NEWER`] decides, the version last.
+fn newest() -> String {
+    format!(
+        "is_del = IF({NEWER}, VALUES(is_del), like_record.is_del), \
+         update_at = GREATEST(like_record.update_at, VALUES(update_at))"
+    )
+}
+
+impl Way {
+    pub fn keeps_counters(self) -> bool {
+        self != Self::Plain
+    }
+
+    /// What a way needs beside tallyd's tables.
+    pub async fn prepare(self, connection: &mut MySqlConnection) -> Result<()> {
+        let sql = match self {
+            Self::Column => "ALTER TABLE like_record ADD COLUMN was TINYINT NULL",
+            Self::Staged => {
+                "CREATE TEMPORARY TABLE staged (kind TINYINT UNSIGNED, target_id BIGINT UNSIGNED, user_id BIGINT UNSIGNED, \
+                 is_del BOOLEAN, update_at DATETIME(6), PRIMARY KEY (kind, target_id, user_id)) ENGINE = InnoDB"
+            }
+            _ => return Ok(()),
+        };
+        run(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned()).await?;
+        run(connection, sql.to_owned()).await
+    }
+
+    pub async fn write(self, connection: &mut MySqlConnection, events: &[LikeEvent]) -> Result<()> {
+        let mut tx = connection.begin().await?;
+        let winners = coalesce(events);
+        let before = match self {
+            Self::Plain => {
+                upsert(&mut tx, &winners, "").await?;
+                tx.commit().await?;
+                return Ok(());
+            }
+            Self::Noted => likes::upsert(&mut tx, &winners).await?.context("no user variables")?,
+            Self::Read => read(&mut tx, &winners).await?,
+            Self::Column => column(&mut tx, &winners).await?,
+            Self::Staged => staged(&mut tx, &winners).await?,
+        };
+        likes::add_differences(&mut tx, Metric(1), 0, &differences(&winners, &before)).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+async fn run(connection: &mut MySqlConnection, sql: String) -> Result<()> {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await?;
+    Ok(())
+}
+
+/// `first` is set before the row changes.
+async fn upsert(connection: &mut MySqlConnection, winners: &[(Pair, State)], first: &str) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} ON DUPLICATE KEY UPDATE {first} {}",
+        values(winners),
+        newest()
+    );
+    run(connection, sql).await
+}
+
+fn values(winners: &[(Pair, State)]) -> String {
+    let row = |((target, user), state): &(Pair, State)| {
+        let (second, micros) = (state.at.0.div_euclid(1_000_000), state.at.0.rem_euclid(1_000_000));
+        let second = chrono::DateTime::from_timestamp(second, 0).unwrap_or_default().format("%Y-%m-%d %H:%M:%S");
+        format!("({},{},{},{},'{second}.{micros:06}')", target.kind.0, target.id, user.0, u8::from(!state.liked))
+    };
+    winners.iter().map(row).collect::<Vec<_>>().join(",")
+}
+
+async fn read(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+    let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+    let before = before(winners, &likes::old_states(connection, &pairs).await?);
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
+    };
+    likes::insert_states(connection, &those(|before| *before == Before::Absent)).await?;
+    likes::update_states(connection, &those(|before| matches!(before, Before::Older(_)))).await?;
+    Ok(before)
+}
+
+async fn column(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+    upsert(connection, winners, &format!("was = IF({NEWER}, is_del, 2),")).await?;
+    let mut found = Vec::with_capacity(winners.len());
+    for piece in winners.chunks(1_000) {
+        let keys: Vec<String> =
+            piece.iter().map(|((target, user), _)| format!("({},{},{})", target.kind.0, target.id, user.0)).collect();
+        let sql = format!(
+            "SELECT was FROM like_record WHERE (kind, target_id, user_id) IN ({}) ORDER BY kind, target_id, user_id",
+            keys.join(",")
+        );
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await? {
+            found.push(met(row.try_get::<Option<i8>, _>(0)?));
+        }
+    }
+    Ok(found)
+}
+
+async fn staged(connection: &mut MySqlConnection, winners: &[(Pair, State)]) -> Result<Vec<Before>> {
+    run(connection, format!("DELETE FROM staged; INSERT INTO staged VALUES {}", values(winners))).await?;
+    let rows = sqlx::raw_sql(
+        "SELECT kind, target_id, user_id, IF(s.update_at > r.update_at OR (s.update_at = r.update_at AND s.is_del > \
+         r.is_del), r.is_del, 2) FROM staged s JOIN like_record r USING (kind, target_id, user_id) FOR UPDATE",
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut known = std::collections::HashMap::new();
+    for row in &rows {
+        let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
+        known.insert((target, UserId(row.try_get(2)?)), met(row.try_get::<Option<i8>, _>(3)?));
+    }
+    let sql = format!(
+        "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) SELECT * FROM staged \
+         ON DUPLICATE KEY UPDATE {}",
+        newest()
+    );
+    run(connection, sql).await?;
+    Ok(winners.iter().map(|(pair, _)| known.get(pair).copied().unwrap_or(Before::Absent)).collect())
+}
+
+/// 0 and 1: what the row said of "deleted"; 2: it is not older; NULL: it is new.
+fn met(was: Option<i8>) -> Before {
+    match was {
+        None => Before::Absent,
+        Some(2) => Before::NotOlder,
+        Some(was_del) => Before::Older(was_del == 0),
+    }
+}
