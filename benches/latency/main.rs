@@ -60,7 +60,7 @@ struct Standing {
     runs: Vec<Measured>,
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let machine = Machine::look().await?;

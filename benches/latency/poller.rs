@@ -14,7 +14,7 @@ use crate::common::workload::USERS;
 use crate::common::world::World;
 
 /// Between two polls. Slept by the thread: the runtime's own timer rounds up to milliseconds.
-const PAUSE: Duration = Duration::from_micros(500);
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the last samples are waited for after a rate has ended.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
