@@ -13,34 +13,46 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
     return {}
 end
 local place = tonumber(ARGV[3])
-local done = {}
+local ids = {}
 for index = 4, #ARGV, 2 do
-    local values = {}
-    for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[index]) or '', '[^,]+') do
-        values[#values + 1] = tonumber(value)
-    end
-    for missing = #values + 1, place do
-        values[missing] = 0
-    end
-    local added = tonumber(ARGV[index + 1])
-    values[place] = values[place] + added
-    if added < 0 and values[place] < 0 then
-        done[#done + 1] = 0
+    ids[#ids + 1] = ARGV[index]
+end
+local before = redis.call('HMGET', KEYS[1], unpack(ids))
+local done, fields = {}, { '_', ARGV[2] }
+for number, id in ipairs(ids) do
+    local added = tonumber(ARGV[3 + 2 * number])
+    if not before[number] and place == 1 and added > 0 then
+        fields[#fields + 1] = id
+        fields[#fields + 1] = ARGV[3 + 2 * number]
+        done[number] = 1
     else
-        local last = #values
-        while last > 0 and values[last] == 0 do
-            last = last - 1
+        local values = {}
+        for value in string.gmatch(before[number] or '', '[^,]+') do
+            values[#values + 1] = tonumber(value)
         end
-        if last == 0 then
-            redis.call('HDEL', KEYS[1], ARGV[index])
+        for missing = #values + 1, place do
+            values[missing] = 0
+        end
+        values[place] = values[place] + added
+        if added < 0 and values[place] < 0 then
+            done[number] = 0
         else
-            for position = 1, last do
-                values[position] = string.format('%.0f', values[position])
+            local last = #values
+            while last > 0 and values[last] == 0 do
+                last = last - 1
             end
-            redis.call('HSET', KEYS[1], ARGV[index], table.concat(values, ',', 1, last))
+            if last == 0 then
+                redis.call('HDEL', KEYS[1], id)
+            else
+                for position = 1, last do
+                    values[position] = string.format('%.0f', values[position])
+                end
+                fields[#fields + 1] = id
+                fields[#fields + 1] = table.concat(values, ',', 1, last)
+            end
+            done[number] = 1
         end
-        done[#done + 1] = 1
     end
 end
-redis.call('HSET', KEYS[1], '_', ARGV[2])
+redis.call('HSET', KEYS[1], unpack(fields))
 return done

@@ -15,9 +15,10 @@ CREATE TABLE IF NOT EXISTS job_run (
     owner       VARCHAR(255)    NOT NULL,
     started_at  DATETIME(6)     NOT NULL,
     finished_at DATETIME(6)     NULL,
-    outcome     VARCHAR(16)     NULL COMMENT 'done, failed',
+    outcome     VARCHAR(16)     NULL COMMENT 'done, failed, braked',
     cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',
     report      MEDIUMTEXT      NULL COMMENT 'JSON',
+    checkpoint  TEXT            NULL COMMENT 'JSON: how far a run came that can be resumed',
     PRIMARY KEY (run),
     KEY job_run_mode (job, mode, finished_at)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
@@ -40,4 +41,20 @@ CREATE TABLE IF NOT EXISTS watched_event (
     is_del     BOOLEAN          NOT NULL,
     is_former  BOOLEAN          NOT NULL COMMENT 'not an event: the state that the row had before it',
     PRIMARY KEY (watch, kind, target_id, user_id, update_at, is_del, is_former)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- Every number that a reconcile changed, noted before it is changed: an outcome of NULL means that nobody was told.
+CREATE TABLE IF NOT EXISTS repair (
+    pass        BIGINT UNSIGNED   NOT NULL COMMENT 'the repair''s number: its run, and its place in the run',
+    kind        TINYINT UNSIGNED  NOT NULL,
+    target_id   BIGINT UNSIGNED   NOT NULL,
+    metric      TINYINT UNSIGNED  NOT NULL,
+    store       VARCHAR(8)        NOT NULL COMMENT 'redis, mysql: whose number it is',
+    run         BIGINT UNSIGNED   NOT NULL,
+    before_it   BIGINT            NOT NULL COMMENT 'the number, as of the cut it was measured at',
+    added       BIGINT            NOT NULL,
+    outcome     VARCHAR(16)       NULL COMMENT 'done, below-zero, stale',
+    repaired_at DATETIME(6)       NOT NULL,
+    PRIMARY KEY (pass, kind, target_id, metric),
+    KEY repair_repaired_at (repaired_at)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

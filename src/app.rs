@@ -19,7 +19,8 @@ use crate::config::{Config, ConfigError};
 use crate::consumer::Partition;
 use crate::job::{self, Job, Next, Ran, Timetable};
 use crate::model::Micros;
-use crate::reconciler::{self, Mode, Reconciler};
+use crate::reconciler::lookout::Lookout;
+use crate::reconciler::{self, Mode, Order, Reconciler};
 use crate::runtime::progress::{Beat, Progress};
 use crate::runtime::schedule::Bells;
 use crate::runtime::{shutdown, systemd};
@@ -67,13 +68,12 @@ impl Servers {
     pub async fn reconcile(
         &self,
         config: &Config,
-        mode: &Mode,
-        dry_run: bool,
+        order: &Order,
         stop: &CancellationToken,
     ) -> Result<Ran<reconciler::report::Report>> {
         let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
-        let job = Job { name: reconciler::JOB, mode: mode.name(), owner: &self.owner };
-        job::run_once(&self.store, job, |run| async move { reconciler.run(run, mode, dry_run, stop).await }).await
+        let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, stop).await }).await
     }
 
     /// One archive, under the job's lock.
@@ -187,9 +187,22 @@ async fn start_tasks(
     let archive_bell = Arc::new(Notify::new());
     let task = Task { config: Arc::clone(config), servers: servers.clone(), stop: stop.clone() };
     let timetables = vec![
+        Timetable::new(reconciler::JOB, Mode::Rebuild.name(), "")?,
         Timetable::new(reconciler::JOB, Mode::Full.name(), &config.reconcile.full_cron)?,
         Timetable::new(reconciler::JOB, Mode::Changed.name(), &config.reconcile.changed_cron)?,
     ];
+    let lookout = Lookout {
+        cache: servers.cache.clone(),
+        kinds: config.kinds.clone(),
+        every: config.reconcile.watch_every.0,
+        asked: timetables.first().map(|rebuild| Arc::clone(&rebuild.asked)).unwrap_or_default(),
+        bell: Arc::clone(&reconcile_bell),
+    };
+    let (beat, stopped) = (progress.register("lookout"), stop.clone());
+    tasks.spawn(async move {
+        lookout.run(beat, stopped).await;
+        "lookout".to_owned()
+    });
     tasks.spawn(task.clone().reconcile(timetables, Arc::clone(&reconcile_bell), progress.register("reconciler")));
     let timetables = vec![Timetable::new(archiver::JOB, archiver::MODE, &config.archive.cron)?];
     tasks.spawn(task.archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
@@ -211,11 +224,14 @@ struct Task {
 
 impl Task {
     async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
-        let modes = [Mode::Full, Mode::Changed];
+        let orders = [Mode::Rebuild, Mode::Full, Mode::Changed].map(Order::scheduled);
         let Self { config, servers, stop } = &self;
         job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
-            let mode = modes.get(place).unwrap_or(&Mode::Changed);
-            async move { next(servers.reconcile(config, mode, false, stop).await) }
+            let order = orders.get(place);
+            async move {
+                let Some(order) = order else { return Next::Bell };
+                next(servers.reconcile(config, order, stop).await)
+            }
         })
         .await;
         "reconciler".to_owned()
@@ -234,7 +250,7 @@ impl Task {
 /// When the loop looks again, after what became of a run.
 fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
     match ran {
-        Ok(Ran::Ended(report)) if report.is_done() => Next::Bell,
+        Ok(Ran::Ended(report)) if report.is_done() || report.is_braked() => Next::Bell,
         Ok(_) => Next::Soon,
         Err(error) => {
             error!(event = "job-failed", error = format!("{error:#}"), "a job failed, trying again soon: {error:#}");

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -15,7 +16,8 @@ use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::job::{Ran, Report};
 use crate::model::{Micros, Target, TargetId};
-use crate::reconciler::{Mode, NotNow};
+use crate::reconciler::report::End;
+use crate::reconciler::{Mode, NotNow, Order};
 use crate::runtime::{log, schedule, shutdown, stack};
 use crate::store::schema::MigrateError;
 use crate::store::{Fate, StoreError};
@@ -84,6 +86,15 @@ struct ReconcileArgs {
     /// Changes nothing; exits with 2 when something has drifted.
     #[arg(long)]
     dry_run: bool,
+    /// Repairs however much it is: the limits repair_targets_max_percent and repair_abs_max don't hold.
+    #[arg(long)]
+    force: bool,
+    /// Ends after so long, between two pages: 90s, 30m, 2h. What was not looked at is said, and --resume goes on there.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    run_time: Option<Duration>,
+    /// Goes on where the last full run ended that was not done: it was stopped, killed, or its time was over.
+    #[arg(long, conflicts_with_all = ["changed", "target", "dry_run"])]
+    resume: bool,
     /// How the report looks.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -170,14 +181,20 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
-    let ran = servers.reconcile(config, &mode, args.dry_run, &stop).await?;
+    let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
+    let order = Order { mode, dry_run, force, resume, run_time_max };
+    let ran = servers.reconcile(config, &order, &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
-        _ if report.ended_early.is_some() => EXIT_FAILED,
+        _ if matches!(report.ended, End::Stopped | End::Braked) => EXIT_FAILED,
         _ if args.dry_run && report.drifted + report.counters_off > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     })
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
 }
 
 async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
@@ -241,6 +258,14 @@ async fn check_servers(servers: &Servers, out: &mut impl Write) -> Result<()> {
     }
     servers.cache.ping().await?;
     writeln!(out, "Redis     answers")?;
+    let policy = servers.cache.eviction_policy().await?;
+    if policy.starts_with("allkeys-") {
+        writeln!(
+            out,
+            "Redis     warning: maxmemory-policy is {policy}, which takes counters and boards away when memory is short; set \
+             noeviction, or one that begins with volatile-"
+        )?;
+    }
     Ok(())
 }
 

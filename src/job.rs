@@ -7,6 +7,8 @@
 use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
@@ -20,7 +22,7 @@ use crate::model::Micros;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::runtime::schedule;
-use crate::store::jobs::{LEASE, Lock};
+use crate::store::jobs::{LEASE, Lock, Outcome};
 use crate::store::{Store, StoreError};
 
 /// How often the lease is renewed: three tries before it is given up.
@@ -44,6 +46,11 @@ pub struct Job<'a> {
 pub trait Report: Serialize + Display {
     /// Whether all that should be done was done. Otherwise the run stays due.
     fn is_done(&self) -> bool;
+
+    /// Whether it ended because it would have changed too much: a person must look at it, not the same run again.
+    fn is_braked(&self) -> bool {
+        false
+    }
 
     /// Reconcile: everything up to here has been compared.
     fn cut(&self) -> Option<Micros> {
@@ -92,11 +99,12 @@ where
         lost = keep_lease(store, job.name, run) => Err(lost),
     };
     let seconds = started.elapsed().as_secs_f32();
-    let (done, cut, report) = match &worked {
-        Ok(report) => (report.is_done(), report.cut(), serde_json::to_string(report).context("write the report")?),
-        Err(error) => (false, None, serde_json::json!({ "error": format!("{error:#}") }).to_string()),
+    let (outcome, cut, report) = match &worked {
+        Ok(report) => (outcome(report), report.cut(), serde_json::to_string(report).context("write the report")?),
+        Err(error) => (Outcome::Failed, None, serde_json::json!({ "error": format!("{error:#}") }).to_string()),
     };
-    let noted = store.finish_job(job.name, run, done, cut, &report).await;
+    let done = outcome == Outcome::Done;
+    let noted = store.finish_job(job.name, run, outcome, cut, &report).await;
     if let Ok(report) = &worked {
         info!(
             event = "job-ended",
@@ -112,6 +120,14 @@ where
     }
     noted?;
     worked.map(Ran::Ended)
+}
+
+fn outcome(report: &impl Report) -> Outcome {
+    match report {
+        report if report.is_done() => Outcome::Done,
+        report if report.is_braked() => Outcome::Braked,
+        _ => Outcome::Failed,
+    }
 }
 
 /// Renews the lease until it is lost; the answer says why.
@@ -136,6 +152,8 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
 pub struct Timetable {
     /// Its pattern; none for never.
     pub cron: Option<Cron>,
+    /// Set when it is asked for whatever the pattern says.
+    pub asked: Arc<AtomicBool>,
     /// The job.
     pub name: &'static str,
     /// Its mode.
@@ -149,7 +167,7 @@ impl Timetable {
     /// The pattern doesn't parse.
     pub fn new(name: &'static str, mode: &'static str, pattern: &str) -> Result<Self> {
         let cron = if pattern.is_empty() { None } else { Some(schedule::parse(pattern)?) };
-        Ok(Self { cron, name, mode })
+        Ok(Self { cron, asked: Arc::default(), name, mode })
     }
 
     /// Whether a run is missing: the pattern has fired since the last one that was done began.
@@ -157,6 +175,9 @@ impl Timetable {
     /// # Errors
     /// MySQL's.
     pub async fn is_due(&self, store: &Store, now: Micros) -> Result<bool, StoreError> {
+        if self.asked.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
         let Some(cron) = &self.cron else { return Ok(false) };
         let last = store.last_done(self.name, self.mode).await?;
         Ok(match (last, schedule::last_fired(cron, now)) {
@@ -198,7 +219,13 @@ pub async fn serve<F>(
             Ok(Some(place)) => {
                 outage.over();
                 // Then at once the next mode, which may be due too; a mode that failed lets the others go first.
+                // First, so that one that is asked for again meanwhile is due again.
+                let asked =
+                    timetables.get(place).is_some_and(|timetable| timetable.asked.swap(false, Ordering::Relaxed));
                 let next = beating(beat, work(place)).await;
+                if let Some(timetable) = timetables.get(place).filter(|_| asked && next == Next::Soon) {
+                    timetable.asked.store(true, Ordering::Relaxed);
+                }
                 failed = if next == Next::Soon { Some(place) } else { None };
                 if next == Next::Bell { Duration::ZERO } else { SOON }
             }

@@ -12,15 +12,37 @@ use tallyd::cache::keys::KindNames;
 use tallyd::cache::layout::Loaded;
 use tallyd::client::Client;
 use tallyd::config::Redis;
-use tallyd::model::{Metric, UserId};
+use tallyd::model::{Kind, Metric, UserId};
 
 const LIKE: Metric = Metric(1);
+
+/// Marks the buckets of videos as being loaded by `run`; says which it were.
+async fn begin_load(world: &World, run: u64) -> Vec<u32> {
+    let lost = world.cache.begin_load("video", Kind(1), LIKE, run, 1_000).await.unwrap();
+    lost.buckets.into_iter().map(|(bucket, _)| bucket).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
+    let world = World::new("held", "").await;
+    let client = Client::new(&world.config).unwrap();
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let lost = world.cache.begin_load("video", Kind(1), LIKE, 7, 1_000).await.unwrap();
+    assert_eq!(lost.held, [(target(1), 2)].into());
+    let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
+    let bucket = world.cache.keys.bucket(target(1));
+    let (_, cut) = lost.buckets.iter().find(|(marked, _)| *marked == bucket).unwrap();
+    assert!(*cut < later.event.at, "what is counted later is newer than the cut");
+    world.close().await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_that_comes_twice_or_late_is_added_once() {
     let world = World::new("repair_once", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
-    cache.begin_load("video", 7).await.unwrap();
+    begin_load(&world, 7).await;
     let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)];
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
     let repair = [Repair { target: target(1), delta: 5, loaded: sample.loaded }];
@@ -39,7 +61,7 @@ async fn a_repair_never_takes_a_number_below_zero() {
     let world = World::new("below_zero", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let client = Client::new(&world.config).unwrap();
-    cache.begin_load("video", 7).await.unwrap();
+    begin_load(&world, 7).await;
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
@@ -53,15 +75,16 @@ async fn a_repair_never_takes_a_number_below_zero() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     let world = World::new("flushed_load", "").await;
-    let buckets = u64::from(world.cache.keys.buckets());
-    assert_eq!(world.cache.begin_load("video", 7).await.unwrap(), buckets);
+    let all = 0..world.cache.keys.buckets();
+    let buckets: Vec<u32> = all.clone().collect();
+    assert_eq!(begin_load(&world, 7).await.len(), buckets.len());
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
-    assert_eq!(world.cache.end_load("video", 7).await.unwrap(), buckets - 1);
-    assert_eq!(world.cache.count_unloaded("video").await.unwrap(), 1);
-    assert_eq!(world.cache.begin_load("video", 8).await.unwrap(), 1, "the loaded ones are left alone");
-    assert_eq!(world.cache.end_load("video", 7).await.unwrap(), 0, "another run loads it now");
-    assert_eq!(world.cache.end_load("video", 8).await.unwrap(), 1);
+    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), all.len() as u64 - 1);
+    assert_eq!(world.cache.count_unloaded("video", all).await.unwrap(), 1);
+    assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
+    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), 0, "another run loads it now");
+    assert_eq!(world.cache.end_load("video", 8, &buckets).await.unwrap(), 1);
     world.close().await;
 }
 
@@ -116,5 +139,15 @@ async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
     proxy.cut();
     assert!(cache.ping().await.is_err(), "the cut is seen");
     cache.ping().await.unwrap();
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_says_of_itself_is_read() {
+    let world = World::new("info", "").await;
+    assert_eq!(world.cache.eviction_policy().await.unwrap(), "noeviction");
+    let name = world.cache.data_set().await.unwrap();
+    let ids: Vec<usize> = name.split(' ').map(str::len).collect();
+    assert_eq!(ids, [40, 40], "{name}");
     world.close().await;
 }

@@ -1,6 +1,7 @@
 //! Counters in Redis: sampled at a cut, repaired by adding, loaded bucket by bucket.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use redis::{Pipeline, Value};
 
@@ -43,6 +44,26 @@ pub enum Repaired {
     BelowZero,
     /// The bucket has changed since the sample: left alone, the next run measures again.
     Stale,
+}
+
+/// Buckets that are being loaded.
+#[derive(Clone, Debug, Default)]
+pub struct Lost {
+    /// Each one's number and cut: when it was marked, by Redis' clock.
+    pub buckets: Vec<(u32, Micros)>,
+    /// What they held at their cuts, where it was not zero.
+    pub held: HashMap<Target, i64>,
+}
+
+impl Repaired {
+    /// Its name in the table `repair`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::BelowZero => "below-zero",
+            Self::Stale => "stale",
+        }
+    }
 }
 
 impl Cache {
@@ -93,14 +114,20 @@ impl Cache {
             let (Some(name), Some((_, first))) = (kinds.get(kind), members.first()) else { continue };
             // Targets of one bucket sampled by two calls could have seen two states: only the first one's go.
             let (now, later): (Vec<_>, Vec<_>) = members.iter().partition(|(_, repair)| repair.loaded == first.loaded);
-            let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
-                .arg(first.loaded.to_string())
-                .arg(first.loaded.repaired(pass).to_string())
-                .arg(metric.0.to_string());
-            let call = now
-                .iter()
-                .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
-            groups.push((call, (now, later)));
+            let mut later = Some(later);
+            let after = first.loaded.repaired(pass);
+            for (place, piece) in now.chunks(CALL_IDS_MAX).enumerate() {
+                // One call after the other, each sent once: the next finds what the one before it has left.
+                let before = if place == 0 { first.loaded } else { after };
+                let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
+                    .arg(before.to_string())
+                    .arg(after.to_string())
+                    .arg(metric.0.to_string());
+                let call = piece
+                    .iter()
+                    .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
+                groups.push((call, (piece.to_vec(), later.take().unwrap_or_default())));
+            }
         }
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
         let mut done = Vec::new();
@@ -119,14 +146,14 @@ impl Cache {
         Ok(done)
     }
 
-    /// How many buckets of the kind nobody has loaded.
+    /// How many of the kind's `buckets` nobody has loaded.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn count_unloaded(&self, kind: &str) -> Result<u64> {
+    pub async fn count_unloaded(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         const ACTION: &str = "look for buckets that are not loaded";
         let mut unloaded = 0;
-        for buckets in self.bucket_pieces() {
+        for buckets in pieces(buckets) {
             let mut pipeline = Pipeline::new();
             for bucket in buckets {
                 pipeline.cmd("HGET").arg(self.keys.counters(kind, bucket)).arg(LOADED);
@@ -140,38 +167,58 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Marks every bucket of the kind that nobody has loaded as being loaded by `run`; says how many.
+    /// Marks buckets of the kind that nobody has loaded as being loaded by `run`, and gives what they hold at that
+    /// instant: all of them, unless they hold more than `fields_max` targets.
     ///
     /// # Errors
-    /// Redis is away.
-    pub async fn begin_load(&self, kind: &str, run: u64) -> Result<u64> {
-        self.load(kind, "begin", run).await
-    }
-
-    /// Marks every bucket of the kind that `run` was loading, and that wasn't flushed since, as loaded; says how many.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn end_load(&self, kind: &str, run: u64) -> Result<u64> {
-        self.load(kind, "end", run).await
-    }
-
-    async fn load(&self, kind: &str, step: &'static str, run: u64) -> Result<u64> {
-        let mut marked = 0;
-        for buckets in self.bucket_pieces() {
-            let call = |bucket| Call::new(&LOAD, self.keys.counters(kind, bucket)).arg(step).arg(run.to_string());
-            let calls: Vec<Call> = buckets.map(call).collect();
-            let answers = self.eval("mark buckets", &calls).await?;
-            marked += answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64;
+    /// Redis is away, or a bucket holds what isn't ours.
+    pub async fn begin_load(
+        &self,
+        name: &str,
+        kind: Kind,
+        metric: Metric,
+        run: u64,
+        fields_max: usize,
+    ) -> Result<Lost> {
+        const ACTION: &str = "mark buckets";
+        let mut lost = Lost::default();
+        for buckets in pieces(0..self.keys.buckets()) {
+            let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").arg(run.to_string());
+            let calls: Vec<Call> = buckets.clone().map(call).collect();
+            for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
+                let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
+                let [cut, fields @ ..] = parts.as_slice() else { continue };
+                let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
+                lost.buckets.push((bucket, Micros(cut)));
+                lost.held.extend(fields.chunks_exact(2).filter_map(|pair| {
+                    let [id, value] = pair else { return None };
+                    let target = Target { kind, id: TargetId(text(id)?.parse().ok()?) };
+                    Some((target, layout::value(text(value)?, metric)?)).filter(|(_, value)| *value != 0)
+                }));
+            }
+            if lost.held.len() > fields_max {
+                break;
+            }
         }
-        Ok(marked)
+        Ok(lost)
+    }
+
+    /// Marks those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn end_load(&self, name: &str, run: u64, buckets: &[u32]) -> Result<u64> {
+        let call = |bucket: &u32| Call::new(&LOAD, self.keys.counters(name, *bucket)).arg("end").arg(run.to_string());
+        let calls: Vec<Call> = buckets.iter().map(call).collect();
+        let answers = self.eval("mark buckets", &calls).await?;
+        Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
     }
 
     /// The targets that have a field in the buckets `from`..`until` of the kind.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: std::ops::Range<u32>) -> Result<Vec<Target>> {
+    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: Range<u32>) -> Result<Vec<Target>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
         for bucket in buckets {
@@ -188,13 +235,6 @@ impl Cache {
         Ok(targets)
     }
 
-    fn bucket_pieces(&self) -> impl Iterator<Item = std::ops::Range<u32>> + use<> {
-        let buckets = self.keys.buckets();
-        (0..buckets)
-            .step_by(super::PIPELINE_COMMANDS_MAX)
-            .map(move |from| from..buckets.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
-    }
-
     fn by_bucket<T>(&self, targets: impl Iterator<Item = (Target, T)>) -> BTreeMap<(Kind, u32), Vec<(Target, T)>> {
         let mut buckets: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (target, with) in targets {
@@ -202,6 +242,14 @@ impl Cache {
         }
         buckets
     }
+}
+
+/// Cuts `buckets` into ranges of as many as one pipeline holds.
+fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    let Range { start, end } = buckets;
+    (start..end)
+        .step_by(super::PIPELINE_COMMANDS_MAX)
+        .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
 fn read_sample(answer: &Value, metric: Metric, members: &[Target]) -> Option<Vec<(Target, Sample)>> {

@@ -148,6 +148,34 @@ impl Cache {
         Ok(Micros(seconds * 1_000_000 + micros))
     }
 
+    /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn data_set(&self) -> Result<String> {
+        let server = self.info("server", "run_id:").await?;
+        Ok(format!("{server} {}", self.info("replication", "master_replid:").await?))
+    }
+
+    /// What Redis takes away when memory is short: its `maxmemory-policy`.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn eviction_policy(&self) -> Result<String> {
+        self.info("memory", "maxmemory_policy:").await
+    }
+
+    /// What follows `name` in a section of INFO; empty where there is no such line.
+    async fn info(&self, section: &str, name: &str) -> Result<String> {
+        const ACTION: &str = "ask Redis about itself";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("INFO").arg(section);
+        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
+        let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+        let line = text(&answer).and_then(|text| text.lines().find_map(|line| line.strip_prefix(name)));
+        Ok(line.unwrap_or_default().trim().to_owned())
+    }
+
     /// Runs the calls in order, pipelined in pieces, and gives each one's answer.
     ///
     /// # Errors

@@ -87,6 +87,11 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
     within("[consumer] batch_bytes_max", config.consumer.batch_bytes_max as u64, 1 << 16, 256 << 20);
     within("[consumer] linger_ms", config.consumer.linger_ms, 0, 10_000);
     within("[reconcile] page_targets", config.reconcile.page_targets as u64, 1, 1_000_000);
+    within("[reconcile] page_target_ms", config.reconcile.page_target_ms, 10, 60_000);
+    within("[reconcile] pause_ms", config.reconcile.pause_ms, 0, 60_000);
+    let percent = u64::from(config.reconcile.repair_targets_max_percent);
+    within("[reconcile] repair_targets_max_percent", percent, 0, 100);
+    within("[reconcile] repair_abs_max", config.reconcile.repair_abs_max.unsigned_abs(), 0, 1 << 62);
     within("[archive] page_members", config.archive.page_members as u64, 1, 10_000);
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {

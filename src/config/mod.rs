@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use load::{DEFAULT_PATH, load, parse};
-pub use values::{Pause, Secret, ServerUrl};
+pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::archiver::period::PeriodKind;
 use crate::model::{Kind, Metric};
@@ -264,8 +264,26 @@ pub struct Reconcile {
     pub fence_max: Pause,
     /// How far before the last run's cut `changed` begins, for publishes later than `publish_grace`.
     pub overlap: Pause,
-    /// Targets that are compared at one cut: about 100 bytes of memory each.
+    /// Targets that are compared at one cut at most: about 200 bytes of memory each.
     pub page_targets: usize,
+    /// How long a page should take: it is made as large as its measured time allows.
+    pub page_target_ms: u64,
+    /// Milliseconds between two pages.
+    pub pause_ms: u64,
+    /// A run waits while MySQL runs more threads than this; 0 for never.
+    pub threads_running_max: u64,
+    /// A run waits while Redis takes longer to answer; 0 for never.
+    pub redis_latency_max_ms: u64,
+    /// A run waits while a partition has more messages; 0 for never.
+    pub queue_depth_max: u64,
+    /// A run stops before it repairs more than this part of the checked targets.
+    pub repair_targets_max_percent: u8,
+    /// A run stops before it changes a counter by more.
+    pub repair_abs_max: i64,
+    /// How long each repair stays in the table `repair`.
+    pub repair_keep: Pause,
+    /// How often Redis is looked at for lost buckets.
+    pub watch_every: Pause,
 }
 
 impl Default for Reconcile {
@@ -277,6 +295,15 @@ impl Default for Reconcile {
             fence_max: Pause::from_secs(60),
             overlap: Pause::from_secs(900),
             page_targets: 20_000,
+            page_target_ms: 1_000,
+            pause_ms: 0,
+            threads_running_max: 64,
+            redis_latency_max_ms: 100,
+            queue_depth_max: 200_000,
+            repair_targets_max_percent: 5,
+            repair_abs_max: 1_000_000,
+            repair_keep: Pause::from_secs(90 * 86_400),
+            watch_every: Pause::from_secs(5),
         }
     }
 }

@@ -109,7 +109,11 @@ impl<'de> Deserialize<'de> for Pause {
     }
 }
 
-fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
+/// Reads a length of time.
+///
+/// # Errors
+/// It is none.
+pub fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
     let span: jiff::Span = text.parse()?;
     let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours()))? / 1e9;
     Duration::try_from_secs_f64(seconds).map(Pause).map_err(|error| jiff::Error::from_args(format_args!("{error}")))

@@ -1,23 +1,23 @@
 //! Redis' counters compared with MySQL, and what has drifted repaired, while likes go on.
 //!
-//! The way of a page of targets: sample Redis (the cut, by Redis' own clock) -> wait `publish_grace` -> send a fence
-//! through every partition and wait until it is committed -> read MySQL -> judge. What is off is measured once more,
-//! and only a drift seen twice in one direction is added back, by the smaller of the two. A target that something newer
-//! than the cut was applied to is *busy*: it is watched. While watched, the consumers log its events with the rows'
+//! The way of a page of targets: sample Redis (the cut, by Redis' own clock) -> send a fence through every partition and
+//! wait until it is committed -> read MySQL -> judge. Nearly all are right. What is off is measured once more, this time
+//! with `publish_grace` before the sample and before the fence, and only a drift seen twice in one direction is added
+//! back, by the smaller of the two. A target that something newer than the cut was applied to is *busy*: it is looked at
+//! again with few others, and watched if that doesn't help. While watched, the consumers log its events with the rows'
 //! former states, and from the value now and that log its value as of the cut is exact.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a like counts in Redis. B: the sample. C: the like's event is committed. The cut is after A, the fence after
-//!   `publish_grace`, so C comes before the read: no drift. If the API server stalls between A and its publish for
-//!   longer, the first look sees +1; by the second the event has come, and nothing is repaired.
+//! * A: a like counts in Redis. B: the first look's sample and fence. C: the like's event is published. The look sees +1.
+//!   The second one samples `publish_grace` later, and sends its fence once more so much later: unless the API server
+//!   stalls between A and C for twice that, C is before the read, and nothing is repaired.
 //! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the target is busy.
 //! * A: two looks agree on a drift. B: a like. C: the repair. It adds a difference and so keeps B (invariant 4).
 //! * A: the repair times out. B: a later run looks. C: the repair runs after all. The script checks that the bucket's
 //!   field `_` is as the sample saw it, and every repair changes that field: of A and a repair of B only one is added.
 //! * A: Redis is flushed between look and repair: `_` is gone, the script refuses. What is missing from such a bucket is
-//!   unknown, not zero. A full run marks it (`~run`), repairs its targets, and says that it is loaded only if the mark
-//!   is still there at the end.
+//!   unknown, not zero, until a run has loaded it again (rebuild.rs).
 //! * Two reconciles: the job's lock admits one. If the first one's lease ran out while it was frozen, its fences are
 //!   lower than the second one's and never pass, and MySQL refuses its writes.
 //! * A row of `counter` is corrected while the consumer writes it: difference and rows are read in one snapshot, and
@@ -25,43 +25,51 @@
 //!
 //! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
 
+mod brake;
 mod cut;
 pub mod drift;
+pub mod lookout;
+mod pace;
 mod page;
+mod rebuild;
 pub mod report;
+mod walk;
 
-use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::warn;
 
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{Config, Kinds, Reconcile as Limits};
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Metric, Micros, Target};
 use crate::store::Store;
-use crate::store::changed::ChangedBefore;
 use crate::store::jobs::number_of;
 
+use brake::Brake;
+pub use brake::Braked;
 use cut::Fences;
 pub use cut::NotNow;
-use report::Report;
+use pace::Pace;
+use page::Pending;
+use report::{End, Report};
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = "reconcile";
 
-/// Buckets whose fields are listed at once: about 16,000 ids.
-const LISTED_BUCKETS: u32 = 128;
-
 /// Which targets a run looks at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Those that changed since the last run. Becomes full where Redis has buckets that nobody has loaded.
+    /// Those that changed since the last run.
     Changed,
     /// All: like_record is recounted, `counter` checked against it, and Redis searched for what MySQL doesn't know.
     Full,
+    /// Those that changed since the last run, because Redis has lost buckets: what every run begins with is what is asked
+    /// for here.
+    Rebuild,
     /// These, recounted.
     Targets(Vec<Target>),
 }
@@ -72,8 +80,31 @@ impl Mode {
         match self {
             Self::Changed => "changed",
             Self::Full => "full",
+            Self::Rebuild => "rebuild",
             Self::Targets(_) => "targets",
         }
+    }
+}
+
+/// What a run shall do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Which targets.
+    pub mode: Mode,
+    /// Only look.
+    pub dry_run: bool,
+    /// Repair however much it is.
+    pub force: bool,
+    /// Go on where the last full run ended that was not done.
+    pub resume: bool,
+    /// End after so long, between two pages.
+    pub run_time_max: Option<Duration>,
+}
+
+impl Order {
+    /// A run as the schedule starts it.
+    pub fn scheduled(mode: Mode) -> Self {
+        Self { resume: mode == Mode::Full, mode, dry_run: false, force: false, run_time_max: None }
     }
 }
 
@@ -92,13 +123,17 @@ pub struct Reconciler {
 /// One run on its way.
 struct Run<'a> {
     on: &'a Reconciler,
+    order: &'a Order,
     fences: Fences<'a>,
+    pace: Pace,
     number: u64,
     /// How many numbers (fences, watches, repairs) the run has used.
     used: u64,
     recounts: bool,
     lists_all: bool,
     stop: &'a CancellationToken,
+    began: Instant,
+    pending: Pending,
     report: Report,
 }
 
@@ -116,162 +151,87 @@ impl Reconciler {
         }
     }
 
-    /// Does the run `number` of the job, which the caller holds the lock of. With `dry_run` it only looks. Ends between
-    /// two pages when `stop` is cancelled.
+    /// Does the run `number` of the job, which the caller holds the lock of. Ends between two pages when `stop` is
+    /// cancelled.
     ///
     /// # Errors
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
-    pub async fn run(&self, number: u64, mode: &Mode, dry_run: bool, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(&self, number: u64, order: &Order, stop: &CancellationToken) -> Result<Report> {
         // What an earlier run that was killed has left behind.
         self.store.unwatch(number).await?;
         let publisher = self.broker.connect_publisher("reconcile").await?;
         let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
-        let report = Report { mode: mode.name(), dry_run, ..Report::default() };
-        let recounts = *mode != Mode::Changed;
-        let lists_all = matches!(mode, Mode::Targets(_));
-        let mut run = Run { on: self, fences, number, used: 0, recounts, lists_all, stop, report };
-        let result = run.compare_all(mode).await;
+        let mut run = Run {
+            on: self,
+            order,
+            fences,
+            pace: Pace::new(&self.limits),
+            number,
+            used: 0,
+            recounts: matches!(order.mode, Mode::Full | Mode::Targets(_)),
+            lists_all: matches!(order.mode, Mode::Targets(_)),
+            stop,
+            began: Instant::now(),
+            pending: Pending::new(),
+            report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
+        };
+        let result = run.compare_all().await;
         let ended = self.store.unwatch(number).await;
         match result {
             Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {}
+            Err(error) if error.is::<Braked>() => {
+                warn!(event = "reconcile-braked", reason = %error, "nothing more is repaired: {error}");
+                run.report.end(End::Braked, error.to_string());
+            }
             result => result?,
         }
         ended?;
-        if stop.is_cancelled() {
-            run.report.ended_early = Some("told to stop".to_owned());
+        if !order.dry_run {
+            self.store.prune_repairs(self.limits.repair_keep.0).await?;
         }
-        Ok(run.report)
+        Ok(run.ended())
     }
 }
 
 impl Run<'_> {
-    async fn compare_all(&mut self, mode: &Mode) -> Result<()> {
-        if let Mode::Targets(targets) = mode {
-            let targets: BTreeSet<Target> = targets.iter().copied().collect();
-            return self.compare_pages(&targets.into_iter().collect::<Vec<_>>()).await;
+    /// The report, with why it ended.
+    fn ended(mut self) -> Report {
+        if self.stop.is_cancelled() {
+            self.report.end(End::Stopped, "told to stop".to_owned());
+        } else if self.is_over() {
+            self.report.end(End::TimeOver, "its time was over: `tallyd reconcile --resume` goes on".to_owned());
         }
-        let mut unloaded = 0;
-        for kind in self.on.kinds.0.keys() {
-            unloaded += self.on.cache.count_unloaded(kind).await?;
-        }
-        if *mode == Mode::Changed && unloaded == 0 {
-            return self.compare_changed().await;
-        }
-        if *mode == Mode::Changed {
-            info!(
-                event = "reconcile-becomes-full",
-                unloaded, "Redis has {unloaded} buckets that are not loaded: comparing all targets"
-            );
-            (self.recounts, self.report.mode) = (true, Mode::Full.name());
-        }
-        let began = self.now().await?;
-        // So that no event up to `began` is committed only after the lists were read.
-        self.fence().await?;
-        self.compare_full().await?;
-        self.report.cut = Some(began.0);
-        Ok(())
+        self.report.waited_s = self.pace.waited.as_secs();
+        self.report.waited_for = self.pace.waited_for.take();
+        self.report
     }
 
-    /// Compares what changed from the last run's cut until now, by Redis' clock.
-    async fn compare_changed(&mut self) -> Result<()> {
-        let until = self.now().await?;
-        // So that no event up to `until` is committed only after the list was read.
-        self.fence().await?;
-        let from = self.on.store.last_cut(JOB).await?.unwrap_or(Micros(0));
-        let start = from.before(self.on.limits.overlap.0).max(Micros(0));
-        let mut before = ChangedBefore::NEWEST;
-        let limit = self.on.limits.page_targets;
-        loop {
-            let rows = self.on.store.changed_targets(self.on.metric, start, before, limit).await?;
-            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).collect();
-            self.compare_pages(&targets.into_iter().collect::<Vec<_>>()).await?;
-            let Some(last) = rows.last().filter(|_| rows.len() == limit && !self.stop.is_cancelled()) else { break };
-            before = *last;
-        }
-        // What was left must be looked at again, by the next run of this kind.
-        self.report.cut = Some(if self.report.left == 0 { until.0 } else { from.0 });
-        Ok(())
+    /// Whether no other page may begin.
+    fn is_over(&self) -> bool {
+        self.stop.is_cancelled() || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max)
     }
 
-    /// Compares every target that MySQL or Redis knows, and loads the buckets that nobody has loaded.
-    async fn compare_full(&mut self) -> Result<()> {
-        let kinds: Vec<(String, Kind)> =
-            self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
-        if !self.report.dry_run {
-            for (name, _) in &kinds {
-                self.on.cache.begin_load(name, self.number).await?;
-            }
+    /// Stops before repairs that are too many, or one of which is too large.
+    fn brake(&self, largest: u64) -> Result<(), Braked> {
+        if self.order.force {
+            return Ok(());
         }
-        for (name, kind) in &kinds {
-            // In this order: a target that MySQL comes to know meanwhile is still on the second list.
-            self.compare_phantoms(name, *kind).await?;
-            self.compare_known(*kind).await?;
-        }
-        if !self.report.dry_run && !self.stop.is_cancelled() && self.report.left == 0 {
-            for (name, _) in &kinds {
-                self.report.buckets_loaded += self.on.cache.end_load(name, self.number).await?;
-            }
-        }
-        Ok(())
+        let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
+        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max };
+        let Report { checked, drifted, counters_off, .. } = self.report;
+        brake.check(checked, drifted.max(counters_off), largest)
     }
 
-    async fn compare_known(&mut self, kind: Kind) -> Result<()> {
-        let mut after = TargetId(0);
-        while !self.stop.is_cancelled() {
-            let ids = self.on.store.known_targets(kind, self.on.metric, after, self.on.limits.page_targets).await?;
-            let Some(last) = ids.last() else { break };
-            after = *last;
-            self.compare_pages(&ids.into_iter().map(|id| Target { kind, id }).collect::<Vec<_>>()).await?;
-        }
-        Ok(())
+    /// Waits, or until the stop.
+    async fn pause(&self, pause: Duration) {
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 
-    /// What Redis has and MySQL doesn't: likes whose events were lost to the last one.
-    async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
-        let buckets = self.on.cache.keys.buckets();
-        let mut phantoms = Vec::new();
-        for from in (0..buckets).step_by(LISTED_BUCKETS as usize) {
-            let until = buckets.min(from + LISTED_BUCKETS);
-            let targets = self.on.cache.targets_in(name, kind, from..until).await?;
-            phantoms.extend(self.unknown_to_mysql(targets).await?);
-            if self.stop.is_cancelled() {
-                break;
-            }
-            if phantoms.len() >= self.on.limits.page_targets || until == buckets {
-                phantoms.sort_unstable();
-                self.report.phantoms += phantoms.len() as u64;
-                self.compare_pages(&std::mem::take(&mut phantoms)).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
-    async fn unknown_to_mysql(&self, mut targets: Vec<Target>) -> Result<Vec<Target>> {
-        // Counters first: they are few point reads each, and nearly every target has one.
-        for recount in [false, true] {
-            let truths = self.on.store.truths(self.on.metric, &targets, recount).await?;
-            targets.retain(|target| truths.get(target).is_none_or(|truth| truth.update_at.is_none()));
-        }
-        Ok(targets)
-    }
-
-    /// Compares `targets`, sorted by key, page by page.
-    async fn compare_pages(&mut self, targets: &[Target]) -> Result<()> {
-        for page in targets.chunks(self.on.limits.page_targets) {
-            if self.stop.is_cancelled() {
-                break;
-            }
-            self.compare(page).await?;
-        }
-        Ok(())
-    }
-
-    /// Waits until every event up to now is in MySQL.
-    async fn fence(&mut self) -> Result<()> {
+    /// Waits `grace`, and then until every event that was published by then is in MySQL.
+    async fn fence(&mut self, grace: Duration) -> Result<()> {
         let number = self.next_number();
         let passed = async {
-            tokio::time::sleep(self.on.limits.publish_grace.0).await;
+            tokio::time::sleep(grace).await;
             self.fences.pass(number).await
         };
         // The daemon's own consumers stop too: then nobody lets the fence pass.

@@ -7,10 +7,25 @@ use serde::Serialize;
 use crate::job;
 use crate::model::Micros;
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// All was looked at.
+    #[default]
+    Done,
+    /// `--run-time` was over.
+    TimeOver,
+    /// It was told to stop.
+    Stopped,
+    /// It would have repaired more than is allowed without `--force`.
+    Braked,
+}
+
 /// The result of one run. All numbers are of targets unless said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `changed`, `full` or `targets`.
+    /// `changed`, `full`, `rebuild` or `targets`.
     pub mode: &'static str,
     /// Nothing was changed, only looked at.
     pub dry_run: bool,
@@ -24,9 +39,9 @@ pub struct Report {
     pub repaired: u64,
     /// Off at the first look, right or otherwise off at the second: events on the way.
     pub transient: u64,
-    /// Judged by watching their events, because something newer than the cut was always there.
+    /// Judged by watching their events, because something newer than the cut was there at every look.
     pub busy: u64,
-    /// Not compared: nobody has loaded their bucket, so what is missing is unknown. A full run loads it.
+    /// Not compared: nobody has loaded their bucket, so what is missing is unknown.
     pub unknown: u64,
     /// Not repaired: the bucket changed between look and repair, or the number would have gone below zero.
     pub left: u64,
@@ -36,11 +51,21 @@ pub struct Report {
     pub drift_sum: u64,
     /// Rows of `counter` that differed from like_record, and were corrected unless this is a dry run.
     pub counters_off: u64,
-    /// Buckets of Redis that are loaded since this run.
+    /// Buckets that Redis had lost, and that this run has loaded.
     pub buckets_loaded: u64,
+    /// Counters that were added to them.
+    pub counters_loaded: u64,
+    /// Seconds that the run waited because a server had enough to do, and the last reason.
+    pub waited_s: u64,
+    /// The last reason.
+    pub waited_for: Option<String>,
+    /// The run that this one went on from.
+    pub resumed_run: Option<u64>,
     /// The instant, in microseconds since the epoch, up to which every change has been compared.
     pub cut: Option<i64>,
-    /// Why the run ended before its time, where it did.
+    /// How the run ended.
+    pub ended: End,
+    /// Why it ended before all was looked at, where it did.
     pub ended_early: Option<String>,
     /// Each target of a `targets` run, and the first drifted ones of any other.
     pub targets: Vec<TargetReport>,
@@ -55,6 +80,10 @@ pub struct TargetReport {
     pub redis: i64,
     /// Its true number as of the same cut.
     pub mysql: i64,
+    /// Its number in `counter` when that was read.
+    pub counter: Option<i64>,
+    /// Its like records then; only where they were counted.
+    pub rows: Option<i64>,
     /// What was added to Redis.
     pub added: i64,
     /// `exact`, `repaired`, `drifted`, `transient`, `unknown` or `left`.
@@ -64,9 +93,39 @@ pub struct TargetReport {
 /// Drifted targets that a report lists at most: the numbers tell of the rest.
 pub(super) const LISTED_MAX: usize = 20;
 
+impl Report {
+    /// Notes why the run ended early.
+    pub(super) fn end(&mut self, ended: End, why: String) {
+        self.ended = ended;
+        self.ended_early = Some(why);
+    }
+}
+
+impl TargetReport {
+    pub(super) fn unknown(target: String) -> Self {
+        Self { target, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict: "unknown" }
+    }
+
+    /// The verdict in words.
+    fn why(&self) -> &'static str {
+        match self.verdict {
+            "exact" => "Redis is right",
+            "repaired" => "Redis was off at two cuts, and got the difference added",
+            "drifted" => "Redis is off at two cuts; a dry run adds nothing",
+            "transient" => "Redis was off at one cut only: an event was on its way; nothing was added",
+            "unknown" => "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it",
+            _ => "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again",
+        }
+    }
+}
+
 impl job::Report for Report {
     fn is_done(&self) -> bool {
-        self.ended_early.is_none() && !self.dry_run
+        self.ended == End::Done && !self.dry_run
+    }
+
+    fn is_braked(&self) -> bool {
+        self.ended == End::Braked
     }
 
     fn cut(&self) -> Option<Micros> {
@@ -82,11 +141,13 @@ impl fmt::Display for Report {
         write!(f, "{repaired} repaired, {transient} transient")?;
         for (count, what) in [
             (self.busy, "judged while busy"),
-            (self.unknown, "unknown (bucket not loaded: run `tallyd reconcile --full`)"),
+            (self.unknown, "unknown (bucket not loaded)"),
             (self.left, "left for the next run"),
             (self.phantoms, "in Redis alone"),
             (self.counters_off, "rows of counter off"),
-            (self.buckets_loaded, "buckets loaded"),
+            (self.buckets_loaded, "lost buckets loaded"),
+            (self.counters_loaded, "counters in them"),
+            (self.waited_s, "seconds waited for the servers"),
         ] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
@@ -99,10 +160,22 @@ impl fmt::Display for Report {
             write!(f, "; ended early: {why}")?;
         }
         let listed = if f.alternate() { self.targets.as_slice() } else { &[] };
-        for TargetReport { target, redis, mysql, added, verdict } in listed {
+        for line in listed {
+            let TargetReport { target, redis, mysql, counter, rows, added, verdict } = line;
             write!(f, "\n  {target}: {verdict}, Redis {redis}, MySQL {mysql}")?;
             if *added != 0 {
                 write!(f, ", added {added:+}")?;
+            }
+            if *mode == "targets" {
+                write!(f, "\n    {}", line.why())?;
+                for (number, what) in [(rows, "like records"), (counter, "in counter")] {
+                    if let Some(number) = number {
+                        write!(f, "; {number} {what}")?;
+                    }
+                }
+                if *verdict != "unknown" && counter.is_some_and(|counter| counter != *mysql) {
+                    f.write_str("; events newer than the cut are in MySQL already")?;
+                }
             }
         }
         Ok(())
@@ -115,7 +188,15 @@ mod tests {
 
     #[test]
     fn a_report_reads_as_a_sentence() {
-        let line = TargetReport { target: "video:42".to_owned(), redis: 7, mysql: 5, added: -2, verdict: "repaired" };
+        let line = TargetReport {
+            target: "video:42".to_owned(),
+            redis: 7,
+            mysql: 5,
+            counter: Some(5),
+            rows: Some(5),
+            added: -2,
+            verdict: "repaired",
+        };
         let report = Report {
             mode: "full",
             checked: 10,

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
+use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
+use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
@@ -19,6 +21,41 @@ pub struct Truth {
     pub rows: Option<i64>,
     /// The newest `at` that was applied; none where there is nothing.
     pub update_at: Option<Micros>,
+}
+
+/// Whose numbers are read.
+#[derive(Clone, Copy, Debug)]
+pub enum Targets<'a> {
+    /// These, wherever they lie.
+    These(&'a [Target]),
+    /// These, which are all of one kind that lie between the first and the last: one range instead of many points.
+    Whole(&'a [Target]),
+}
+
+impl<'a> Targets<'a> {
+    /// All of them.
+    pub fn all(self) -> &'a [Target] {
+        match self {
+            Self::These(targets) | Self::Whole(targets) => targets,
+        }
+    }
+
+    /// What a statement asks for, each with the ids that it binds: `target_id BETWEEN ? AND ?` or `target_id IN (...)`.
+    fn conditions(self) -> Vec<(Kind, String, Vec<u64>)> {
+        match self {
+            Self::Whole([first, .., last]) => {
+                vec![(first.kind, "target_id BETWEEN ? AND ?".to_owned(), vec![first.id.0, last.id.0])]
+            }
+            Self::Whole(targets) | Self::These(targets) => by_kind(targets)
+                .into_iter()
+                .flat_map(|(kind, ids)| {
+                    let pieces: Vec<Vec<u64>> = in_shapes(&ids).map(<[u64]>::to_vec).collect();
+                    let text = |ids: &Vec<u64>| format!("target_id IN {}", placeholders(1, ids.len()));
+                    pieces.into_iter().map(move |ids| (kind, text(&ids), ids))
+                })
+                .collect(),
+        }
+    }
 }
 
 /// Everything known of the events of one watched (target, user) since the watch began.
@@ -79,13 +116,46 @@ impl Store {
     }
 
     /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too.
-    /// A target without anything is not in the answer.
+    /// A target without anything is not in the answer; of a whole page, others that lie in it may be.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
+    pub async fn truths(&self, metric: Metric, targets: Targets<'_>, rows: bool) -> Result<HashMap<Target, Truth>> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
+    }
+
+    /// The next counters of `kind` in order of id, after `after`, each with the newest `at` that was applied.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn counted_after(
+        &self,
+        kind: Kind,
+        metric: Metric,
+        after: TargetId,
+        limit: usize,
+    ) -> Result<Vec<(TargetId, i64, Micros)>> {
+        const ACTION: &str = "read counters";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut rows = sqlx::query(
+                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+                 WHERE kind = ? AND target_id > ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
+            )
+            .bind(kind.0)
+            .bind(after.0)
+            .bind(metric.0)
+            .bind(limit as u64)
+            .fetch(connection);
+            let mut counters = Vec::new();
+            while let Some(row) = rows.try_next().await.tried(ACTION)? {
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
+                counters.push((TargetId(row.try_get(0).tried(ACTION)?), row.try_get(1).tried(ACTION)?, update_at));
+            }
+            Ok(counters)
+        })
+        .await
     }
 
     /// What the watch has logged so far, and the counters of `targets`, all as of one instant. None where one of the
@@ -114,7 +184,7 @@ impl Store {
             if watching != i64::from(partitions) {
                 return Ok(None);
             }
-            let truths = read_counted(&mut tx, metric, targets).await?;
+            let truths = read_counted(&mut tx, metric, Targets::These(targets)).await?;
             let events = read_watched(&mut tx, watch).await?;
             tx.commit().await.tried("read watched events")?;
             Ok(Some((truths, events)))
@@ -122,11 +192,13 @@ impl Store {
         .await
     }
 
-    /// Adds `delta` to a target's counter, where `counter` differed from the rows. Only while `run` holds the job.
+    /// Adds to a target's counter what it lacked of its rows, and notes it as repair `pass`. Only while `run` holds the
+    /// job.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn correct_counter(&self, job: &str, run: u64, metric: Metric, target: Target, delta: i64) -> Result<()> {
+    pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, metric: Metric, intent: Intent) -> Result<()> {
+        let Intent { target, added, .. } = intent;
         const ACTION: &str = "correct a counter";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -140,10 +212,11 @@ impl Store {
             .bind(target.kind.0)
             .bind(target.id.0)
             .bind(metric.0)
-            .bind(delta)
+            .bind(added)
             .execute(&mut *tx)
             .await
             .tried(ACTION)?;
+            repairs::note_correction(&mut tx, run, pass, metric, intent).await?;
             tx.commit().await.tried(ACTION)
         })
         .await
@@ -251,7 +324,7 @@ async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transa
 async fn read_truths(
     connection: &mut MySqlConnection,
     metric: Metric,
-    targets: &[Target],
+    targets: Targets<'_>,
     rows: bool,
 ) -> Result<HashMap<Target, Truth>> {
     let mut tx = begin_snapshot(connection).await?;
@@ -266,24 +339,22 @@ async fn read_truths(
 async fn read_counted(
     connection: &mut MySqlConnection,
     metric: Metric,
-    targets: &[Target],
+    targets: Targets<'_>,
 ) -> Result<HashMap<Target, Truth>> {
     const ACTION: &str = "read counters";
-    let mut truths = HashMap::with_capacity(targets.len());
-    for (kind, ids) in by_kind(targets) {
-        for piece in in_shapes(&ids) {
-            let sql = format!(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-                 WHERE kind = ? AND target_id IN {} AND metric = ? GROUP BY target_id",
-                placeholders(1, piece.len())
-            );
-            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-            for row in query.bind(metric.0).fetch_all(&mut *connection).await.tried(ACTION)? {
-                let id = TargetId(row.try_get(0).tried(ACTION)?);
-                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
-                let counted = row.try_get(1).tried(ACTION)?;
-                truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
-            }
+    let mut truths = HashMap::with_capacity(targets.all().len());
+    for (kind, those, ids) in targets.conditions() {
+        let sql = format!(
+            "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+             WHERE kind = ? AND {those} AND metric = ? GROUP BY target_id"
+        );
+        let query = ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+        let mut rows = query.bind(metric.0).fetch(&mut *connection);
+        while let Some(row) = rows.try_next().await.tried(ACTION)? {
+            let id = TargetId(row.try_get(0).tried(ACTION)?);
+            let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
+            let counted = row.try_get(1).tried(ACTION)?;
+            truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
         }
     }
     Ok(truths)
@@ -291,26 +362,27 @@ async fn read_counted(
 
 async fn recount(
     connection: &mut MySqlConnection,
-    targets: &[Target],
+    targets: Targets<'_>,
     truths: &mut HashMap<Target, Truth>,
 ) -> Result<()> {
     const ACTION: &str = "recount like records";
-    for target in targets {
+    for truth in truths.values_mut() {
+        truth.rows = Some(0);
+    }
+    for target in targets.all() {
         truths.entry(*target).or_default().rows = Some(0);
     }
-    for (kind, ids) in by_kind(targets) {
-        for piece in in_shapes(&ids) {
-            let sql = format!(
-                "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED), MAX(update_at) FROM like_record \
-                 WHERE kind = ? AND target_id IN {} GROUP BY target_id",
-                placeholders(1, piece.len())
-            );
-            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-            for row in query.fetch_all(&mut *connection).await.tried(ACTION)? {
-                let truth = truths.entry(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) }).or_default();
-                truth.rows = Some(row.try_get(1).tried(ACTION)?);
-                truth.update_at = truth.update_at.max(Some(micros(row.try_get(2).tried(ACTION)?)));
-            }
+    for (kind, those, ids) in targets.conditions() {
+        let sql = format!(
+            "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED), MAX(update_at) FROM like_record \
+             WHERE kind = ? AND {those} GROUP BY target_id"
+        );
+        let query = ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+        let mut rows = query.fetch(&mut *connection);
+        while let Some(row) = rows.try_next().await.tried(ACTION)? {
+            let truth = truths.entry(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) }).or_default();
+            truth.rows = Some(row.try_get(1).tried(ACTION)?);
+            truth.update_at = truth.update_at.max(Some(micros(row.try_get(2).tried(ACTION)?)));
         }
     }
     Ok(())

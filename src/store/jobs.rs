@@ -42,6 +42,27 @@ pub enum Lock {
     },
 }
 
+/// What became of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All was done.
+    Done,
+    /// It stays due.
+    Failed,
+    /// It would have changed too much: not due before its time comes again.
+    Braked,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Braked => "braked",
+        }
+    }
+}
+
 impl Store {
     /// Takes the job's lock for [`LEASE`] and notes the run's start.
     ///
@@ -77,11 +98,18 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn finish_job(&self, job: &str, run: u64, done: bool, cut: Option<Micros>, report: &str) -> Result<()> {
+    pub async fn finish_job(
+        &self,
+        job: &str,
+        run: u64,
+        outcome: Outcome,
+        cut: Option<Micros>,
+        report: &str,
+    ) -> Result<()> {
         let mut lent = self.lend().await?;
         lent.limit("note the run's end", |connection| async move {
             sqlx::query("UPDATE job_run SET finished_at = NOW(6), outcome = ?, cut = ?, report = ? WHERE run = ?")
-                .bind(if done { "done" } else { "failed" })
+                .bind(outcome.name())
                 .bind(cut.map(datetime))
                 .bind(report)
                 .bind(run)
@@ -118,7 +146,7 @@ impl Store {
         .await
     }
 
-    /// When the last run of this mode that was done in full began.
+    /// When the last run of this mode began that was done in full, or braked.
     ///
     /// # Errors
     /// MySQL's.
@@ -127,7 +155,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let started_at: Option<NaiveDateTime> = sqlx::query_scalar(
-                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
+                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('done', 'braked') \
                  ORDER BY finished_at DESC LIMIT 1",
             )
             .bind(job)

@@ -12,6 +12,7 @@ pub mod jobs;
 pub mod letters;
 pub mod likes;
 pub mod partitions;
+pub mod repairs;
 pub mod schema;
 mod text;
 
@@ -167,6 +168,22 @@ impl Store {
             let row = sqlx::query("SELECT NOW(6), @@read_only").fetch_one(connection).await.tried(ACTION)?;
             let read_only: i64 = row.try_get_unchecked(1).tried(ACTION)?;
             Ok((micros(row.try_get(0).tried(ACTION)?), read_only == 0))
+        })
+        .await
+    }
+
+    /// How many threads MySQL runs now: what it has to do.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn threads_running(&self) -> Result<u64> {
+        const ACTION: &str = "ask MySQL how much it has to do";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row =
+                sqlx::query("SHOW GLOBAL STATUS LIKE 'Threads_running'").fetch_one(connection).await.tried(ACTION)?;
+            let threads: String = row.try_get(1).tried(ACTION)?;
+            Ok(threads.parse().unwrap_or(0))
         })
         .await
     }

@@ -231,7 +231,7 @@ fn config_text(name: &str, admin_url: &str, settings: &str) -> String {
     let defaults = format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{admin_url}{name}\"\n\
          [redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
-         [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\n\
+         [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
          [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n",
         stack("AMQP_URL"),
         stack("REDIS_URL"),

@@ -1,0 +1,86 @@
+//! Looks whether Redis has lost counters, and has them loaded again within seconds.
+//!
+//! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Some buckets are
+//! looked at each time, all of them in turn; and all at once when Redis has become another one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::cache::{Cache, CacheError};
+use crate::config::Kinds;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+
+/// Buckets of each kind that one look reads a field of: some milliseconds of Redis.
+const LOOKED_BUCKETS: u32 = 2_048;
+
+/// A daemon's lookout.
+pub struct Lookout {
+    /// Where it looks.
+    pub cache: Cache,
+    /// Whose buckets.
+    pub kinds: Kinds,
+    /// How often; zero for never.
+    pub every: Duration,
+    /// Set when something is lost.
+    pub asked: Arc<AtomicBool>,
+    /// Rung then.
+    pub bell: Arc<Notify>,
+}
+
+/// What it knows from its last look.
+#[derive(Default)]
+struct Seen {
+    data_set: Option<String>,
+    next: u32,
+}
+
+impl Lookout {
+    /// Looks until the stop.
+    pub async fn run(self, beat: Beat, stop: CancellationToken) {
+        let mut outage = Outage::new("looking at Redis");
+        let mut seen = Seen::default();
+        while !stop.is_cancelled() {
+            if !self.every.is_zero() {
+                match self.look(&mut seen).await {
+                    Ok(0) => outage.over(),
+                    Ok(_) => {
+                        outage.over();
+                        self.asked.store(true, Ordering::Relaxed);
+                        self.bell.notify_one();
+                    }
+                    Err(error) => drop(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
+                }
+            }
+            let mut left = self.every.max(Duration::from_secs(1));
+            while !left.is_zero() && !stop.is_cancelled() {
+                beat.beat();
+                let pause = left.min(Duration::from_secs(1));
+                left -= pause;
+                stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+            }
+        }
+    }
+
+    /// How many buckets it finds lost.
+    async fn look(&self, seen: &mut Seen) -> Result<u64, CacheError> {
+        let data_set = self.cache.data_set().await?;
+        let buckets = self.cache.keys.buckets();
+        let range = if seen.data_set.as_ref() == Some(&data_set) {
+            let from = if seen.next >= buckets { 0 } else { seen.next };
+            from..buckets.min(from.saturating_add(LOOKED_BUCKETS))
+        } else {
+            0..buckets
+        };
+        let mut lost = 0;
+        for kind in self.kinds.0.keys() {
+            lost += self.cache.count_unloaded(kind, range.clone()).await?;
+        }
+        *seen = Seen { data_set: Some(data_set), next: range.end };
+        Ok(lost)
+    }
+}

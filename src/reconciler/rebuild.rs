@@ -1,0 +1,151 @@
+//! What Redis has lost, wholly or in part (a flush, an empty replica promoted, an evicted bucket): loaded again from
+//! `counter`, while likes go on.
+//!
+//! A bucket without its field `_` is unknown, not zero. One script marks it as being loaded and gives what it holds at
+//! that instant: its cut. After a fence, each counter that nothing newer was applied to is its value as of the cut, and
+//! the difference to what the bucket held is added; what was counted meanwhile stays. The others are watched, as in any
+//! comparison. Only then is the bucket said to be loaded, and only if its mark is still there.
+//!
+//! Likes whose publish came later than the fence are missing in what was loaded. The comparison that follows finds
+//! them: their `at` is within `overlap`.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tracing::{info, warn};
+
+use super::Run;
+use super::drift::Verdict;
+use super::page::WATCHED_MAX;
+use crate::cache::counters::{Lost, Repair, Repaired};
+use crate::cache::layout::Loaded;
+use crate::model::{Kind, Micros, Target, TargetId};
+
+/// Counters that are read and added at once: 8,192 buckets get some 12 of them each.
+const PAGE_COUNTERS: usize = 100_000;
+
+/// Fields that lost buckets hold, which are kept in memory at once.
+const FIELDS_MAX: usize = 500_000;
+
+/// The buckets that are being loaded, of one kind.
+struct Loading {
+    /// By bucket: its cut and its state.
+    buckets: HashMap<u32, (Micros, Loaded)>,
+    /// What they held at their cuts, where it was not zero.
+    held: HashMap<Target, i64>,
+}
+
+impl Run<'_> {
+    /// Loads what is lost; false where nothing was. A dry run loads nothing.
+    pub(super) async fn rebuild(&mut self) -> Result<bool> {
+        let mut lost = 0;
+        for (name, _) in self.kinds() {
+            lost += self.on.cache.count_unloaded(&name, 0..self.on.cache.keys.buckets()).await?;
+        }
+        if lost == 0 || self.report.dry_run {
+            return Ok(false);
+        }
+        warn!(event = "redis-lost", buckets = lost, "Redis lacks {lost} buckets of counters: loading them from MySQL");
+        let began = Instant::now();
+        for (name, kind) in self.kinds() {
+            while !self.is_over() && self.load_some(&name, kind).await? {}
+        }
+        let (buckets, counters, seconds) =
+            (self.report.buckets_loaded, self.report.counters_loaded, began.elapsed().as_secs_f32());
+        info!(
+            event = "redis-loaded",
+            buckets, counters, seconds, "{buckets} buckets with {counters} counters are loaded after {seconds:.1} s"
+        );
+        Ok(true)
+    }
+
+    /// Loads buckets of one kind, as many as memory allows; false where none was lost.
+    async fn load_some(&mut self, name: &str, kind: Kind) -> Result<bool> {
+        let Lost { buckets, held } =
+            self.on.cache.begin_load(name, kind, self.on.metric, self.number, FIELDS_MAX).await?;
+        if buckets.is_empty() {
+            return Ok(false);
+        }
+        let loading = Loaded::Loading { generation: self.number, pass: 0 };
+        let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
+        let mut loading = Loading { buckets, held };
+        self.fence(Duration::ZERO).await?;
+        let mut busy = Vec::new();
+        let mut after = TargetId(0);
+        while !self.is_over() {
+            let truths = self.on.store.counted_after(kind, self.on.metric, after, PAGE_COUNTERS).await?;
+            let Some((last, ..)) = truths.last() else { break };
+            after = *last;
+            let mut repairs = Vec::new();
+            for (id, counted, update_at) in truths {
+                let target = Target { kind, id };
+                let Some((cut, state)) = loading.buckets.get(&self.on.cache.keys.bucket(target)) else { continue };
+                let held = loading.held.remove(&target).unwrap_or(0);
+                if update_at > *cut {
+                    busy.push(target);
+                } else if counted != held {
+                    repairs.push(Repair { target, delta: counted - held, loaded: *state });
+                }
+            }
+            self.add(&mut loading, &repairs).await?;
+        }
+        if self.is_over() {
+            return Ok(false);
+        }
+        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
+        for some in busy.chunks(WATCHED_MAX) {
+            self.load_busy(&mut loading, some).await?;
+        }
+        let states = loading.buckets.keys().copied().collect::<Vec<_>>();
+        self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
+        Ok(true)
+    }
+
+    /// Counters that are written while they are loaded.
+    async fn load_busy(&mut self, loading: &mut Loading, targets: &[Target]) -> Result<()> {
+        let looks = self.look_watched(targets, Duration::ZERO).await?;
+        let repairs: Vec<Repair> = looks
+            .iter()
+            .filter_map(|(target, look)| match look.verdict {
+                Verdict::Drift(drift) if drift != 0 => {
+                    Some(Repair { target: *target, delta: -drift, loaded: look.sample.loaded })
+                }
+                _ => None,
+            })
+            .collect();
+        self.add(loading, &repairs).await
+    }
+
+    /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.
+    async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
+        if repairs.is_empty() {
+            return Ok(());
+        }
+        let pass = self.next_number();
+        let keys = &self.on.cache.keys;
+        for (target, repaired) in self.on.cache.repair(&self.on.names, self.on.metric, pass, repairs).await? {
+            let bucket = keys.bucket(target);
+            match repaired {
+                Repaired::Done | Repaired::BelowZero => {
+                    self.report.counters_loaded += 1;
+                    if let Some((_, state)) = loading.buckets.get_mut(&bucket) {
+                        *state = state.repaired(pass);
+                    }
+                }
+                Repaired::Stale => {
+                    loading.buckets.remove(&bucket);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The kinds in the order of their codes.
+    pub(super) fn kinds(&self) -> Vec<(String, Kind)> {
+        let mut kinds: Vec<(String, Kind)> =
+            self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
+        kinds.sort_unstable_by_key(|(_, kind)| *kind);
+        kinds
+    }
+}

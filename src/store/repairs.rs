@@ -1,0 +1,181 @@
+//! The log of every number that a reconcile changed, and how far a run has come.
+
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+
+use super::{Result, Store, Tried, in_shapes, jobs, placeholders};
+use crate::model::{Metric, Target};
+
+/// A number that will be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// Whose number.
+    pub target: Target,
+    /// The number, as of the cut.
+    pub before: i64,
+    /// What is added.
+    pub added: i64,
+}
+
+/// Rows that one statement of the pruning deletes.
+const PRUNE_ROWS: u64 = 10_000;
+
+impl Store {
+    /// Notes what is about to be changed in `Redis`, as repair `pass` of `run`. Only while `run` holds the job.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, metric: Metric, intents: &[Intent]) -> Result<()> {
+        const ACTION: &str = "note repairs";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            jobs::hold(&mut tx, job, run).await?;
+            insert(&mut tx, run, pass, metric, "redis", None, intents).await?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes what became of repairs of `pass`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_outcomes(&self, pass: u64, metric: Metric, outcomes: &[(Target, &'static str)]) -> Result<()> {
+        const ACTION: &str = "note what became of repairs";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            for outcome in ["done", "below-zero", "stale"] {
+                let those: Vec<Target> =
+                    outcomes.iter().filter(|(_, of)| *of == outcome).map(|(target, _)| *target).collect();
+                for piece in in_shapes(&those) {
+                    let sql = format!(
+                        "UPDATE repair SET outcome = ? WHERE pass = ? AND metric = ? AND (kind, target_id) IN ({})",
+                        placeholders(piece.len(), 2)
+                    );
+                    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(outcome).bind(pass).bind(metric.0);
+                    for target in piece {
+                        query = query.bind(target.kind.0).bind(target.id.0);
+                    }
+                    query.execute(&mut *tx).await.tried(ACTION)?;
+                }
+            }
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Forgets repairs that are older than `keep`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn prune_repairs(&self, keep: Duration) -> Result<u64> {
+        const ACTION: &str = "forget old repairs";
+        let mut pruned = 0;
+        loop {
+            let mut lent = self.lend().await?;
+            let rows = lent
+                .limit(ACTION, |connection| async move {
+                    sqlx::query("DELETE FROM repair WHERE repaired_at < NOW(6) - INTERVAL ? SECOND LIMIT ?")
+                        .bind(keep.as_secs())
+                        .bind(PRUNE_ROWS)
+                        .execute(connection)
+                        .await
+                        .tried(ACTION)
+                })
+                .await?
+                .rows_affected();
+            pruned += rows;
+            if rows < PRUNE_ROWS {
+                return Ok(pruned);
+            }
+        }
+    }
+
+    /// Notes how far the run has come.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
+        const ACTION: &str = "note how far the run has come";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?")
+                .bind(checkpoint)
+                .bind(run)
+                .execute(connection)
+                .await
+                .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// How far the last run of this mode came that was not done, unless one was done after it.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_checkpoint(&self, job: &str, mode: &str, before: u64) -> Result<Option<(u64, String)>> {
+        const ACTION: &str = "read how far the last run came";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query(
+                "SELECT run, checkpoint FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL \
+                 AND run > COALESCE((SELECT MAX(run) FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done'), 0) \
+                 ORDER BY run DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(mode)
+            .bind(before)
+            .bind(job)
+            .bind(mode)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().tried(ACTION)
+        })
+        .await
+    }
+}
+
+/// Notes the correction of a row of `counter`, in its transaction.
+///
+/// # Errors
+/// MySQL's.
+pub(super) async fn note_correction(
+    connection: &mut MySqlConnection,
+    run: u64,
+    pass: u64,
+    metric: Metric,
+    intent: Intent,
+) -> Result<()> {
+    insert(connection, run, pass, metric, "mysql", Some("done"), &[intent]).await
+}
+
+async fn insert(
+    connection: &mut MySqlConnection,
+    run: u64,
+    pass: u64,
+    metric: Metric,
+    store: &'static str,
+    outcome: Option<&'static str>,
+    intents: &[Intent],
+) -> Result<()> {
+    for piece in in_shapes(intents) {
+        let group = "(?, ?, ?, ?, ?, ?, ?, ?, ?, NOW(6))";
+        let sql = format!(
+            "INSERT INTO repair (pass, kind, target_id, metric, store, run, before_it, added, outcome, repaired_at) \
+             VALUES {}",
+            vec![group; piece.len()].join(", ")
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for Intent { target, before, added } in piece {
+            query = query.bind(pass).bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(store).bind(run);
+            query = query.bind(*before).bind(*added).bind(outcome);
+        }
+        query.execute(&mut *connection).await.tried("note repairs")?;
+    }
+    Ok(())
+}
