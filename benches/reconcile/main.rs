@@ -1,0 +1,177 @@
+//! what a reconcile costs: a recount of all, of what changed, a lost Redis loaded again; and what it costs the consumer
+
+mod child;
+#[path = "../common/mod.rs"]
+mod common;
+mod site;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use common::machine::Machine;
+use common::report::{Aim, Results, median, print_figures};
+use serde::Serialize;
+
+use child::Ran;
+use site::Site;
+
+const AIMS: [(&str, Aim); 4] = [
+    ("full_ratio", Aim::AtMost(1.3)),
+    ("rebuild_ratio", Aim::AtLeast(0.5)),
+    ("rebuild_ratio_under_load", Aim::AtLeast(0.5)),
+    ("consumer_loss_percent", Aim::AtMost(10.0)),
+];
+
+/// Parts of the targets that have changed, in thousandths.
+const CHANGED: [u64; 3] = [1, 10, 100];
+
+/// Fills MySQL with like records (Zipf 1.0 over a fortieth as many targets), then runs the real binary on them.
+#[derive(Clone, Copy, Debug, Parser)]
+struct Arguments {
+    /// Like records.
+    #[arg(long, default_value_t = 20_000_000)]
+    rows: u64,
+
+    /// Of the second table, whose run must need no more memory for being larger.
+    #[arg(long, default_value_t = 5_000_000)]
+    small_rows: u64,
+
+    /// How often each run is made; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Events that the consumer drains, with and without a reconcile.
+    #[arg(long, default_value_t = 300_000)]
+    events: u64,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What is written beside the figures.
+#[derive(Default, Serialize)]
+struct Seen {
+    targets: u64,
+    bare_s: Vec<f64>,
+    full: Vec<Ran>,
+    bare_hset_s: Vec<f64>,
+    rebuild: Vec<Ran>,
+    rebuild_under_load: Vec<Ran>,
+    changed: BTreeMap<String, Vec<Ran>>,
+    alone_events_per_second: Vec<f64>,
+    beside_events_per_second: Vec<f64>,
+    small: Vec<Ran>,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = Machine::look().await?;
+    let mut seen = Seen::default();
+    let small = Site::open("small", arguments.small_rows).await?;
+    load_and_run(&small, &mut seen).await.context("the small table")?;
+    small.close().await?;
+    let site = Site::open("large", arguments.rows).await?;
+    seen.targets = site.targets;
+    let result = measure(&site, arguments, &mut seen).await;
+    site.close().await?;
+    result?;
+    let figures = figures(&seen);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("reconcile")
+}
+
+/// Loads Redis from MySQL, then compares all.
+async fn load_and_run(site: &Site, seen: &mut Seen) -> Result<()> {
+    site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;
+    let ran = site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;
+    seen.small.push(ran);
+    Ok(())
+}
+
+async fn measure(site: &Site, arguments: Arguments, seen: &mut Seen) -> Result<()> {
+    for round in 1..=arguments.rounds {
+        let bare_s = site.bare_hset().await?;
+        site.lose().await?;
+        let rebuilt = site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;
+        println!("round {round}: HSET {bare_s:.2} s, rebuild {:.2} s", rebuilt.rebuild_s);
+        seen.bare_hset_s.push(bare_s);
+        seen.rebuild.push(rebuilt);
+    }
+    for round in 1..=arguments.rounds {
+        let bare_s = site.bare_recount().await?;
+        let full = site.reconcile(&["--full"]).await?.expect_exact(site.targets)?;
+        println!("round {round}: recount {bare_s:.2} s, full {:.2} s, {:.0} MiB", full.seconds, full.peak_rss_mib);
+        seen.bare_s.push(bare_s);
+        seen.full.push(full);
+    }
+    for part in CHANGED {
+        for round in 1..=arguments.rounds {
+            let changed = site.change(part).await?;
+            let ran = site.reconcile(&["--changed"]).await?.expect_exact(changed)?;
+            println!("round {round}: {changed} changed, {:.2} s, {} rows read", ran.seconds, ran.rows_read);
+            seen.changed.entry(format!("{}_percent", part as f64 / 10.0)).or_default().push(ran);
+        }
+    }
+    for round in 1..=arguments.rounds {
+        let alone = site.drain(arguments.events, None).await?;
+        let beside = site.drain(arguments.events, Some("--full")).await?;
+        println!("round {round}: consumer {alone:.0} events/s alone, {beside:.0} beside a reconcile");
+        seen.alone_events_per_second.push(alone);
+        seen.beside_events_per_second.push(beside);
+    }
+    for _ in 0..arguments.rounds {
+        seen.rebuild_under_load.push(site.rebuild_under_load(arguments.events).await?);
+    }
+    Ok(())
+}
+
+fn figures(seen: &Seen) -> BTreeMap<String, f64> {
+    let of = |runs: &[Ran], number: fn(&Ran) -> f64| median(runs.iter().map(number));
+    let full_s = of(&seen.full, |ran| ran.seconds);
+    let hset_s = median(seen.bare_hset_s.iter().copied());
+    let alone = median(seen.alone_events_per_second.iter().copied());
+    let beside = median(seen.beside_events_per_second.iter().copied());
+    let mut figures = BTreeMap::from([
+        ("full_s".to_owned(), full_s),
+        ("full_ratio".to_owned(), full_s / median(seen.bare_s.iter().copied())),
+        ("rebuild_ratio".to_owned(), hset_s / of(&seen.rebuild, |ran| ran.rebuild_s)),
+        ("rebuild_ratio_under_load".to_owned(), hset_s / of(&seen.rebuild_under_load, |ran| ran.rebuild_s)),
+        ("rebuild_counters_per_second".to_owned(), seen.targets as f64 / of(&seen.rebuild, |ran| ran.rebuild_s)),
+        ("consumer_loss_percent".to_owned(), (1.0 - beside / alone) * 100.0),
+        ("peak_rss_mib".to_owned(), of(&seen.full, |ran| ran.peak_rss_mib)),
+        ("peak_rss_mib_small".to_owned(), of(&seen.small, |ran| ran.peak_rss_mib)),
+    ]);
+    for (part, runs) in &seen.changed {
+        figures.insert(format!("changed_{part}_ratio"), of(runs, |ran| ran.seconds) / full_s);
+        figures.insert(format!("changed_{part}_rows_read"), of(runs, |ran| ran.rows_read as f64));
+    }
+    figures
+}
+
+impl Ran {
+    /// Fails unless exactly so many targets were compared, all of them right.
+    fn expect_exact(self, targets: u64) -> Result<Self> {
+        ensure!(
+            (self.checked, self.exact) == (targets, targets),
+            "{} checked, {} exact of {targets}",
+            self.checked,
+            self.exact
+        );
+        Ok(self)
+    }
+}
+
+/// Waits until `fact` is true.
+async fn until(what: &str, limit: Duration, mut fact: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !fact().await? {
+        ensure!(began.elapsed() < limit, "{what}: not within {} s", limit.as_secs());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}

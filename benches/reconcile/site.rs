@@ -1,0 +1,224 @@
+//! A site with many likes: MySQL filled in bulk, Redis loaded or lost.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use futures_util::TryStreamExt;
+use sqlx::{AssertSqlSafe, Row};
+use tallyd::cache::Cache;
+use tallyd::model::{Kind, Target, TargetId};
+
+use crate::child::{self, Ran};
+use crate::common::contender::{Contender, Said};
+use crate::common::preload;
+use crate::common::workload::Workload;
+use crate::common::world::{Setup, World};
+use crate::until;
+
+/// Like records per target in the mean.
+const ROWS_PER_TARGET: u64 = 40;
+
+/// Rows that one statement inserts.
+const ROWS_PER_STATEMENT: usize = 10_000;
+
+/// Commands of one pipeline, as tallyd's own.
+const PIPELINE: usize = 500;
+
+pub struct Site {
+    world: World,
+    cache: Cache,
+    pub targets: u64,
+}
+
+impl Site {
+    pub async fn open(name: &str, rows: u64) -> Result<Self> {
+        let world = World::new(&format!("reconcile-{name}"), Setup::default()).await?;
+        let cache = Cache::new(&world.config.redis)?;
+        let targets = rows / ROWS_PER_TARGET;
+        println!("filling MySQL with {rows} like records of {targets} targets");
+        fill(&world, rows, targets).await.context("fill MySQL")?;
+        Ok(Self { world, cache, targets })
+    }
+
+    pub async fn close(self) -> Result<()> {
+        self.lose().await?;
+        self.world.close().await
+    }
+
+    pub async fn reconcile(&self, arguments: &[&str]) -> Result<Ran> {
+        child::reconcile(&self.world, arguments).await
+    }
+
+    /// What any recount must do at least; in seconds.
+    pub async fn bare_recount(&self) -> Result<f64> {
+        let began = Instant::now();
+        let sql = "SELECT kind, target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record GROUP BY kind, target_id";
+        let mut rows = sqlx::query(sql).fetch(&self.world.pool);
+        let mut targets = 0;
+        while let Some(row) = rows.try_next().await? {
+            let _: i64 = row.try_get(2)?;
+            targets += 1;
+        }
+        ensure!(targets >= self.targets, "{targets} targets were counted");
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    /// What any rebuild must do at least: read `counter`, and set each number in Redis; in seconds.
+    pub async fn bare_hset(&self) -> Result<f64> {
+        let counters: Vec<(u64, i64)> =
+            sqlx::query_as("SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY kind, target_id")
+                .fetch_all(&self.world.pool)
+                .await?;
+        let client = redis::Client::open(self.world.config.redis.url.expose())?;
+        let mut redis = client.get_multiplexed_async_connection().await?;
+        let key = |id: u64| {
+            let target = Target { kind: Kind(1), id: TargetId(id) };
+            format!("bare:{}", self.cache.keys.counters("video", self.cache.keys.bucket(target)))
+        };
+        let began = Instant::now();
+        let mut keys = BTreeMap::new();
+        for piece in counters.chunks(PIPELINE) {
+            let mut pipeline = redis::pipe();
+            for (id, value) in piece {
+                let key = key(*id);
+                pipeline.hset(&key, id, value).ignore();
+                keys.insert(key, ());
+            }
+            pipeline.exec_async(&mut redis).await?;
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        for key in keys.keys() {
+            redis::cmd("UNLINK").arg(key).exec_async(&mut redis).await?;
+        }
+        Ok(seconds)
+    }
+
+    /// Takes all counters from Redis.
+    pub async fn lose(&self) -> Result<()> {
+        let client = redis::Client::open(self.world.config.redis.url.expose())?;
+        let mut redis = client.get_multiplexed_async_connection().await?;
+        for bucket in 0..self.cache.keys.buckets() {
+            redis::cmd("UNLINK").arg(self.cache.keys.counters("video", bucket)).exec_async(&mut redis).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes so many thousandths of the targets look changed since the last run.
+    pub async fn change(&self, thousandths: u64) -> Result<u64> {
+        // Older runs' overlap must not bring their targets in again.
+        sqlx::query("UPDATE counter SET update_at = '2026-01-01' WHERE update_at > '2026-01-01'")
+            .execute(&self.world.pool)
+            .await?;
+        let changed = sqlx::query("UPDATE counter SET update_at = NOW(6) WHERE target_id % 1000 < ?")
+            .bind(thousandths)
+            .execute(&self.world.pool)
+            .await?;
+        Ok(changed.rows_affected())
+    }
+
+    /// How fast the daemon drains so many events, in events per second, while reconciles run or not.
+    pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?), 1).await?;
+        let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
+        while running.next().await? != Said::Consuming {}
+        let began = Instant::now();
+        let drained = async {
+            let mut committed = 0;
+            while committed < events {
+                if let Said::Committed { events, .. } = running.next().await? {
+                    committed += events;
+                }
+            }
+            Ok::<f64, anyhow::Error>(events as f64 / began.elapsed().as_secs_f64())
+        };
+        let reconciles = async {
+            match beside {
+                None => std::future::pending().await,
+                Some(mode) => loop {
+                    self.reconcile(&[mode, "--force"]).await?;
+                },
+            }
+        };
+        let rate = tokio::select! {
+            rate = drained => rate,
+            failed = reconciles => failed,
+        };
+        running.stop().await?;
+        let rate = rate?;
+        self.forget_new_rows().await?;
+        Ok(rate)
+    }
+
+    /// Loses Redis while the daemon drains events, and loads it again.
+    pub async fn rebuild_under_load(&self, events: u64) -> Result<Ran> {
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?), 1).await?;
+        let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
+        while running.next().await? != Said::Consuming {}
+        self.lose().await?;
+        let talking = async {
+            loop {
+                if let Err(error) = running.next().await {
+                    return error;
+                }
+            }
+        };
+        let ran = tokio::select! {
+            ran = self.reconcile(&["--changed", "--force"]) => ran?,
+            error = talking => return Err(error),
+        };
+        until("the queue is empty", Duration::from_secs(120), async || Ok(self.world.assert_drained().await.is_ok()))
+            .await?;
+        running.stop().await?;
+        self.forget_new_rows().await?;
+        Ok(ran)
+    }
+
+    /// Takes away what a drain has written, and what that was in `counter`: each round begins as the first one.
+    async fn forget_new_rows(&self) -> Result<()> {
+        sqlx::query("DELETE FROM like_record WHERE update_at > '2026-01-01'").execute(&self.world.pool).await?;
+        sqlx::query("TRUNCATE counter").execute(&self.world.pool).await?;
+        count(&self.world).await
+    }
+}
+
+/// Rows by Zipf 1.0: of the target in place i as many as 1/i of the first.
+async fn fill(world: &World, rows: u64, targets: u64) -> Result<()> {
+    let harmonic: f64 = (1..=targets).map(|place| 1.0 / place as f64).sum();
+    let mut values = Vec::with_capacity(ROWS_PER_STATEMENT);
+    for id in 1..=targets {
+        // Popularity is spread over the ids: a stride that has no factor in common with their number.
+        let place = 1 + id.wrapping_mul(7_919) % targets;
+        let count = ((rows as f64 / harmonic / place as f64) as u64).max(1);
+        for user in 1..=count {
+            // Ids far above those of the workload that the consumer drains.
+            values.push(format!("(1,{},{user},0,'2026-01-01')", 10_000_000 + id));
+            if values.len() == ROWS_PER_STATEMENT {
+                insert(world, &mut values).await?;
+            }
+        }
+    }
+    insert(world, &mut values).await?;
+    count(world).await
+}
+
+async fn insert(world: &World, values: &mut Vec<String>) -> Result<()> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let sql =
+        format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", values.join(","));
+    values.clear();
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await?;
+    Ok(())
+}
+
+async fn count(world: &World) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
+         SELECT kind, target_id, 1, 0, SUM(is_del = 0), MAX(update_at) FROM like_record GROUP BY kind, target_id",
+    )
+    .execute(&world.pool)
+    .await?;
+    Ok(())
+}
