@@ -1,5 +1,6 @@
 //! A site with many likes: MySQL filled in bulk, Redis loaded or lost.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -123,6 +124,7 @@ impl Site {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
         let began = Instant::now();
+        let ended = Cell::new(false);
         let drained = async {
             let mut committed = 0;
             while committed < events {
@@ -130,32 +132,37 @@ impl Site {
                     committed += events;
                 }
             }
-            Ok::<f64, anyhow::Error>(events as f64 / began.elapsed().as_secs_f64())
+            ended.set(true);
+            Ok(events as f64 / began.elapsed().as_secs_f64())
         };
         let reconciles = async {
-            match beside {
-                None => std::future::pending().await,
-                Some(mode) => loop {
-                    self.reconcile(&[mode, "--force"]).await?;
-                },
+            // To its end, or its lease would be in the next one's way.
+            while let (Some(mode), false) = (beside, ended.get()) {
+                self.reconcile(&[mode, "--force"]).await?;
             }
+            Ok::<(), anyhow::Error>(())
         };
-        let rate = tokio::select! {
-            rate = drained => rate,
-            failed = reconciles => failed,
-        };
+        let (rate, ()) = tokio::try_join!(drained, reconciles)?;
         running.stop().await?;
-        let rate = rate?;
         self.forget_new_rows().await?;
         Ok(rate)
     }
 
-    /// Loses Redis while the daemon drains events, and loads it again.
-    pub async fn rebuild_under_load(&self, events: u64) -> Result<Ran> {
+    /// Loses Redis while the daemon drains events, and loads it again; before that, how long a bare HSET takes beside it.
+    pub async fn rebuild_under_load(&self, events: u64) -> Result<(f64, Ran)> {
         preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?), 1).await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
-        self.lose().await?;
+        let beside = async {
+            let bare_s = self.bare_hset().await?;
+            self.lose().await?;
+            let ran = self.reconcile(&["--changed", "--force"]).await?;
+            // Only what was measured under load the whole time says something.
+            let publisher = self.world.broker.connect_publisher("bench").await?;
+            let left = publisher.depth(&self.world.broker.queue(0)).await?.messages;
+            ensure!(left > 0, "the queue was empty before the rebuild's end: give more --events");
+            Ok((bare_s, ran))
+        };
         let talking = async {
             loop {
                 if let Err(error) = running.next().await {
@@ -164,7 +171,7 @@ impl Site {
             }
         };
         let ran = tokio::select! {
-            ran = self.reconcile(&["--changed", "--force"]) => ran?,
+            measured = beside => measured?,
             error = talking => return Err(error),
         };
         until("the queue is empty", Duration::from_secs(120), async || Ok(self.world.assert_drained().await.is_ok()))

@@ -18,6 +18,8 @@ const CALL_IDS_MAX: usize = 1_000;
 pub struct Sample {
     /// The number.
     pub value: i64,
+    /// Whether it has a field: one of its numbers is not zero.
+    pub exists: bool,
     /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
     pub cut: Micros,
     /// The state of its bucket then.
@@ -214,15 +216,37 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
     }
 
-    /// The targets that have a field in the buckets `from`..`until` of the kind.
+    /// How many targets have a field in each bucket of the kind that is loaded.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: Range<u32>) -> Result<Vec<Target>> {
+    pub async fn bucket_sizes(&self, kind: &str) -> Result<Vec<(u32, u64)>> {
+        const ACTION: &str = "count counters";
+        let mut sizes = Vec::new();
+        for buckets in pieces(0..self.keys.buckets()) {
+            let mut pipeline = Pipeline::new();
+            for bucket in buckets.clone() {
+                pipeline.cmd("HLEN").arg(self.keys.counters(kind, bucket));
+            }
+            for (bucket, answer) in buckets.zip(self.run(ACTION, &pipeline).await?) {
+                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+                let Value::Int(fields) = answer else { return Err(unexpected(ACTION, &answer)) };
+                // One of them is `_`.
+                sizes.push((bucket, u64::try_from(fields).unwrap_or(0).saturating_sub(1)));
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// The targets that have a field in these buckets of the kind.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: &[u32]) -> Result<Vec<Target>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
         for bucket in buckets {
-            pipeline.cmd("HKEYS").arg(self.keys.counters(kind, bucket));
+            pipeline.cmd("HKEYS").arg(self.keys.counters(kind, *bucket));
         }
         let mut targets = Vec::new();
         for answer in self.run(ACTION, &pipeline).await? {
@@ -257,7 +281,10 @@ fn read_sample(answer: &Value, metric: Metric, members: &[Target]) -> Option<Vec
     let [cut, loaded, values @ ..] = parts.as_slice() else { return None };
     let cut = Micros(text(cut)?.parse().ok()?);
     let loaded = Loaded::parse(text(loaded)?)?;
-    let sample = |value: &Value| Some(Sample { value: layout::value(text(value)?, metric)?, cut, loaded });
+    let sample = |value: &Value| {
+        let field = text(value)?;
+        Some(Sample { value: layout::value(field, metric)?, exists: !field.is_empty(), cut, loaded })
+    };
     // A field that holds something else is left out, and so unknown: it is nobody's to repair.
     Some(members.iter().zip(values).filter_map(|(target, value)| Some((*target, sample(value)?))).collect())
 }

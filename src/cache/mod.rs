@@ -9,7 +9,7 @@ pub mod counters;
 pub mod keys;
 pub mod layout;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -60,18 +60,32 @@ pub struct Cache {
     pub keys: Keys,
 }
 
-/// A Lua script under lua/.
-pub(crate) struct Script(&'static str);
+/// A Lua script under lua/, with what the server knows it by.
+pub(crate) struct Script {
+    text: &'static str,
+    hash: LazyLock<String>,
+}
 
-pub(crate) const LIKE: Script = Script(include_str!("../../lua/like.lua"));
-pub(crate) const BOARD: Script = Script(include_str!("../../lua/board.lua"));
-const SAMPLE: Script = Script(include_str!("../../lua/sample.lua"));
-const REPAIR: Script = Script(include_str!("../../lua/repair.lua"));
-const LOAD: Script = Script(include_str!("../../lua/load.lua"));
-const BOARD_FREEZE: Script = Script(include_str!("../../lua/board_freeze.lua"));
-const BOARD_MERGE: Script = Script(include_str!("../../lua/board_merge.lua"));
-const BOARD_STAY: Script = Script(include_str!("../../lua/board_stay.lua"));
-const BOARD_END: Script = Script(include_str!("../../lua/board_end.lua"));
+macro_rules! script {
+    ($name:literal) => {
+        Script {
+            text: include_str!(concat!("../../lua/", $name)),
+            hash: LazyLock::new(|| {
+                redis::Script::new(include_str!(concat!("../../lua/", $name))).get_hash().to_owned()
+            }),
+        }
+    };
+}
+
+pub(crate) static LIKE: Script = script!("like.lua");
+pub(crate) static BOARD: Script = script!("board.lua");
+static SAMPLE: Script = script!("sample.lua");
+static REPAIR: Script = script!("repair.lua");
+static LOAD: Script = script!("load.lua");
+static BOARD_FREEZE: Script = script!("board_freeze.lua");
+static BOARD_MERGE: Script = script!("board_merge.lua");
+static BOARD_STAY: Script = script!("board_stay.lua");
+static BOARD_END: Script = script!("board_end.lua");
 
 /// One call of a script.
 pub(crate) struct Call {
@@ -99,9 +113,9 @@ impl Call {
     fn command(&self, with_text: bool) -> Cmd {
         let mut command = Cmd::new();
         if with_text {
-            command.arg("EVAL").arg(self.script.0);
+            command.arg("EVAL").arg(self.script.text);
         } else {
-            command.arg("EVALSHA").arg(redis::Script::new(self.script.0).get_hash());
+            command.arg("EVALSHA").arg(self.script.hash.as_str());
         }
         command.arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
         command

@@ -294,7 +294,7 @@ impl Default for Reconcile {
             publish_grace: Pause::from_secs(2),
             fence_max: Pause::from_secs(60),
             overlap: Pause::from_secs(900),
-            page_targets: 20_000,
+            page_targets: 100_000,
             page_target_ms: 1_000,
             pause_ms: 0,
             threads_running_max: 64,

@@ -35,6 +35,7 @@ mod rebuild;
 pub mod report;
 mod walk;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -134,6 +135,8 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     began: Instant,
     pending: Pending,
+    /// By bucket of the kind that a full run is at: its known targets that have a field in Redis.
+    fields_seen: HashMap<u32, u32>,
     report: Report,
 }
 
@@ -173,6 +176,7 @@ impl Reconciler {
             stop,
             began: Instant::now(),
             pending: Pending::new(),
+            fields_seen: HashMap::new(),
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
         };
         let result = run.compare_all().await;

@@ -1,7 +1,7 @@
 //! Which targets a run looks at, page by page, and how far it has come.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -11,18 +11,31 @@ use super::page::PENDING_MAX;
 use super::{JOB, Mode, Run};
 use crate::model::{Kind, Micros, Target, TargetId};
 use crate::store::changed::ChangedBefore;
-use crate::store::counters::Targets;
+use crate::store::counters::{Range, Targets, Truth};
 
 /// Buckets whose fields are listed at once: about 16,000 ids.
-const LISTED_BUCKETS: u32 = 128;
+const LISTED_BUCKETS: usize = 128;
+
+/// The highest id that there may be.
+const LAST: TargetId = TargetId(i64::MAX as u64);
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Paced {
+    Compared,
+    /// It is a range with too many targets that `counter` lacks.
+    Refused,
+    /// The run was over before.
+    Over,
+}
 
 /// How often it is said how far a full run has come.
-const SAY_EVERY: std::time::Duration = std::time::Duration::from_secs(30);
+const SAY_EVERY: Duration = Duration::from_secs(30);
 
 /// How long targets are pending at most before a full run looks at them again: what it may have to do twice.
-const SETTLE_EVERY: std::time::Duration = std::time::Duration::from_secs(60);
+const SETTLE_EVERY: Duration = Duration::from_secs(60);
 
-/// How far a full run has come: all targets up to this one, and the phantoms of its kind, are compared.
+/// How far a full run has come: all targets up to this one, and the phantoms of the kinds before its own, are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// When the run began that went from the first target on, by Redis' clock.
@@ -60,9 +73,7 @@ impl Run<'_> {
 
     /// Compares what changed from the last run's cut until now, by Redis' clock.
     async fn compare_changed(&mut self) -> Result<()> {
-        let until = self.now().await?;
-        // So that no event up to `until` is committed only after the list was read.
-        self.fence(self.on.limits.publish_grace.0).await?;
+        let until = self.fenced_now().await?;
         let from = self.on.store.last_cut(JOB).await?.unwrap_or(Micros(0));
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let mut before = ChangedBefore::NEWEST;
@@ -85,26 +96,30 @@ impl Run<'_> {
         let resumed = self.resumed().await?;
         let began = match resumed {
             Some(checkpoint) => Micros(checkpoint.began),
-            None => self.now().await?,
+            None => self.fenced_now().await?,
         };
-        if resumed.is_none() {
-            // So that no event up to `began` is committed only after the lists were read.
-            self.fence(self.on.limits.publish_grace.0).await?;
-        }
         for (name, kind) in self.kinds() {
             let after = match resumed {
                 Some(checkpoint) if checkpoint.kind > kind.0 => continue,
-                Some(checkpoint) if checkpoint.kind == kind.0 => Some(TargetId(checkpoint.target_id)),
-                _ => None,
+                Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
+                _ => TargetId(0),
             };
-            // In this order: a target that MySQL comes to know meanwhile is still on the second list.
-            if after.is_none() {
+            self.fields_seen.clear();
+            self.compare_known(kind, after, began).await?;
+            if !self.is_over() {
                 self.compare_phantoms(&name, kind).await?;
             }
-            self.compare_known(kind, after.unwrap_or(TargetId(0)), began).await?;
         }
         self.report.cut = Some(began.0);
         Ok(())
+    }
+
+    /// An instant, by Redis' clock: every event that is not newer is in MySQL. Those of the last `publish_grace` may not
+    /// even be published.
+    async fn fenced_now(&mut self) -> Result<Micros> {
+        let now = self.now().await?;
+        self.fence(Duration::ZERO).await?;
+        Ok(now.before(self.on.limits.publish_grace.0))
     }
 
     /// Where to go on; none from the first target on.
@@ -127,12 +142,19 @@ impl Run<'_> {
 
     async fn compare_known(&mut self, kind: Kind, mut after: TargetId, began: Micros) -> Result<()> {
         let (mut said, mut settled) = (Instant::now(), Instant::now());
-        while !self.is_over() {
-            let ids = self.on.store.known_targets(kind, self.on.metric, after, self.pace.page()).await?;
-            let Some(last) = ids.last() else { break };
-            after = *last;
-            let page: Vec<Target> = ids.into_iter().map(|id| Target { kind, id }).collect();
-            self.compare_paced(Targets::Whole(&page)).await?;
+        while !self.is_over() && after < LAST {
+            let limit = self.pace.page();
+            let ids = self.on.store.counted_targets(kind, self.on.metric, after, limit).await?;
+            // The last range goes on to the end: there may be like records without a counter.
+            let until = ids.last().copied().filter(|_| ids.len() == limit).unwrap_or(LAST);
+            let targets = ids.into_iter().map(|id| Target { kind, id }).collect();
+            let range = Range { kind, after, until, targets };
+            match self.compare_paced(Targets::Range(&range)).await? {
+                Paced::Compared => {}
+                Paced::Refused => self.compare_uncounted(&range).await?,
+                Paced::Over => break,
+            }
+            after = until;
             if settled.elapsed() > SETTLE_EVERY {
                 self.settle().await?;
                 settled = Instant::now();
@@ -173,24 +195,31 @@ impl Run<'_> {
         );
     }
 
-    /// What Redis has and MySQL doesn't: likes whose events were lost to the last one.
+    /// What Redis has and MySQL doesn't: likes whose events were lost to the last one. Only buckets that have more fields
+    /// than the samples of known targets have found in them are searched.
     async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
-        let buckets = self.on.cache.keys.buckets();
+        let sizes = self.on.cache.bucket_sizes(name).await?;
+        let seen = std::mem::take(&mut self.fields_seen);
+        let more = |(bucket, size): &(u32, u64)| *size != u64::from(seen.get(bucket).copied().unwrap_or(0));
+        let suspects: Vec<u32> = sizes.into_iter().filter(more).map(|(bucket, _)| bucket).collect();
         let mut phantoms = Vec::new();
-        for from in (0..buckets).step_by(LISTED_BUCKETS as usize) {
-            let until = buckets.min(from + LISTED_BUCKETS);
-            let targets = self.on.cache.targets_in(name, kind, from..until).await?;
+        for some in suspects.chunks(LISTED_BUCKETS) {
+            let targets = self.on.cache.targets_in(name, kind, some).await?;
             phantoms.extend(self.unknown_to_mysql(targets).await?);
             if self.is_over() {
                 break;
             }
-            if phantoms.len() >= self.pace.page() || until == buckets {
-                phantoms.sort_unstable();
-                self.report.phantoms += phantoms.len() as u64;
-                self.compare_these(&std::mem::take(&mut phantoms)).await?;
+            if phantoms.len() >= self.pace.page() {
+                self.compare_found(&mut phantoms).await?;
             }
         }
-        Ok(())
+        self.compare_found(&mut phantoms).await
+    }
+
+    async fn compare_found(&mut self, phantoms: &mut Vec<Target>) -> Result<()> {
+        phantoms.sort_unstable();
+        self.report.phantoms += phantoms.len() as u64;
+        self.compare_these(&std::mem::take(phantoms)).await
     }
 
     /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
@@ -198,21 +227,42 @@ impl Run<'_> {
         // Counters first: they are few point reads each, and nearly every target has one.
         for recount in [false, true] {
             let truths = self.on.store.truths(self.on.metric, Targets::These(&targets), recount).await?;
-            targets.retain(|target| truths.get(target).is_none_or(|truth| truth.update_at.is_none()));
+            let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
+            targets.retain(|target| !truths.as_ref().and_then(|truths| truths.get(target)).is_some_and(is_known));
         }
         Ok(targets)
     }
 
+    /// Compares a range in which `counter` lacks many targets, which it gets by this.
+    async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
+        let (Range { kind, mut after, until, .. }, mut ended) = (range.clone(), false);
+        while !ended && !self.is_over() {
+            let limit = self.pace.page().min(PENDING_MAX);
+            let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
+            ended = liked.len() < limit;
+            after = liked.last().copied().unwrap_or(after);
+            let targets: Vec<Target> = liked.into_iter().map(|id| Target { kind, id }).collect();
+            self.compare_paced(Targets::These(&targets)).await?;
+        }
+        // Those that have a counter, but no like records.
+        self.compare_these(&range.targets).await
+    }
+
     /// Compares one page when the servers have time for it.
-    async fn compare_paced(&mut self, page: Targets<'_>) -> Result<()> {
+    async fn compare_paced(&mut self, page: Targets<'_>) -> Result<Paced> {
         let until = self.order.run_time_max.map(|max| self.began + max);
         self.pace.wait(self.on, &self.fences.publisher, self.stop, until).await?;
-        if page.all().is_empty() || self.is_over() {
-            return Ok(());
+        if self.is_over() {
+            return Ok(Paced::Over);
         }
         let began = Instant::now();
-        self.compare(page).await?;
+        if !self.compare(page).await? {
+            return Ok(Paced::Refused);
+        }
         self.pace.note(&self.on.limits, page.all().len(), began.elapsed());
-        if self.pending.len() >= PENDING_MAX { self.settle().await } else { Ok(()) }
+        if self.pending.len() >= PENDING_MAX {
+            self.settle().await?;
+        }
+        Ok(Paced::Compared)
     }
 }

@@ -19,7 +19,8 @@ pub struct Truth {
     pub counted: i64,
     /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
     pub rows: Option<i64>,
-    /// The newest `at` that was applied; none where there is nothing.
+    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
+    /// target's counter in the same transaction.
     pub update_at: Option<Micros>,
 }
 
@@ -28,25 +29,40 @@ pub struct Truth {
 pub enum Targets<'a> {
     /// These, wherever they lie.
     These(&'a [Target]),
-    /// These, which are all of one kind that lie between the first and the last: one range instead of many points.
-    Whole(&'a [Target]),
+    /// A range: one scan instead of many point reads.
+    Range(&'a Range),
+}
+
+/// All targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
+#[derive(Clone, Debug)]
+pub struct Range {
+    /// Their kind.
+    pub kind: Kind,
+    /// It begins above this id.
+    pub after: TargetId,
+    /// It ends with this id.
+    pub until: TargetId,
+    /// The targets, sorted by id.
+    pub targets: Vec<Target>,
 }
 
 impl<'a> Targets<'a> {
     /// All of them.
     pub fn all(self) -> &'a [Target] {
         match self {
-            Self::These(targets) | Self::Whole(targets) => targets,
+            Self::These(targets) => targets,
+            Self::Range(range) => &range.targets,
         }
     }
 
-    /// What a statement asks for, each with the ids that it binds: `target_id BETWEEN ? AND ?` or `target_id IN (...)`.
+    /// What statements ask for, each with the ids that it binds: `target_id > ? AND target_id <= ?` or
+    /// `target_id IN (...)`.
     fn conditions(self) -> Vec<(Kind, String, Vec<u64>)> {
         match self {
-            Self::Whole([first, .., last]) => {
-                vec![(first.kind, "target_id BETWEEN ? AND ?".to_owned(), vec![first.id.0, last.id.0])]
+            Self::Range(Range { kind, after, until, .. }) => {
+                vec![(*kind, "target_id > ? AND target_id <= ?".to_owned(), vec![after.0, until.0])]
             }
-            Self::Whole(targets) | Self::These(targets) => by_kind(targets)
+            Self::These(targets) => by_kind(targets)
                 .into_iter()
                 .flat_map(|(kind, ids)| {
                     let pieces: Vec<Vec<u64>> = in_shapes(&ids).map(<[u64]>::to_vec).collect();
@@ -58,6 +74,9 @@ impl<'a> Targets<'a> {
     }
 }
 
+/// Targets with like records and without a counter that a range may hold.
+const UNCOUNTED_MAX: usize = 10_000;
+
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchedEvent {
@@ -68,11 +87,11 @@ pub struct WatchedEvent {
 }
 
 impl Store {
-    /// The next page of targets of `kind` that have like records or a counter, in order of id, after `after`.
+    /// The next targets of `kind` that have a counter, in order of id, after `after`.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn known_targets(
+    pub async fn counted_targets(
         &self,
         kind: Kind,
         metric: Metric,
@@ -82,19 +101,7 @@ impl Store {
         const ACTION: &str = "list targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
-            // cost grows with the targets, not with the rows.
-            let mut ids: Vec<u64> = sqlx::query_scalar(
-                "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? \
-                 GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
-            )
-            .bind(kind.0)
-            .bind(after.0)
-            .bind(limit as u64)
-            .fetch_all(&mut *connection)
-            .await
-            .tried(ACTION)?;
-            let counted: Vec<u64> = sqlx::query_scalar(
+            let ids: Vec<u64> = sqlx::query_scalar(
                 "SELECT DISTINCT target_id FROM counter WHERE kind = ? AND target_id > ? AND metric = ? \
                  ORDER BY target_id LIMIT ?",
             )
@@ -105,22 +112,54 @@ impl Store {
             .fetch_all(connection)
             .await
             .tried(ACTION)?;
-            ids.extend(counted);
-            ids.sort_unstable();
-            ids.dedup();
-            // What lies beyond the shorter list's end may be missing from it, not from the table.
-            ids.truncate(limit);
             Ok(ids.into_iter().map(TargetId).collect())
         })
         .await
     }
 
-    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too.
-    /// A target without anything is not in the answer; of a whole page, others that lie in it may be.
+    /// The next targets of `kind` that have like records, in order of id, after `after` and up to `until`.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn truths(&self, metric: Metric, targets: Targets<'_>, rows: bool) -> Result<HashMap<Target, Truth>> {
+    pub async fn liked_targets(
+        &self,
+        kind: Kind,
+        after: TargetId,
+        until: TargetId,
+        limit: usize,
+    ) -> Result<Vec<TargetId>> {
+        const ACTION: &str = "list targets with like records";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
+            // cost grows with the targets, not with the rows.
+            let ids: Vec<u64> = sqlx::query_scalar(
+                "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? AND target_id <= ? \
+                 GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
+            )
+            .bind(kind.0)
+            .bind(after.0)
+            .bind(until.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(ids.into_iter().map(TargetId).collect())
+        })
+        .await
+    }
+
+    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too; of a
+    /// range, those of targets without a counter are then in the answer, too. None where too many of them lie there.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn truths(
+        &self,
+        metric: Metric,
+        targets: Targets<'_>,
+        rows: bool,
+    ) -> Result<Option<HashMap<Target, Truth>>> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
     }
@@ -326,14 +365,12 @@ async fn read_truths(
     metric: Metric,
     targets: Targets<'_>,
     rows: bool,
-) -> Result<HashMap<Target, Truth>> {
+) -> Result<Option<HashMap<Target, Truth>>> {
     let mut tx = begin_snapshot(connection).await?;
     let mut truths = read_counted(&mut tx, metric, targets).await?;
-    if rows {
-        recount(&mut tx, targets, &mut truths).await?;
-    }
+    let complete = !rows || recount(&mut tx, targets, &mut truths).await?;
     tx.commit().await.tried("read counters")?;
-    Ok(truths)
+    Ok(complete.then_some(truths))
 }
 
 async fn read_counted(
@@ -360,11 +397,12 @@ async fn read_counted(
     Ok(truths)
 }
 
+/// Counts like records. False where there are more targets than can be held.
 async fn recount(
     connection: &mut MySqlConnection,
     targets: Targets<'_>,
     truths: &mut HashMap<Target, Truth>,
-) -> Result<()> {
+) -> Result<bool> {
     const ACTION: &str = "recount like records";
     for truth in truths.values_mut() {
         truth.rows = Some(0);
@@ -372,20 +410,25 @@ async fn recount(
     for target in targets.all() {
         truths.entry(*target).or_default().rows = Some(0);
     }
+    let limit = truths.len() + UNCOUNTED_MAX;
     for (kind, those, ids) in targets.conditions() {
         let sql = format!(
-            "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED), MAX(update_at) FROM like_record \
-             WHERE kind = ? AND {those} GROUP BY target_id"
+            "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
+             WHERE kind = ? AND {those} GROUP BY target_id ORDER BY target_id LIMIT ?"
         );
         let query = ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-        let mut rows = query.fetch(&mut *connection);
+        let mut rows = query.bind(limit as u64).fetch(&mut *connection);
+        let mut read = 0;
         while let Some(row) = rows.try_next().await.tried(ACTION)? {
-            let truth = truths.entry(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) }).or_default();
-            truth.rows = Some(row.try_get(1).tried(ACTION)?);
-            truth.update_at = truth.update_at.max(Some(micros(row.try_get(2).tried(ACTION)?)));
+            let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
+            truths.entry(target).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
+            read += 1;
+        }
+        if read == limit {
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {

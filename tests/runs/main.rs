@@ -254,3 +254,31 @@ async fn a_target_that_changes_all_the_time_is_repaired_by_changed_runs() {
     assert!(daemon.stop().success());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_of_many_targets_that_have_no_counter_are_counted() {
+    let (world, daemon, mut model) = settled("uncounted", 3, "").await;
+    // More than a run holds beside a page: like records loaded by hand, and their counters forgotten.
+    let rows: Vec<String> = (0..11_000).map(|id| format!("(1,{},7,0,'2026-01-01')", 100 + id)).collect();
+    let sql =
+        format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {}", rows.join(","));
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    let braked = world.tallyd(&["reconcile"]);
+    assert_eq!(braked.status.code(), Some(1), "{}", stdout(&braked));
+    let report = world.report(&["reconcile", "--force"]);
+    assert_eq!((&report["counters_off"], &report["repaired"]), (&11_000.into(), &11_000.into()), "{report}");
+    let again = world.report(&["reconcile"]);
+    assert_eq!((&again["counters_off"], &again["exact"]), (&0.into(), &11_003.into()), "{again}");
+    for id in 0..11_000 {
+        model.apply(&tallyd::event::LikeEvent {
+            target: target(100 + id),
+            user: UserId(7),
+            at: tallyd::model::Micros(1_767_225_600_000_000),
+            liked: true,
+        });
+    }
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
