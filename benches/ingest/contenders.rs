@@ -8,6 +8,7 @@ pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
 pub const TALLYD: &str = "tallyd";
 pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
+pub const TALLYD_ARRAYS_2: &str = "tallyd-arrays-2";
 pub const NODE_ROW: &str = "node-row";
 pub const GO_EXACT: &str = "go-exact";
 pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
@@ -16,13 +17,14 @@ pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
 pub const ARRAY_EVENTS: usize = 100;
 
 /// All of them.
-pub const ALL: [Contender; 11] = [
+pub const ALL: [Contender; 12] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),
     Contender::tallyd(TALLYD, 1),
     Contender::tallyd("tallyd-2", 2),
     Contender::tallyd("tallyd-4", 4),
     Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS, 1) },
+    Contender { per_message: ARRAY_EVENTS, ..Contender::tallyd(TALLYD_ARRAYS_2, 2) },
     Contender::peer(NODE_ROW, Runtime::Node, "row", Keeps::Rows),
     Contender::peer(BATCHED[0], Runtime::Node, "batch", Keeps::Rows),
     Contender::peer(BATCHED[1], Runtime::Python, "batch", Keeps::Rows),

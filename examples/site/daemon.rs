@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
+use tallyd::model::Target;
 use tokio_util::sync::CancellationToken;
 
 use crate::log::{Fact, Log};
@@ -94,16 +95,29 @@ impl Tallyd {
         Ok(daemon)
     }
 
-    /// Runs `tallyd reconcile --full` to its end, waiting for the daemon's own run where there is one.
+    /// Runs `tallyd reconcile --full` to its end.
     pub async fn reconcile(&self, dry_run: bool) -> Result<Reconciled> {
+        let arguments = ["--full", "--format", "json"].into_iter().chain(dry_run.then_some("--dry-run"));
+        let report = self.run_reconcile(arguments.map(str::to_owned).collect()).await?;
+        serde_json::from_slice(&report).context("read the reconcile's report")
+    }
+
+    /// What `tallyd reconcile --dry-run` says of one target.
+    pub async fn explain(&self, target: Target) -> Result<String> {
+        let arguments = vec!["--dry-run".to_owned(), "--target".to_owned(), format!("video:{}", target.id)];
+        Ok(String::from_utf8_lossy(&self.run_reconcile(arguments).await?).into_owned())
+    }
+
+    /// Runs `tallyd reconcile`, waiting for the daemon's own run where there is one, and gives what it printed.
+    async fn run_reconcile(&self, arguments: Vec<String>) -> Result<Vec<u8>> {
         let until = Instant::now() + RECONCILE_MAX;
         loop {
             let mut command = self.command();
-            command.args(["reconcile", "--full", "--format", "json"]).args(dry_run.then_some("--dry-run"));
+            command.arg("reconcile").args(&arguments);
             let output =
                 tokio::task::spawn_blocking(move || command.output()).await?.context("run tallyd reconcile")?;
-            if let Ok(report) = serde_json::from_slice(&output.stdout) {
-                return Ok(report);
+            if !output.stdout.is_empty() {
+                return Ok(output.stdout);
             }
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             let last = said.lines().last().unwrap_or_default();

@@ -5,10 +5,14 @@ use std::process::ExitStatus;
 use anyhow::Result;
 
 use crate::daemon::{Daemon, Reconciled, Tallyd};
+use crate::faults::Faults;
 use crate::play::Played;
 use crate::screen::{Screen, counted, grouped};
 use crate::servers::Servers;
 use crate::traffic::Site;
+
+/// How often a video is made wrong to be explained.
+const EXPLAINED_MAX: u32 = 5;
 
 /// How it ended.
 pub struct Ended {
@@ -34,6 +38,7 @@ pub async fn end(
     daemon: Daemon,
     played: &Played,
 ) -> Result<Ended> {
+    explain(site, screen, tallyd).await?;
     let last = tallyd.reconcile(false).await?;
     let now = servers.drifted(site).await? as u64;
     let Reconciled { checked, drifted, repaired, .. } = last;
@@ -58,4 +63,23 @@ pub async fn end(
     );
     screen.happened("end", &text);
     Ok(Ended { last, verified, daemon: status })
+}
+
+/// Loses one more like, and shows what an operator is told about its video.
+async fn explain(site: &Site, screen: &Screen, tallyd: &Tallyd) -> Result<()> {
+    let mut faults = Faults::new(site).await?;
+    for _ in 0..EXPLAINED_MAX {
+        let target = faults.lose(site).await?;
+        let text = tallyd.explain(target).await?;
+        // The daemon's own reconcile may have come first.
+        if !text.contains("drifted, Redis") {
+            continue;
+        }
+        screen.happened("explain", &format!("tallyd reconcile --dry-run --target video:{}", target.id));
+        for line in text.lines().skip(1) {
+            screen.happened("explain", line.trim());
+        }
+        break;
+    }
+    Ok(())
 }

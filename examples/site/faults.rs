@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use tallyd::broker::Publisher;
-use tallyd::model::UserId;
+use tallyd::model::{Target, UserId};
 
 use crate::dice::Dice;
 use crate::traffic::{Site, target};
@@ -40,7 +40,7 @@ impl Faults {
     /// A burst of all of them; says what it was.
     pub async fn strike(&mut self, site: &Site) -> Result<Harm> {
         for _ in 0..LOST {
-            self.lose(site).await.context("count a click without publishing it")?;
+            self.lose(site).await?;
         }
         for _ in 0..DOUBLED {
             self.count_twice(site).await.context("count a like twice")?;
@@ -56,12 +56,14 @@ impl Faults {
         Ok(burst)
     }
 
-    async fn lose(&mut self, site: &Site) -> Result<()> {
+    /// Counts a click without publishing it; says on which video.
+    pub async fn lose(&mut self, site: &Site) -> Result<Target> {
         let (pair, liked) = site.choose(&mut self.dice);
         let _open = site.gate.read().await;
-        site.client.count(target(pair), UserId(pair.user), liked, &[]).await?;
+        let counted = site.client.count(target(pair), UserId(pair.user), liked, &[]).await;
+        counted.context("count a click without publishing it")?;
         site.model().lost(pair);
-        Ok(())
+        Ok(target(pair))
     }
 
     async fn count_twice(&mut self, site: &Site) -> Result<()> {

@@ -36,6 +36,7 @@ pub mod report;
 mod walk;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -134,6 +135,8 @@ struct Run<'a> {
     lists_all: bool,
     stop: &'a CancellationToken,
     began: Instant,
+    /// Something was not looked at, because the run was over.
+    cut_short: AtomicBool,
     pending: Pending,
     /// By bucket of the kind that a full run is at: its known targets that have a field in Redis.
     fields_seen: HashMap<u32, u32>,
@@ -175,6 +178,7 @@ impl Reconciler {
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
+            cut_short: AtomicBool::new(false),
             pending: Pending::new(),
             fields_seen: HashMap::new(),
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
@@ -202,7 +206,7 @@ impl Run<'_> {
     fn ended(mut self) -> Report {
         if self.stop.is_cancelled() {
             self.report.end(End::Stopped, "told to stop".to_owned());
-        } else if self.is_over() {
+        } else if self.cut_short.load(Ordering::Relaxed) {
             self.report.end(End::TimeOver, "its time was over: `tallyd reconcile --resume` goes on".to_owned());
         }
         self.report.waited_s = self.pace.waited.as_secs();
@@ -210,9 +214,13 @@ impl Run<'_> {
         self.report
     }
 
-    /// Whether no other page may begin.
+    /// Whether no other page may begin. Asked only where there is one: what it says no to is left out.
     fn is_over(&self) -> bool {
-        self.stop.is_cancelled() || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max)
+        let over = self.stop.is_cancelled() || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+        if over {
+            self.cut_short.store(true, Ordering::Relaxed);
+        }
+        over
     }
 
     /// Stops before repairs that are too many, or one of which is too large.

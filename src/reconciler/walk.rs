@@ -1,6 +1,7 @@
 //! Which targets a run looks at, page by page, and how far it has come.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -87,7 +88,8 @@ impl Run<'_> {
         }
         self.settle().await?;
         // What was left must be looked at again, by the next run of this kind.
-        self.report.cut = Some(if self.report.left == 0 && !self.is_over() { until.0 } else { from.0 });
+        self.report.cut =
+            Some(if self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed) { until.0 } else { from.0 });
         Ok(())
     }
 
@@ -142,7 +144,7 @@ impl Run<'_> {
 
     async fn compare_known(&mut self, kind: Kind, mut after: TargetId, began: Micros) -> Result<()> {
         let (mut said, mut settled) = (Instant::now(), Instant::now());
-        while !self.is_over() && after < LAST {
+        while after < LAST && !self.is_over() {
             let limit = self.pace.page();
             let ids = self.on.store.counted_targets(kind, self.on.metric, after, limit).await?;
             // The last range goes on to the end: there may be like records without a counter.
