@@ -188,7 +188,8 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     print(&report, args.format)?;
     Ok(match report {
         _ if matches!(report.ended, End::Stopped | End::Braked) => EXIT_FAILED,
-        _ if args.dry_run && report.drifted + report.counters_off > 0 => EXIT_DRIFT,
+        // What is unknown would be loaded.
+        _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,
     })
 }

@@ -11,7 +11,7 @@ use super::{Cache, Call, LOAD, REPAIR, Result, SAMPLE, text, unexpected};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
-const CALL_IDS_MAX: usize = 1_000;
+pub const CALL_IDS_MAX: usize = 1_000;
 
 /// A target's number in Redis at a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub struct Lost {
     pub buckets: Vec<(u32, Micros)>,
     /// What they held at their cuts, where it was not zero.
     pub held: HashMap<Target, i64>,
+    /// The first bucket that was not looked at.
+    pub next: u32,
 }
 
 impl Repaired {
@@ -98,8 +100,8 @@ impl Cache {
         Ok(samples)
     }
 
-    /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before. Never tried twice: one
-    /// that timed out may run late.
+    /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before: at most
+    /// [`CALL_IDS_MAX`] of a bucket. Never tried twice: one that timed out may run late.
     ///
     /// # Errors
     /// Redis is away: which of them ran is unknown, and each was added at most once.
@@ -116,20 +118,16 @@ impl Cache {
             let (Some(name), Some((_, first))) = (kinds.get(kind), members.first()) else { continue };
             // Targets of one bucket sampled by two calls could have seen two states: only the first one's go.
             let (now, later): (Vec<_>, Vec<_>) = members.iter().partition(|(_, repair)| repair.loaded == first.loaded);
-            let mut later = Some(later);
-            let after = first.loaded.repaired(pass);
-            for (place, piece) in now.chunks(CALL_IDS_MAX).enumerate() {
-                // One call after the other, each sent once: the next finds what the one before it has left.
-                let before = if place == 0 { first.loaded } else { after };
-                let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
-                    .arg(before.to_string())
-                    .arg(after.to_string())
-                    .arg(metric.0.to_string());
-                let call = piece
-                    .iter()
-                    .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
-                groups.push((call, (piece.to_vec(), later.take().unwrap_or_default())));
-            }
+            // One call for each bucket, or the second would no longer be held to what the sample saw.
+            let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
+            let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
+                .arg(first.loaded.to_string())
+                .arg(first.loaded.repaired(pass).to_string())
+                .arg(metric.0.to_string());
+            let call = now
+                .iter()
+                .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
+            groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
         }
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
         let mut done = Vec::new();
@@ -169,22 +167,23 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Marks buckets of the kind that nobody has loaded as being loaded by `run`, and gives what they hold at that
-    /// instant: all of them, unless they hold more than `fields_max` targets.
+    /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
+    /// hold at that instant: all of them, unless they hold more than `fields_max` targets.
     ///
     /// # Errors
     /// Redis is away, or a bucket holds what isn't ours.
     pub async fn begin_load(
         &self,
-        name: &str,
-        kind: Kind,
+        (name, kind): (&str, Kind),
         metric: Metric,
         run: u64,
+        from: u32,
         fields_max: usize,
     ) -> Result<Lost> {
         const ACTION: &str = "mark buckets";
-        let mut lost = Lost::default();
-        for buckets in pieces(0..self.keys.buckets()) {
+        let mut lost = Lost { next: self.keys.buckets(), ..Lost::default() };
+        for buckets in pieces(from..self.keys.buckets()) {
+            let next = buckets.end;
             let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").arg(run.to_string());
             let calls: Vec<Call> = buckets.clone().map(call).collect();
             for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
@@ -199,6 +198,7 @@ impl Cache {
                 }));
             }
             if lost.held.len() > fields_max {
+                lost.next = next;
                 break;
             }
         }

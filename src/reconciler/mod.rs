@@ -195,16 +195,26 @@ impl Reconciler {
         }
         ended?;
         if !order.dry_run {
-            self.store.prune_repairs(self.limits.repair_keep.0).await?;
+            self.forget_old_repairs().await;
         }
         Ok(run.ended())
+    }
+
+    /// Not worth failing a run for: the next one does it.
+    async fn forget_old_repairs(&self) {
+        if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(event = "prune-failed", error, "old repairs could not be forgotten: {error}");
+        }
     }
 }
 
 impl Run<'_> {
     /// The report, with why it ended.
     fn ended(mut self) -> Report {
-        if self.stop.is_cancelled() {
+        if self.report.ended == End::Braked {
+            // Whatever else it was, somebody must look at it.
+        } else if self.stop.is_cancelled() {
             self.report.end(End::Stopped, "told to stop".to_owned());
         } else if self.cut_short.load(Ordering::Relaxed) {
             self.report.end(End::TimeOver, "its time was over: `tallyd reconcile --resume` goes on".to_owned());

@@ -22,7 +22,7 @@ use crate::store::repairs::Intent;
 /// Targets that are watched at once: the consumers look each event up among them.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
-/// So many targets that are pending are looked at again, and no page is looked at before.
+/// Once so many targets are pending they are looked at again, at most as many at once, and no page is looked at before.
 pub(super) const PENDING_MAX: usize = 10_000;
 
 /// What one look has not decided: the drift that it saw, none where the target was busy.
@@ -40,8 +40,12 @@ impl Run<'_> {
     /// Looks at one page. False where that can't be done: a range has too many targets that `counter` lacks.
     pub(super) async fn compare(&mut self, page: Targets<'_>) -> Result<bool> {
         let targets = page.all();
-        let Some(looks) = self.look(page, false).await? else { return Ok(false) };
+        // Before the look, which may brake.
         self.report.checked += targets.len() as u64;
+        let Some(looks) = self.look(page, false).await? else {
+            self.report.checked -= targets.len() as u64;
+            return Ok(false);
+        };
         self.note_unknown(targets.iter().filter(|target| !looks.contains_key(target)));
         if matches!(page, Targets::Range(_)) {
             for (target, _) in looks.iter().filter(|(_, look)| look.sample.exists) {
@@ -60,10 +64,17 @@ impl Run<'_> {
 
     /// Looks again at what is pending, and repairs what two looks agree on.
     pub(super) async fn settle(&mut self) -> Result<()> {
-        let pending = std::mem::take(&mut self.pending);
-        if pending.is_empty() {
-            return Ok(());
+        while let Some((first, _)) = self.pending.iter().nth(PENDING_MAX) {
+            let first = *first;
+            let rest = self.pending.split_off(&first);
+            let some = std::mem::replace(&mut self.pending, rest);
+            self.settle_some(some).await?;
         }
+        let rest = std::mem::take(&mut self.pending);
+        if rest.is_empty() { Ok(()) } else { self.settle_some(rest).await }
+    }
+
+    async fn settle_some(&mut self, pending: Pending) -> Result<()> {
         // What was counted in Redis before the first look, and published late, has come by the second.
         self.pause(self.on.limits.publish_grace.0).await;
         let looks = self.look_again(&pending.keys().copied().collect::<Vec<_>>()).await?;

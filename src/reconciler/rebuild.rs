@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use super::Run;
 use super::drift::Verdict;
 use super::page::WATCHED_MAX;
-use crate::cache::counters::{Lost, Repair, Repaired};
+use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::model::{Kind, Micros, Target, TargetId};
 
@@ -49,7 +49,11 @@ impl Run<'_> {
         warn!(event = "redis-lost", buckets = lost, "Redis lacks {lost} buckets of counters: loading them from MySQL");
         let began = Instant::now();
         for (name, kind) in self.kinds() {
-            while !self.is_over() && self.load_some(&name, kind).await? {}
+            let mut from = 0;
+            // Once through: what is lost again meanwhile is the next run's, or a Redis that evicts would keep this one.
+            while from < self.on.cache.keys.buckets() && !self.is_over() {
+                from = self.load_some(&name, kind, from).await?;
+            }
         }
         let (buckets, counters, seconds) =
             (self.report.buckets_loaded, self.report.counters_loaded, began.elapsed().as_secs_f32());
@@ -60,12 +64,12 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Loads buckets of one kind, as many as memory allows; false where none was lost.
-    async fn load_some(&mut self, name: &str, kind: Kind) -> Result<bool> {
-        let Lost { buckets, held } =
-            self.on.cache.begin_load(name, kind, self.on.metric, self.number, FIELDS_MAX).await?;
+    /// Loads buckets of one kind, as many as memory allows; says which bucket is the next.
+    async fn load_some(&mut self, name: &str, kind: Kind, from: u32) -> Result<u32> {
+        let Lost { buckets, held, next } =
+            self.on.cache.begin_load((name, kind), self.on.metric, self.number, from, FIELDS_MAX).await?;
         if buckets.is_empty() {
-            return Ok(false);
+            return Ok(next);
         }
         let loading = Loaded::Loading { generation: self.number, pass: 0 };
         let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
@@ -91,7 +95,7 @@ impl Run<'_> {
             self.add(&mut loading, &repairs).await?;
         }
         if self.is_over() {
-            return Ok(false);
+            return Ok(next);
         }
         // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
         for some in busy.chunks(WATCHED_MAX) {
@@ -99,7 +103,7 @@ impl Run<'_> {
         }
         let states = loading.buckets.keys().copied().collect::<Vec<_>>();
         self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
-        Ok(true)
+        Ok(next)
     }
 
     /// Counters that are written while they are loaded.
@@ -119,9 +123,26 @@ impl Run<'_> {
 
     /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
-        if repairs.is_empty() {
-            return Ok(());
+        let mut left = repairs.to_vec();
+        while !left.is_empty() {
+            // As many of each bucket as one call takes; the others with its next state.
+            let mut calls: HashMap<u32, usize> = HashMap::new();
+            let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
+                let of_bucket = calls.entry(self.on.cache.keys.bucket(repair.target)).or_default();
+                *of_bucket += 1;
+                *of_bucket <= CALL_IDS_MAX
+            });
+            self.add_once(loading, &now).await?;
+            let next = |repair: Repair| {
+                let (_, loaded) = loading.buckets.get(&self.on.cache.keys.bucket(repair.target))?;
+                Some(Repair { loaded: *loaded, ..repair })
+            };
+            left = later.into_iter().filter_map(next).collect();
         }
+        Ok(())
+    }
+
+    async fn add_once(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let pass = self.next_number();
         let keys = &self.on.cache.keys;
         for (target, repaired) in self.on.cache.repair(&self.on.names, self.on.metric, pass, repairs).await? {

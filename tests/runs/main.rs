@@ -282,3 +282,29 @@ async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     assert!(daemon.stop().success());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_ends_in_the_first_of_two_kinds_is_resumed_there() {
+    let settings = "[reconcile]\npage_targets = 10\npause_ms = 100\n[kinds]\nvideo = 1\npost = 2";
+    let (world, daemon, model) = settled("two_kinds", 60, settings).await;
+    drift(&world, target(55), 3).await;
+    let first = world.report(&["reconcile", "--run-time", "300ms"]);
+    assert_eq!(first["ended"], "time-over", "{first}");
+    let second = world.report(&["reconcile", "--resume"]);
+    let checked = |report: &serde_json::Value| report["checked"].as_u64().unwrap();
+    assert_eq!((checked(&first) + checked(&second), &second["repaired"]), (60, &1.into()), "{first} {second}");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_on_a_lost_redis_says_that_it_is_lost() {
+    let (world, daemon, _) = settled("lost_dry", 3, "").await;
+    lose(&world).await;
+    let output = world.tallyd(&["reconcile", "--dry-run"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stdout(&output).contains("3 unknown"), "{}", stdout(&output));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
