@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
 use crate::model::{Micros, UserId};
-use crate::store::counters::{Truth, WatchedEvent};
+use crate::store::counters::Truth;
+use crate::store::watches::WatchedEvent;
 
 /// What one look at a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

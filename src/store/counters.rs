@@ -9,8 +9,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
-use crate::event::LikeEvent;
-use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// A target's number as MySQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,15 +75,6 @@ impl<'a> Targets<'a> {
 
 /// Targets with like records and without a counter that a range may hold.
 const UNCOUNTED_MAX: usize = 10_000;
-
-/// Everything known of the events of one watched (target, user) since the watch began.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WatchedEvent {
-    /// The event, or the state that the row had before it.
-    pub event: LikeEvent,
-    /// True for the state before.
-    pub is_former: bool,
-}
 
 impl Store {
     /// The next targets of `kind` that have a counter, in order of id, after `after`.
@@ -197,40 +187,6 @@ impl Store {
         .await
     }
 
-    /// What the watch has logged so far, and the counters of `targets`, all as of one instant. None where one of the
-    /// `partitions` has not been watched all the time.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn watched(
-        &self,
-        metric: Metric,
-        targets: &[Target],
-        watch: u64,
-        partitions: u16,
-    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedEvent>)>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read watched events", |connection| async move {
-            let mut tx = begin_snapshot(connection).await?;
-            let watching: i64 = sqlx::query_scalar(
-                "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
-            )
-            .bind(partitions)
-            .bind(watch)
-            .fetch_one(&mut *tx)
-            .await
-            .tried("check the watch")?;
-            if watching != i64::from(partitions) {
-                return Ok(None);
-            }
-            let truths = read_counted(&mut tx, metric, Targets::These(targets)).await?;
-            let events = read_watched(&mut tx, watch).await?;
-            tx.commit().await.tried("read watched events")?;
-            Ok(Some((truths, events)))
-        })
-        .await
-    }
-
     /// Adds to a target's counter what it lacked of its rows, and notes it as repair `pass`. Only while `run` holds the
     /// job.
     ///
@@ -257,72 +213,6 @@ impl Store {
             .tried(ACTION)?;
             repairs::note_correction(&mut tx, run, pass, metric, intent).await?;
             tx.commit().await.tried(ACTION)
-        })
-        .await
-    }
-
-    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until [`Store::unwatch`] or for `seconds`. When this
-    /// returns, every batch that begins later logs. A later run's watch stays.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn watch(&self, watch: u64, targets: &[Target], partitions: u16, seconds: u64) -> Result<()> {
-        const ACTION: &str = "watch targets";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
-            for piece in in_shapes(targets) {
-                let sql = format!(
-                    "INSERT INTO watched_target (watch, kind, target_id) VALUES {}",
-                    placeholders(piece.len(), 3)
-                );
-                let mut query = sqlx::query(AssertSqlSafe(sql));
-                for target in piece {
-                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0);
-                }
-                query.execute(&mut *tx).await.tried(ACTION)?;
-            }
-            tx.commit().await.tried(ACTION)?;
-            // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
-            // that nobody ever held gets its row here.
-            for partition in 0..partitions {
-                sqlx::query(
-                    "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
-                     VALUES (?, 0, NOW(6), ?, NOW(6) + INTERVAL ? SECOND) \
-                     ON DUPLICATE KEY UPDATE \
-                         watch_until = IF(COALESCE(watch, 0) < VALUES(watch), VALUES(watch_until), watch_until), \
-                         watch = GREATEST(COALESCE(watch, 0), VALUES(watch))",
-                )
-                .bind(partition)
-                .bind(watch)
-                .bind(seconds)
-                .execute(&mut *connection)
-                .await
-                .tried(ACTION)?;
-            }
-            Ok(())
-        })
-        .await
-    }
-
-    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn unwatch(&self, run: u64) -> Result<()> {
-        const ACTION: &str = "end the watch";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            for sql in [
-                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ?",
-                "DELETE FROM watched_target WHERE watch < ?",
-                "DELETE FROM watched_event WHERE watch < ?",
-            ] {
-                // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
-                let next = jobs::number_of(run + 1, 0);
-                sqlx::query(sql).bind(next).execute(&mut *connection).await.tried(ACTION)?;
-            }
-            Ok(())
         })
         .await
     }
@@ -354,7 +244,7 @@ impl Store {
     }
 }
 
-async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
+pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
     const ACTION: &str = "begin a snapshot";
     sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.tried(ACTION)?;
     connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.tried(ACTION)
@@ -373,7 +263,7 @@ async fn read_truths(
     Ok(complete.then_some(truths))
 }
 
-async fn read_counted(
+pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
     metric: Metric,
     targets: Targets<'_>,
@@ -429,26 +319,6 @@ async fn recount(
         }
     }
     Ok(true)
-}
-
-async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {
-    const ACTION: &str = "read watched events";
-    let rows =
-        sqlx::query("SELECT kind, target_id, user_id, update_at, is_del, is_former FROM watched_event WHERE watch = ?")
-            .bind(watch)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-    let read = |row: &MySqlRow| {
-        let event = LikeEvent {
-            target: target(row, 0)?,
-            user: UserId(row.try_get(2)?),
-            at: micros(row.try_get(3)?),
-            liked: !row.try_get::<bool, _>(4)?,
-        };
-        Ok(WatchedEvent { event, is_former: row.try_get(5)? })
-    };
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }
 
 pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {

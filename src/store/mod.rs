@@ -15,6 +15,7 @@ pub mod partitions;
 pub mod repairs;
 pub mod schema;
 mod text;
+pub mod watches;
 
 use std::future::Future;
 use std::str::FromStr;

@@ -1,0 +1,142 @@
+//! The watch that a reconcile keeps on targets that are never quiet: begun, ended, and what the consumers have logged.
+
+use std::collections::HashMap;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+
+use super::counters::{Targets, Truth, begin_snapshot, read_counted, target};
+use super::{Result, Store, Tried, in_shapes, jobs, micros, placeholders};
+use crate::event::LikeEvent;
+use crate::model::{Metric, Target, UserId};
+
+/// Everything known of the events of one watched (target, user) since the watch began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedEvent {
+    /// The event, or the state that the row had before it.
+    pub event: LikeEvent,
+    /// True for the state before.
+    pub is_former: bool,
+}
+
+impl Store {
+    /// What the watch has logged so far, and the counters of `targets`, all as of one instant. None where one of the
+    /// `partitions` has not been watched all the time.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watched(
+        &self,
+        metric: Metric,
+        targets: &[Target],
+        watch: u64,
+        partitions: u16,
+    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedEvent>)>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read watched events", |connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let watching: i64 = sqlx::query_scalar(
+                "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
+            )
+            .bind(partitions)
+            .bind(watch)
+            .fetch_one(&mut *tx)
+            .await
+            .tried("check the watch")?;
+            if watching != i64::from(partitions) {
+                return Ok(None);
+            }
+            let truths = read_counted(&mut tx, metric, Targets::These(targets)).await?;
+            let events = read_watched(&mut tx, watch).await?;
+            tx.commit().await.tried("read watched events")?;
+            Ok(Some((truths, events)))
+        })
+        .await
+    }
+
+    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until [`Store::unwatch`] or for `seconds`. When this
+    /// returns, every batch that begins later logs. A later run's watch stays.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watch(&self, watch: u64, targets: &[Target], partitions: u16, seconds: u64) -> Result<()> {
+        const ACTION: &str = "watch targets";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            for piece in in_shapes(targets) {
+                let sql = format!(
+                    "INSERT INTO watched_target (watch, kind, target_id) VALUES {}",
+                    placeholders(piece.len(), 3)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql));
+                for target in piece {
+                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0);
+                }
+                query.execute(&mut *tx).await.tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)?;
+            // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
+            // that nobody ever held gets its row here.
+            for partition in 0..partitions {
+                sqlx::query(
+                    "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
+                     VALUES (?, 0, NOW(6), ?, NOW(6) + INTERVAL ? SECOND) \
+                     ON DUPLICATE KEY UPDATE \
+                         watch_until = IF(COALESCE(watch, 0) < VALUES(watch), VALUES(watch_until), watch_until), \
+                         watch = GREATEST(COALESCE(watch, 0), VALUES(watch))",
+                )
+                .bind(partition)
+                .bind(watch)
+                .bind(seconds)
+                .execute(&mut *connection)
+                .await
+                .tried(ACTION)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn unwatch(&self, run: u64) -> Result<()> {
+        const ACTION: &str = "end the watch";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            for sql in [
+                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ?",
+                "DELETE FROM watched_target WHERE watch < ?",
+                "DELETE FROM watched_event WHERE watch < ?",
+            ] {
+                // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
+                let next = jobs::number_of(run + 1, 0);
+                sqlx::query(sql).bind(next).execute(&mut *connection).await.tried(ACTION)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {
+    const ACTION: &str = "read watched events";
+    let rows =
+        sqlx::query("SELECT kind, target_id, user_id, update_at, is_del, is_former FROM watched_event WHERE watch = ?")
+            .bind(watch)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+    let read = |row: &MySqlRow| {
+        let event = LikeEvent {
+            target: target(row, 0)?,
+            user: UserId(row.try_get(2)?),
+            at: micros(row.try_get(3)?),
+            liked: !row.try_get::<bool, _>(4)?,
+        };
+        Ok(WatchedEvent { event, is_former: row.try_get(5)? })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+}
