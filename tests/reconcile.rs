@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Dice, Model, World, eventually, stderr, stdout, target};
+use common::{Dice, Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
 use tallyd::client::Client;
 use tallyd::model::{Target, UserId};
 use tokio::task::JoinSet;
@@ -73,25 +73,6 @@ async fn click(clicker: u64, client: Arc<Client>, stop: Arc<AtomicBool>, clicks:
 
 fn number(report: &serde_json::Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("{name} in {report}"))
-}
-
-/// Changes a number behind everyone's back.
-async fn drift(world: &World, target: Target, by: i64) {
-    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
-    let mut redis = world.redis().await;
-    let script = "local v = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) + ARGV[2] \
-                  redis.call('HSET', KEYS[1], ARGV[1], v) return v";
-    let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
-}
-
-async fn assert_redis_equals(world: &World, model: &Model) {
-    let mut expected = model.counters();
-    expected.retain(|_, count| *count != 0);
-    let redis = world.redis_counters().await;
-    for (target, count) in &expected {
-        assert_eq!(redis.get(target), Some(count), "{target:?} in Redis");
-    }
-    assert_eq!(redis.len(), expected.len(), "Redis has counters that it should not have");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -249,7 +249,7 @@ impl Run<'_> {
 
     /// Compares a range in which `counter` lacks many targets, which it gets by this.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
-        let (Range { kind, mut after, until, .. }, mut ended) = (range.clone(), false);
+        let (kind, mut after, until, mut ended) = (range.kind, range.after, range.until, false);
         while !ended && !self.is_over() {
             let limit = self.pace.page().min(PENDING_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;

@@ -390,6 +390,26 @@ pub mod servers {
     }
 }
 
+/// Changes a number behind everyone's back.
+pub async fn drift(world: &World, target: Target, by: i64) {
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
+    let mut redis = world.redis().await;
+    let script = "local v = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) + ARGV[2] \
+                  redis.call('HSET', KEYS[1], ARGV[1], v) return v";
+    let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
+}
+
+/// Fails unless Redis has every number of the model, and no other.
+pub async fn assert_redis_equals(world: &World, model: &Model) {
+    let mut expected = model.counters();
+    expected.retain(|_, count| *count != 0);
+    let redis = world.redis_counters().await;
+    for (target, count) in &expected {
+        assert_eq!(redis.get(target), Some(count), "{target:?} in Redis");
+    }
+    assert_eq!(redis.len(), expected.len(), "Redis has counters that it should not have");
+}
+
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

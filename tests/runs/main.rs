@@ -5,9 +5,9 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-use common::{Model, World, eventually, stderr, stdout, target};
+use common::{Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
+use tallyd::model::UserId;
 
 /// A daemon, a loaded Redis, and the likes of two users for each of `targets` targets in MySQL and Redis.
 async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Daemon, Model) {
@@ -26,32 +26,12 @@ async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Da
     (world, daemon, model)
 }
 
-/// Changes a number behind everyone's back.
-async fn drift(world: &World, target: Target, by: i64) {
-    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
-    let mut redis = world.redis().await;
-    let value: Option<i64> = redis::cmd("HGET").arg(&key).arg(target.id.0).query_async(&mut redis).await.unwrap();
-    let _: i64 = redis::cmd("HSET")
-        .arg(&key)
-        .arg(target.id.0)
-        .arg(value.unwrap_or(0) + by)
-        .query_async(&mut redis)
-        .await
-        .unwrap();
-}
-
 async fn lose(world: &World) {
     let mut redis = world.redis().await;
     for bucket in 0..world.cache.keys.buckets() {
         let key = world.cache.keys.counters("video", bucket);
         let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
     }
-}
-
-async fn assert_redis_equals(world: &World, model: &Model) {
-    let mut expected = model.counters();
-    expected.retain(|_, count| *count != 0);
-    assert_eq!(world.redis_counters().await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
