@@ -14,6 +14,7 @@ CREATE TABLE IF NOT EXISTS job_run (
     mode        VARCHAR(64)     NOT NULL,
     owner       VARCHAR(255)    NOT NULL,
     started_at  DATETIME(6)     NOT NULL,
+    heartbeat_at DATETIME(6)    NULL COMMENT 'written before each page, and looked for on the replicas',
     finished_at DATETIME(6)     NULL,
     outcome     VARCHAR(16)     NULL COMMENT 'done, failed, braked',
     cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',
@@ -57,4 +58,14 @@ CREATE TABLE IF NOT EXISTS repair (
     repaired_at DATETIME(6)       NOT NULL,
     PRIMARY KEY (pass, kind, target_id, metric),
     KEY repair_repaired_at (repaired_at)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- Targets of which the events say another number than `counter`, time and again: first in line for the next reconcile.
+CREATE TABLE IF NOT EXISTS drift_seen (
+    kind      TINYINT UNSIGNED NOT NULL,
+    target_id BIGINT UNSIGNED  NOT NULL,
+    metric    TINYINT UNSIGNED NOT NULL,
+    drift     BIGINT           NOT NULL,
+    seen_at   DATETIME(6)      NOT NULL,
+    PRIMARY KEY (kind, target_id, metric)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -20,6 +20,7 @@ use crate::consumer::Partition;
 use crate::job::{self, Job, Next, Ran, Timetable};
 use crate::model::Micros;
 use crate::reconciler::lookout::Lookout;
+use crate::reconciler::progress::Show;
 use crate::reconciler::{self, Mode, Order, Reconciler};
 use crate::runtime::progress::{Beat, Progress};
 use crate::runtime::schedule::Bells;
@@ -61,7 +62,7 @@ impl Servers {
         })
     }
 
-    /// One reconcile, under the job's lock.
+    /// One reconcile, under the job's lock, shown to whoever it is.
     ///
     /// # Errors
     /// The run's.
@@ -69,11 +70,12 @@ impl Servers {
         &self,
         config: &Config,
         order: &Order,
+        to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<reconciler::report::Report>> {
-        let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
+        let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone())?;
         let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
-        job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, stop).await }).await
+        job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
     }
 
     /// One archive, under the job's lock.
@@ -189,6 +191,7 @@ async fn start_tasks(
     let timetables = vec![
         Timetable::new(reconciler::JOB, Mode::Rebuild.name(), "")?,
         Timetable::new(reconciler::JOB, Mode::Full.name(), &config.reconcile.full_cron)?,
+        Timetable::new(reconciler::JOB, Mode::Scrub.name(), &config.reconcile.scrub_cron)?,
         Timetable::new(reconciler::JOB, Mode::Changed.name(), &config.reconcile.changed_cron)?,
     ];
     let lookout = Lookout {
@@ -208,6 +211,7 @@ async fn start_tasks(
     tasks.spawn(task.archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
     Bells::start(vec![
         (config.reconcile.full_cron.clone(), Arc::clone(&reconcile_bell)),
+        (config.reconcile.scrub_cron.clone(), Arc::clone(&reconcile_bell)),
         (config.reconcile.changed_cron.clone(), reconcile_bell),
         (config.archive.cron.clone(), archive_bell),
     ])
@@ -224,13 +228,13 @@ struct Task {
 
 impl Task {
     async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
-        let orders = [Mode::Rebuild, Mode::Full, Mode::Changed].map(Order::scheduled);
+        let orders = [Mode::Rebuild, Mode::Full, Mode::Scrub, Mode::Changed].map(Order::scheduled);
         let Self { config, servers, stop } = &self;
         job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
             let order = orders.get(place);
             async move {
                 let Some(order) = order else { return Next::Bell };
-                next(servers.reconcile(config, order, stop).await)
+                next(servers.reconcile(config, order, Show::Log, stop).await)
             }
         })
         .await;

@@ -1,6 +1,6 @@
 //! The commands: what each prints and how it exits.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::job::{Ran, Report};
 use crate::model::{Micros, Target, TargetId};
+use crate::reconciler::progress::Show;
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, NotNow, Order};
 use crate::runtime::{log, schedule, shutdown, stack};
@@ -75,8 +76,11 @@ enum Command {
 #[derive(Debug, Default, Args)]
 struct ReconcileArgs {
     /// Recounts every target (the default).
-    #[arg(long, conflicts_with_all = ["changed", "target"])]
+    #[arg(long, conflicts_with_all = ["scrub", "changed", "target"])]
     full: bool,
+    /// Recounts the next slice of all targets: as many as [reconcile] scrub_parts says.
+    #[arg(long, conflicts_with_all = ["changed", "target"])]
+    scrub: bool,
     /// Compares what changed since the last run.
     #[arg(long, conflicts_with = "target")]
     changed: bool,
@@ -93,7 +97,7 @@ struct ReconcileArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     run_time: Option<Duration>,
     /// Goes on where the last full run ended that was not done: it was stopped, killed, or its time was over.
-    #[arg(long, conflicts_with_all = ["changed", "target", "dry_run"])]
+    #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
     /// How the report looks.
     #[arg(long, value_enum, default_value_t)]
@@ -170,10 +174,11 @@ fn run(cli: Cli) -> Result<u8> {
 }
 
 async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
-    let mode = match (args.changed, args.target.as_slice()) {
-        (true, _) => Mode::Changed,
-        (false, []) => Mode::Full,
-        (false, targets) => {
+    let mode = match (args, args.target.as_slice()) {
+        (ReconcileArgs { changed: true, .. }, _) => Mode::Changed,
+        (ReconcileArgs { scrub: true, .. }, _) => Mode::Scrub,
+        (_, []) => Mode::Full,
+        (_, targets) => {
             Mode::Targets(targets.iter().map(|text| parse_target(text, &config.kinds)).collect::<Result<_>>()?)
         }
     };
@@ -183,7 +188,8 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     servers.check_schema().await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
     let order = Order { mode, dry_run, force, resume, run_time_max };
-    let ran = servers.reconcile(config, &order, &stop).await?;
+    let to = if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log };
+    let ran = servers.reconcile(config, &order, to, &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
@@ -230,6 +236,7 @@ async fn check_config(config: &Config, offline: bool) -> Result<u8> {
     for (what, cron) in [
         ("changed", &config.reconcile.changed_cron),
         ("full", &config.reconcile.full_cron),
+        ("scrub", &config.reconcile.scrub_cron),
         ("archive", &config.archive.cron),
     ] {
         let next = match schedule::parse(cron) {

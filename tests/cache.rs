@@ -43,7 +43,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     let world = World::new("repair_once", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     begin_load(&world, 7).await;
-    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)];
+    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
     let repair = [Repair { target: target(1), delta: 5, loaded: sample.loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
@@ -51,7 +51,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, LIKE, pass, &repair).await.unwrap(), [(target(1), Repaired::Stale)]);
     }
-    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)];
+    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap();
     assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
     world.close().await;
 }
@@ -65,10 +65,10 @@ async fn a_repair_never_takes_a_number_below_zero() {
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
-    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)].loaded;
+    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().loaded;
     let repairs = [Repair { target: target(1), delta: -3, loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
-    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[&target(1)].value, 2);
+    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().value, 2);
     world.close().await;
 }
 

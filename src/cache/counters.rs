@@ -71,31 +71,35 @@ impl Repaired {
 }
 
 impl Cache {
-    /// Samples `targets`. A target whose kind the configuration doesn't know, or whose field holds no numbers, is left out.
+    /// Samples `targets`, and gives each one's sample in their order. A target whose kind the configuration doesn't know, or
+    /// whose field holds no numbers, has none.
     ///
     /// # Errors
     /// Redis is away, or a bucket holds what isn't ours.
-    pub async fn sample(
-        &self,
-        kinds: &KindNames,
-        metric: Metric,
-        targets: &[Target],
-    ) -> Result<BTreeMap<Target, Sample>> {
+    pub async fn sample(&self, kinds: &KindNames, metric: Metric, targets: &[Target]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
-        let mut groups = Vec::new();
-        for ((kind, bucket), members) in self.by_bucket(targets.iter().map(|target| (*target, ()))) {
-            let Some(name) = kinds.get(kind) else { continue };
+        let mut places: Vec<(Kind, u32, usize)> =
+            targets.iter().enumerate().map(|(place, target)| (target.kind, self.keys.bucket(*target), place)).collect();
+        places.sort_unstable();
+        let (mut calls, mut groups) = (Vec::new(), Vec::new());
+        for members in places.chunk_by(|(kind, bucket, _), (other, next, _)| kind == other && bucket == next) {
+            let Some((kind, bucket, _)) = members.first() else { continue };
+            let Some(name) = kinds.get(*kind) else { continue };
             for piece in members.chunks(CALL_IDS_MAX) {
-                let call = Call::new(&SAMPLE, self.keys.counters(name, bucket));
-                let call = piece.iter().fold(call, |call, (target, ())| call.arg(target.id.to_string()));
-                groups.push((call, piece.iter().map(|(target, ())| *target).collect::<Vec<_>>()));
+                let call = Call::new(&SAMPLE, self.keys.counters(name, *bucket));
+                let ids = piece.iter().filter_map(|(_, _, place)| targets.get(*place));
+                calls.push(ids.fold(call, |call, target| call.number(target.id)));
+                groups.push(piece);
             }
         }
-        let (calls, groups): (Vec<Call>, Vec<Vec<Target>>) = groups.into_iter().unzip();
-        let mut samples = BTreeMap::new();
-        for (members, answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
-            let read = read_sample(&answer, metric, members).ok_or_else(|| unexpected(ACTION, &answer))?;
-            samples.extend(read);
+        let mut samples = vec![None; targets.len()];
+        for (members, answer) in groups.into_iter().zip(self.eval(ACTION, &calls).await?) {
+            let read = read_sample(&answer, metric, members.len()).ok_or_else(|| unexpected(ACTION, &answer))?;
+            for ((_, _, place), sample) in members.iter().zip(read) {
+                if let Some(slot) = samples.get_mut(*place) {
+                    *slot = sample;
+                }
+            }
         }
         Ok(samples)
     }
@@ -123,10 +127,8 @@ impl Cache {
             let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
                 .arg(first.loaded.to_string())
                 .arg(first.loaded.repaired(pass).to_string())
-                .arg(metric.0.to_string());
-            let call = now
-                .iter()
-                .fold(call, |call, (target, repair)| call.arg(target.id.to_string()).arg(repair.delta.to_string()));
+                .number(metric.0);
+            let call = now.iter().fold(call, |call, (target, repair)| call.number(target.id).number(repair.delta));
             groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
         }
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
@@ -184,7 +186,7 @@ impl Cache {
         let mut lost = Lost { next: self.keys.buckets(), ..Lost::default() };
         for buckets in pieces(from..self.keys.buckets()) {
             let next = buckets.end;
-            let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").arg(run.to_string());
+            let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").number(run);
             let calls: Vec<Call> = buckets.clone().map(call).collect();
             for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
                 let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
@@ -210,7 +212,7 @@ impl Cache {
     /// # Errors
     /// Redis is away.
     pub async fn end_load(&self, name: &str, run: u64, buckets: &[u32]) -> Result<u64> {
-        let call = |bucket: &u32| Call::new(&LOAD, self.keys.counters(name, *bucket)).arg("end").arg(run.to_string());
+        let call = |bucket: &u32| Call::new(&LOAD, self.keys.counters(name, *bucket)).arg("end").number(run);
         let calls: Vec<Call> = buckets.iter().map(call).collect();
         let answers = self.eval("mark buckets", &calls).await?;
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
@@ -276,15 +278,32 @@ fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-fn read_sample(answer: &Value, metric: Metric, members: &[Target]) -> Option<Vec<(Target, Sample)>> {
-    let Value::Array(parts) = answer else { return None };
-    let [cut, loaded, values @ ..] = parts.as_slice() else { return None };
-    let cut = Micros(text(cut)?.parse().ok()?);
-    let loaded = Loaded::parse(text(loaded)?)?;
-    let sample = |value: &Value| {
-        let field = text(value)?;
-        Some(Sample { value: layout::value(field, metric)?, exists: !field.is_empty(), cut, loaded })
-    };
-    // A field that holds something else is left out, and so unknown: it is nobody's to repair.
-    Some(members.iter().zip(values).filter_map(|(target, value)| Some((*target, sample(value)?))).collect())
+/// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
+/// unknown: it is nobody's to repair.
+fn read_sample(answer: &Value, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
+    let mut parts = text(answer)?.split('\0');
+    let cut = Micros(parts.next()?.parse().ok()?);
+    let loaded = Loaded::parse(parts.next()?)?;
+    let sample =
+        |field: &str| Some(Sample { value: layout::value(field, metric)?, exists: !field.is_empty(), cut, loaded });
+    let samples: Vec<Option<Sample>> = parts.map(sample).collect();
+    // One of the fields holds a separator: then nobody knows which is whose.
+    Some(if samples.len() == members { samples } else { vec![None; members] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_read_and_what_is_no_number_has_none() {
+        let read = |text: &str, members| {
+            let samples = read_sample(&Value::BulkString(text.into()), Metric(1), members)?;
+            Some(samples.iter().map(|sample| sample.map(|sample| (sample.value, sample.exists))).collect::<Vec<_>>())
+        };
+        assert_eq!(read("7\0\05\0\0x\0-3,1", 4), Some(vec![Some((5, true)), Some((0, false)), None, Some((-3, true))]));
+        assert_eq!(read("7\03:9\05\05", 1), Some(vec![None]), "a separator in a field");
+        assert_eq!(read("7\0junk\05", 1), None);
+        assert_eq!(read("x\0\05", 1), None);
+    }
 }

@@ -9,6 +9,7 @@ pub mod counters;
 pub mod keys;
 pub mod layout;
 
+use std::io::Write;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -91,12 +92,15 @@ static BOARD_END: Script = script!("board_end.lua");
 pub(crate) struct Call {
     script: &'static Script,
     keys: Vec<String>,
-    arguments: Vec<Vec<u8>>,
+    /// One after the other, because there may be millions of them.
+    arguments: Vec<u8>,
+    /// Where each ends.
+    ends: Vec<usize>,
 }
 
 impl Call {
     pub(crate) fn new(script: &'static Script, key: String) -> Self {
-        Self { script, keys: vec![key], arguments: Vec::new() }
+        Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
 
     /// One more key, in the same slot as the first.
@@ -105,8 +109,17 @@ impl Call {
         self
     }
 
-    pub(crate) fn arg(mut self, argument: impl Into<Vec<u8>>) -> Self {
-        self.arguments.push(argument.into());
+    pub(crate) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
+        self.arguments.extend_from_slice(argument.as_ref());
+        self.ends.push(self.arguments.len());
+        self
+    }
+
+    /// A number, in decimal.
+    pub(crate) fn number(mut self, number: impl std::fmt::Display) -> Self {
+        // A vector can't fail.
+        let _ = write!(self.arguments, "{number}");
+        self.ends.push(self.arguments.len());
         self
     }
 
@@ -117,7 +130,12 @@ impl Call {
         } else {
             command.arg("EVALSHA").arg(self.script.hash.as_str());
         }
-        command.arg(self.keys.len()).arg(&self.keys).arg(&self.arguments);
+        command.arg(self.keys.len()).arg(&self.keys);
+        let mut from = 0;
+        for end in &self.ends {
+            command.arg(self.arguments.get(from..*end).unwrap_or_default());
+            from = *end;
+        }
         command
     }
 }

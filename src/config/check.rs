@@ -64,6 +64,11 @@ fn urls(config: &Config, found: &mut Vec<String>) {
             ));
         }
     }
+    for replica in &config.reconcile.replicas {
+        if let Err(error) = config.mysql.url.at(replica) {
+            found.push(format!("[reconcile] replicas: \"{replica}\" {error}"));
+        }
+    }
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
         found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
     }
@@ -89,6 +94,7 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
     within("[reconcile] page_targets", config.reconcile.page_targets as u64, 1, 1_000_000);
     within("[reconcile] page_target_ms", config.reconcile.page_target_ms, 10, 60_000);
     within("[reconcile] pause_ms", config.reconcile.pause_ms, 0, 60_000);
+    within("[reconcile] scrub_parts", config.reconcile.scrub_parts, 1, 10_000);
     let percent = u64::from(config.reconcile.repair_targets_max_percent);
     within("[reconcile] repair_targets_max_percent", percent, 0, 100);
     within("[reconcile] repair_abs_max", config.reconcile.repair_abs_max.unsigned_abs(), 0, 1 << 62);
@@ -99,6 +105,10 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
             "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): at least {two_batches}",
             config.amqp.prefetch, config.consumer.batch_events_max
         ));
+    }
+    let (skew, overlap) = (config.reconcile.skew(), config.reconcile.overlap.0);
+    if skew > overlap {
+        found.push("[reconcile] clock_skew_max must not be longer than overlap".to_owned());
     }
     if config.amqp.prefix.is_empty() || config.amqp.prefix.len() > 100 {
         found.push("[amqp] prefix must have 1 to 100 characters".to_owned());
@@ -112,6 +122,7 @@ fn schedules(config: &Config, found: &mut Vec<String>) {
     for (key, cron) in [
         ("[reconcile] changed_cron", &config.reconcile.changed_cron),
         ("[reconcile] full_cron", &config.reconcile.full_cron),
+        ("[reconcile] scrub_cron", &config.reconcile.scrub_cron),
         ("[archive] cron", &config.archive.cron),
     ] {
         if !cron.is_empty()
@@ -183,6 +194,9 @@ mod tests {
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),
+            ("[reconcile]\nscrub_cron = \"never\"", "[reconcile] scrub_cron"),
+            ("[reconcile]\nreplicas = [\"mysql://db2\"]", "\"mysql://db2\" is no HOST:PORT"),
+            ("[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"1h\"", "not be longer than overlap"),
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
             ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
             ("[metrics]\nview = 2", "must name `like`"),

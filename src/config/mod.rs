@@ -6,6 +6,7 @@
 
 mod check;
 mod load;
+mod reconcile;
 mod values;
 
 use std::collections::BTreeMap;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use load::{DEFAULT_PATH, load, parse};
+pub use reconcile::{EventClock, Reconcile};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::archiver::period::PeriodKind;
@@ -246,64 +248,6 @@ impl Default for Consumer {
             reads_first: false,
             future_max: Pause::from_secs(300),
             database_away_max: Pause::from_secs(600),
-        }
-    }
-}
-
-/// `[reconcile]`
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Reconcile {
-    /// When targets that changed are compared: six fields, seconds first, UTC; empty for never.
-    pub changed_cron: String,
-    /// When every target is recounted; likewise.
-    pub full_cron: String,
-    /// How long after counting in Redis an API server's publish may reach the broker.
-    pub publish_grace: Pause,
-    /// How long a fence may take through the partitions before the run gives up.
-    pub fence_max: Pause,
-    /// How far before the last run's cut `changed` begins, for publishes later than `publish_grace`.
-    pub overlap: Pause,
-    /// Targets that are compared at one cut at most: about 200 bytes of memory each.
-    pub page_targets: usize,
-    /// How long a page should take: it is made as large as its measured time allows.
-    pub page_target_ms: u64,
-    /// Milliseconds between two pages.
-    pub pause_ms: u64,
-    /// A run waits while MySQL runs more threads than this; 0 for never.
-    pub threads_running_max: u64,
-    /// A run waits while Redis takes longer to answer; 0 for never.
-    pub redis_latency_max_ms: u64,
-    /// A run waits while a partition has more messages; 0 for never.
-    pub queue_depth_max: u64,
-    /// A run stops before it repairs more than this part of the checked targets.
-    pub repair_targets_max_percent: u8,
-    /// A run stops before it changes a counter by more.
-    pub repair_abs_max: i64,
-    /// How long each repair stays in the table `repair`.
-    pub repair_keep: Pause,
-    /// How often Redis is looked at for lost buckets.
-    pub watch_every: Pause,
-}
-
-impl Default for Reconcile {
-    fn default() -> Self {
-        Self {
-            changed_cron: "0 */5 * * * *".to_owned(),
-            full_cron: "0 30 4 * * *".to_owned(),
-            publish_grace: Pause::from_secs(2),
-            fence_max: Pause::from_secs(60),
-            overlap: Pause::from_secs(900),
-            page_targets: 100_000,
-            page_target_ms: 1_000,
-            pause_ms: 0,
-            threads_running_max: 64,
-            redis_latency_max_ms: 100,
-            queue_depth_max: 200_000,
-            repair_targets_max_percent: 5,
-            repair_abs_max: 1_000_000,
-            repair_keep: Pause::from_secs(90 * 86_400),
-            watch_every: Pause::from_secs(5),
         }
     }
 }

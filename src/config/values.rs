@@ -49,6 +49,19 @@ impl ServerUrl {
         Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
     }
 
+    /// The same address on another server, given as `host:port`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with `server`.
+    pub fn at(&self, server: &str) -> Result<Self, String> {
+        let wrong = || "is no HOST:PORT".to_owned();
+        let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
+        let mut url = self.parts()?;
+        url.set_host(Some(host)).map_err(|_| wrong())?;
+        url.set_port(Some(port.parse().map_err(|_| wrong())?)).map_err(|()| wrong())?;
+        Ok(Self(url.to_string().into()))
+    }
+
     pub(super) fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
         // The library leaves a % as it is, and whoever reads the address decodes it.
@@ -142,6 +155,15 @@ mod tests {
             url.set_password(&Secret::new(password.to_owned())).unwrap();
             let set = url.parts().unwrap().password().unwrap().to_owned();
             assert_eq!(percent_encoding::percent_decode_str(&set).decode_utf8().unwrap(), password);
+        }
+    }
+
+    #[test]
+    fn an_address_moves_to_another_server() {
+        let url = ServerUrl::from("mysql://user:p%25@db1:3306/tally?ssl-mode=DISABLED");
+        assert_eq!(url.at("[::1]:3307").unwrap().expose(), "mysql://user:p%25@[::1]:3307/tally?ssl-mode=DISABLED");
+        for server in ["db2", "db2:x", "mysql://db2", "db 2:3306", ":3306"] {
+            assert!(url.at(server).is_err(), "{server}");
         }
     }
 

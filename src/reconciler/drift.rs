@@ -5,6 +5,7 @@
 //! committed.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
@@ -22,10 +23,10 @@ pub enum Verdict {
 }
 
 /// Judges a sample by what MySQL says after the fence. A target that nothing newer than the cut was applied to is
-/// quiet: its value now is its value as of the cut.
-pub fn judge(sample: &Sample, truth: Option<&Truth>) -> Verdict {
+/// quiet: its value now is its value as of the cut. Events are told by a clock that is at most `skew` off Redis' one.
+pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Verdict {
     let Some(truth) = truth else { return Verdict::Drift(sample.value) };
-    if truth.update_at.is_some_and(|update_at| update_at > sample.cut) {
+    if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
         return Verdict::Busy;
     }
     Verdict::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
@@ -36,9 +37,19 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>) -> Verdict {
 ///
 /// Only users with an event after the cut make a difference; each one's state at the cut is the newest one logged up to
 /// it, and "not liked" where there is none, because then the row began after the cut.
-pub fn value_at<'a>(cut: Micros, now: i64, events: impl IntoIterator<Item = &'a WatchedEvent>) -> i64 {
+///
+/// None where an event is within `skew` of the cut: then nobody knows which was first.
+pub fn value_at<'a>(
+    cut: Micros,
+    skew: Duration,
+    now: i64,
+    events: impl IntoIterator<Item = &'a WatchedEvent>,
+) -> Option<i64> {
     let mut users: BTreeMap<UserId, (Option<&LikeEvent>, Option<&LikeEvent>)> = BTreeMap::new();
     for WatchedEvent { event, .. } in events {
+        if event.at > cut.before(skew) && event.at <= cut.after(skew) {
+            return None;
+        }
         let (at_cut, at_end) = users.entry(event.user).or_default();
         if event.at <= cut {
             *at_cut = newer(*at_cut, event);
@@ -46,7 +57,7 @@ pub fn value_at<'a>(cut: Micros, now: i64, events: impl IntoIterator<Item = &'a 
         *at_end = newer(*at_end, event);
     }
     let since: i64 = users.values().map(|(at_cut, at_end)| liked(*at_end) - liked(*at_cut)).sum();
-    now - since
+    Some(now - since)
 }
 
 /// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like
@@ -95,10 +106,26 @@ mod tests {
 
     #[test]
     fn quiet_targets_are_judged_and_busy_ones_are_not() {
-        assert_eq!(judge(&sample(7), Some(&truth(5, None, 100))), Verdict::Drift(2));
-        assert_eq!(judge(&sample(7), Some(&truth(5, Some(7), 99))), Verdict::Drift(0));
-        assert_eq!(judge(&sample(7), Some(&truth(7, None, 101))), Verdict::Busy);
-        assert_eq!(judge(&sample(7), None), Verdict::Drift(7));
+        let judged = |truth: Option<Truth>| judge(&sample(7), truth.as_ref(), Duration::ZERO);
+        assert_eq!(judged(Some(truth(5, None, 100))), Verdict::Drift(2));
+        assert_eq!(judged(Some(truth(5, Some(7), 99))), Verdict::Drift(0));
+        assert_eq!(judged(Some(truth(7, None, 101))), Verdict::Busy);
+        assert_eq!(judged(None), Verdict::Drift(7));
+    }
+
+    #[test]
+    fn within_the_skew_of_a_producers_clock_a_target_is_busy() {
+        let skew = Duration::from_micros(10);
+        for (update_at, verdict) in [(90, Verdict::Drift(2)), (91, Verdict::Busy), (100, Verdict::Busy)] {
+            assert_eq!(judge(&sample(7), Some(&truth(5, None, update_at)), skew), verdict, "{update_at}");
+        }
+        let logged = |at| WatchedEvent {
+            event: LikeEvent { target: TARGET, user: UserId(1), at: Micros(at), liked: true },
+            is_former: false,
+        };
+        for (at, value) in [(90, Some(1)), (91, None), (110, None), (111, Some(0))] {
+            assert_eq!(value_at(Micros(100), skew, 1, [&logged(at)]), value, "{at}");
+        }
     }
 
     #[test]
@@ -146,7 +173,7 @@ mod tests {
             let count = |rows: &[(_, State)]| rows.iter().filter(|(_, state)| state.liked).count() as i64;
             let now = count(&rows.into_iter().collect::<Vec<_>>());
             let until_cut = before.iter().chain(&after).filter(|event| event.at <= Micros(cut));
-            prop_assert_eq!(value_at(Micros(cut), now, &log), count(&coalesce(until_cut)));
+            prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
         }
     }
 }

@@ -28,11 +28,16 @@
 mod brake;
 mod cut;
 pub mod drift;
+mod look;
 pub mod lookout;
 mod pace;
 mod page;
+mod phantoms;
+pub mod progress;
+mod range;
 mod rebuild;
 pub mod report;
+mod scrub;
 mod walk;
 
 use std::collections::HashMap;
@@ -40,14 +45,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Kinds, Reconcile as Limits};
-use crate::model::{Metric, Micros, Target};
+use crate::config::{Config, Kinds, Mysql, Reconcile as Limits};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
@@ -57,6 +63,7 @@ use cut::Fences;
 pub use cut::NotNow;
 use pace::Pace;
 use page::Pending;
+use progress::{Progress, Show};
 use report::{End, Report};
 
 /// The name of the job in `job_lock` and `job_run`.
@@ -69,6 +76,8 @@ pub enum Mode {
     Changed,
     /// All: like_record is recounted, `counter` checked against it, and Redis searched for what MySQL doesn't know.
     Full,
+    /// The next slice of those of a full run, and Redis searched for what MySQL doesn't know in the next slice of its buckets.
+    Scrub,
     /// Those that changed since the last run, because Redis has lost buckets: what every run begins with is what is asked
     /// for here.
     Rebuild,
@@ -82,6 +91,7 @@ impl Mode {
         match self {
             Self::Changed => "changed",
             Self::Full => "full",
+            Self::Scrub => "scrub",
             Self::Rebuild => "rebuild",
             Self::Targets(_) => "targets",
         }
@@ -120,6 +130,8 @@ pub struct Reconciler {
     kinds: Kinds,
     names: KindNames,
     metric: Metric,
+    /// MySQL's replicas, by name.
+    replicas: Vec<(String, Store)>,
 }
 
 /// One run on its way.
@@ -128,11 +140,16 @@ struct Run<'a> {
     order: &'a Order,
     fences: Fences<'a>,
     pace: Pace,
+    progress: watch::Sender<Progress>,
     number: u64,
     /// How many numbers (fences, watches, repairs) the run has used.
     used: u64,
     recounts: bool,
     lists_all: bool,
+    /// How many known targets are still to be listed.
+    slice_left: u64,
+    /// The last target of the last page.
+    reached: Target,
     stop: &'a CancellationToken,
     began: Instant,
     /// Something was not looked at, because the run was over.
@@ -145,8 +162,16 @@ struct Run<'a> {
 
 impl Reconciler {
     /// A reconciler of these servers.
-    pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The address of a replica can't be used.
+    pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Result<Self> {
+        let replica = |server: &String| {
+            let url = config.mysql.url.at(server).map_err(anyhow::Error::msg)?;
+            Ok((server.clone(), Store::new(&Mysql { url, ..config.mysql.clone() }, 1)?))
+        };
+        let replicas = config.reconcile.replicas.iter().map(replica).collect::<Result<_>>()?;
+        Ok(Self {
             store,
             cache,
             broker,
@@ -154,15 +179,30 @@ impl Reconciler {
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
-        }
+            replicas,
+        })
     }
 
-    /// Does the run `number` of the job, which the caller holds the lock of. Ends between two pages when `stop` is
+    /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends between two pages when `stop` is
     /// cancelled.
     ///
     /// # Errors
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
-    pub async fn run(&self, number: u64, order: &Order, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(&self, number: u64, order: &Order, to: Show, stop: &CancellationToken) -> Result<Report> {
+        let (progress, shown) = watch::channel(Progress::default());
+        tokio::select! {
+            ran = self.run_showing(number, order, progress, stop) => ran,
+            () = progress::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+        }
+    }
+
+    async fn run_showing(
+        &self,
+        number: u64,
+        order: &Order,
+        progress: watch::Sender<Progress>,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
         // What an earlier run that was killed has left behind.
         self.store.unwatch(number).await?;
         let publisher = self.broker.connect_publisher("reconcile").await?;
@@ -171,10 +211,13 @@ impl Reconciler {
             on: self,
             order,
             fences,
-            pace: Pace::new(&self.limits),
+            pace: Pace::new(number, &self.limits),
+            progress,
             number,
             used: 0,
-            recounts: matches!(order.mode, Mode::Full | Mode::Targets(_)),
+            recounts: matches!(order.mode, Mode::Full | Mode::Scrub | Mode::Targets(_)),
+            slice_left: u64::MAX,
+            reached: Target { kind: Kind(0), id: TargetId(0) },
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
@@ -220,6 +263,7 @@ impl Run<'_> {
             self.report.end(End::TimeOver, "its time was over: `tallyd reconcile --resume` goes on".to_owned());
         }
         self.report.waited_s = self.pace.waited.as_secs();
+        self.report.waits = self.pace.waits;
         self.report.waited_for = self.pace.waited_for.take();
         self.report
     }
@@ -247,6 +291,15 @@ impl Run<'_> {
     /// Waits, or until the stop.
     async fn pause(&self, pause: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+    }
+
+    /// Shows how far the run is.
+    fn show(&self, place: Option<Target>) {
+        let Report { checked, drifted, .. } = self.report;
+        let (pending, place) = (self.pending.len() as u64, place.map(|place| self.name(place)));
+        self.progress.send_modify(|progress| {
+            *progress = Progress { checked, drifted, pending, place, ..std::mem::take(progress) };
+        });
     }
 
     /// Waits `grace`, and then until every event that was published by then is in MySQL.

@@ -10,6 +10,7 @@ use crate::broker::Publisher;
 use crate::config::Reconcile as Limits;
 
 use super::Reconciler;
+use super::report::Waits;
 
 /// Between two looks at a server that has too much to do.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -20,22 +21,39 @@ const SAY_EVERY: Duration = Duration::from_secs(30);
 /// The servers are looked at no more often than this.
 const FRESH: Duration = Duration::from_millis(200);
 
+/// How long a replica that isn't behind may take to show what was just written.
+const REPLICA_SHOWS: Duration = Duration::from_millis(200);
+
+/// Between two looks at a replica meanwhile.
+const REPLICA_LOOK: Duration = Duration::from_millis(10);
+
 /// Targets that a page has at least.
 const PAGE_MIN: usize = 100;
 
 /// How fast a run goes.
 pub(super) struct Pace {
+    run: u64,
     page: usize,
     looked: Option<Instant>,
-    /// Time that was spent waiting for the servers, and why the last time.
+    /// Time that was spent waiting for the servers.
     pub waited: Duration,
+    /// The last reason, in words.
     pub waited_for: Option<String>,
+    /// How often for each.
+    pub waits: Waits,
+}
+
+/// Why a run waits.
+#[derive(Debug)]
+struct Wait {
+    count: fn(&mut Waits) -> &mut u64,
+    words: String,
 }
 
 impl Pace {
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(run: u64, limits: &Limits) -> Self {
         let page = limits.page_targets.min(PAGE_MIN * 10);
-        Self { page, looked: None, waited: Duration::ZERO, waited_for: None }
+        Self { run, page, looked: None, waited: Duration::ZERO, waited_for: None, waits: Waits::default() }
     }
 
     /// How many targets the next page has.
@@ -53,13 +71,15 @@ impl Pace {
             .clamp(PAGE_MIN.min(limits.page_targets), limits.page_targets);
     }
 
-    /// Returns when the servers have time for the next page, at the stop, or after `until`.
+    /// Returns when the servers have time for the next page, at the stop, or after `until`. `show` is told why it waits,
+    /// and nothing when it doesn't any longer.
     pub async fn wait(
         &mut self,
         on: &Reconciler,
         publisher: &Publisher,
         stop: &CancellationToken,
         until: Option<Instant>,
+        show: impl Fn(Option<&str>),
     ) -> Result<()> {
         stop.run_until_cancelled(tokio::time::sleep(Duration::from_millis(on.limits.pause_ms))).await;
         if self.looked.is_some_and(|looked| looked.elapsed() < FRESH) {
@@ -67,11 +87,13 @@ impl Pace {
         }
         let began = Instant::now();
         let mut said: Option<Instant> = None;
-        while let Some(reason) = too_much(on, publisher).await? {
+        while let Some(Wait { count, words: reason }) = self.too_much(on, publisher).await? {
             if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
                 info!(event = "reconcile-waiting", reason, "waiting, live traffic goes first: {reason}");
                 said = Some(Instant::now());
             }
+            *count(&mut self.waits) += 1;
+            show(Some(&reason));
             self.waited_for = Some(reason);
             let stopped = stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_none();
             if stopped || until.is_some_and(|until| Instant::now() > until) {
@@ -80,40 +102,76 @@ impl Pace {
         }
         if said.is_some() {
             self.waited += began.elapsed();
+            show(None);
         }
         self.looked = Some(Instant::now());
         Ok(())
     }
-}
 
-/// What a server has too much of; none where all have time. A limit of 0 is none.
-async fn too_much(on: &Reconciler, publisher: &Publisher) -> Result<Option<String>> {
-    let limits = &on.limits;
-    if limits.threads_running_max > 0 {
-        let running = on.store.threads_running().await?;
-        if running > limits.threads_running_max {
-            return Ok(Some(format!("MySQL runs {running} threads, above {}", limits.threads_running_max)));
-        }
-    }
-    if limits.redis_latency_max_ms > 0 {
-        let asked = Instant::now();
-        on.cache.ping().await?;
-        let latency = asked.elapsed();
-        if latency > Duration::from_millis(limits.redis_latency_max_ms) {
-            let (latency, max) = (latency.as_millis(), limits.redis_latency_max_ms);
-            return Ok(Some(format!("Redis answers after {latency} ms, above {max}")));
-        }
-    }
-    if limits.queue_depth_max > 0 {
-        for partition in 0..on.broker.partitions() {
-            let queue = on.broker.queue(partition);
-            let messages = u64::from(publisher.depth(&queue).await?.messages);
-            if messages > limits.queue_depth_max {
-                return Ok(Some(format!("{queue} has {messages} messages, above {}", limits.queue_depth_max)));
+    /// What a server has too much of; none where all have time. A limit of 0 is none.
+    async fn too_much(&self, on: &Reconciler, publisher: &Publisher) -> Result<Option<Wait>> {
+        let limits = &on.limits;
+        if limits.threads_running_max > 0 {
+            let running = on.store.threads_running().await?;
+            if running > limits.threads_running_max {
+                let words = format!("MySQL runs {running} threads, above {}", limits.threads_running_max);
+                return Ok(Some(Wait { count: |waits| &mut waits.threads_running, words }));
             }
         }
+        if limits.redis_latency_max_ms > 0 {
+            let asked = Instant::now();
+            on.cache.ping().await?;
+            let latency = asked.elapsed();
+            if latency > Duration::from_millis(limits.redis_latency_max_ms) {
+                let (latency, max) = (latency.as_millis(), limits.redis_latency_max_ms);
+                let words = format!("Redis answers after {latency} ms, above {max}");
+                return Ok(Some(Wait { count: |waits| &mut waits.redis_latency, words }));
+            }
+        }
+        if limits.queue_depth_max > 0 {
+            for partition in 0..on.broker.partitions() {
+                let queue = on.broker.queue(partition);
+                let messages = u64::from(publisher.depth(&queue).await?.messages);
+                if messages > limits.queue_depth_max {
+                    let words = format!("{queue} has {messages} messages, above {}", limits.queue_depth_max);
+                    return Ok(Some(Wait { count: |waits| &mut waits.queue_depth, words }));
+                }
+            }
+        }
+        Ok(self.lagging(on).await?.map(|words| Wait { count: |waits| &mut waits.replica_lag, words }))
     }
-    Ok(None)
+
+    /// Which replica is too far behind: by the run's time stamp, which is written to MySQL and looked for there.
+    async fn lagging(&self, on: &Reconciler) -> Result<Option<String>> {
+        let max = on.limits.max_lag.0;
+        let written = if on.replicas.is_empty() { None } else { Some(on.store.stamp(self.run).await?) };
+        let Some(stamp) = written else { return Ok(None) };
+        let asked = Instant::now();
+        for (replica, store) in &on.replicas {
+            let lag = loop {
+                let seen = match store.stamp_seen(self.run).await {
+                    Ok(seen) => seen,
+                    Err(error) => {
+                        let error = anyhow::Error::from(error);
+                        return Ok(Some(format!("the replica {replica} can't be read: {error:#}")));
+                    }
+                };
+                // A run without a stamp there has only just begun, or the replica is behind its beginning.
+                let lag = seen.map(|seen| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs()));
+                if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > REPLICA_SHOWS {
+                    break lag;
+                }
+                tokio::time::sleep(REPLICA_LOOK).await;
+            };
+            let behind = match lag {
+                Some(lag) if lag <= max => continue,
+                Some(lag) => format!("{:.1} s", lag.as_secs_f32()),
+                None => "from before this run".to_owned(),
+            };
+            return Ok(Some(format!("the replica {replica} is behind: {behind}, above {:.1} s", max.as_secs_f32())));
+        }
+        Ok(None)
+    }
 }
 
 /// The size that would have taken `target_ms`, at most twice or half of `page`.

@@ -5,18 +5,18 @@
 //! quiet is watched meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tracing::warn;
 
-use super::drift::{Verdict, agreed, judge, value_at};
-use super::report::{LISTED_MAX, TargetReport};
+use super::drift::{Verdict, agreed};
+use super::look::{Look, Looks};
+use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
-use crate::cache::counters::{Repair, Repaired, Sample};
-use crate::cache::layout::Loaded;
+use crate::cache::counters::{Repair, Repaired};
 use crate::model::Target;
-use crate::store::counters::{Targets, Truth};
+use crate::store::counters::Truth;
 use crate::store::repairs::Intent;
 
 /// Targets that are watched at once: the consumers look each event up among them.
@@ -25,41 +25,41 @@ pub(super) const WATCHED_MAX: usize = 1_000;
 /// Once so many targets are pending they are looked at again, at most as many at once, and no page is looked at before.
 pub(super) const PENDING_MAX: usize = 10_000;
 
-/// What one look has not decided: the drift that it saw, none where the target was busy.
-pub(super) type Pending = BTreeMap<Target, Option<i64>>;
+/// What one look has not decided.
+pub(super) type Pending = BTreeMap<Target, Doubt>;
 
-/// One look at one target.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    pub sample: Sample,
-    pub verdict: Verdict,
-    pub truth: Truth,
+/// Why a target is looked at again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubt {
+    /// The drift that was seen; none where the target was busy.
+    pub drift: Option<i64>,
+    /// Its row of `counter` was compared with its like records already.
+    pub told: bool,
 }
 
 impl Run<'_> {
-    /// Looks at one page. False where that can't be done: a range has too many targets that `counter` lacks.
-    pub(super) async fn compare(&mut self, page: Targets<'_>) -> Result<bool> {
-        let targets = page.all();
+    /// Looks at one page of targets that are sorted by key.
+    pub(super) async fn compare(&mut self, targets: &[Target]) -> Result<()> {
         // Before the look, which may brake.
         self.report.checked += targets.len() as u64;
-        let Some(looks) = self.look(page, false).await? else {
-            self.report.checked -= targets.len() as u64;
-            return Ok(false);
-        };
+        let Looks { looks, truths } = self.look(targets, Duration::ZERO).await?;
         self.note_unknown(targets.iter().filter(|target| !looks.contains_key(target)));
-        if matches!(page, Targets::Range(_)) {
-            for (target, _) in looks.iter().filter(|(_, look)| look.sample.exists) {
-                *self.fields_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
-            }
+        if self.recounts {
+            self.correct_counters(&truths, |_| true).await?;
         }
         for (target, look) in &looks {
             match look.verdict {
                 Verdict::Drift(0) => self.note_exact(*target, look),
-                Verdict::Drift(drift) => drop(self.pending.insert(*target, Some(drift))),
-                Verdict::Busy => drop(self.pending.insert(*target, None)),
+                Verdict::Drift(drift) => self.doubt(*target, Doubt { drift: Some(drift), told: true }),
+                Verdict::Busy => self.doubt(*target, Doubt { drift: None, told: true }),
             }
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// Has the target looked at again.
+    pub(super) fn doubt(&mut self, target: Target, doubt: Doubt) {
+        self.pending.insert(target, doubt);
     }
 
     /// Looks again at what is pending, and repairs what two looks agree on.
@@ -76,12 +76,19 @@ impl Run<'_> {
 
     async fn settle_some(&mut self, pending: Pending) -> Result<()> {
         // What was counted in Redis before the first look, and published late, has come by the second.
-        self.pause(self.on.limits.publish_grace.0).await;
-        let looks = self.look_again(&pending.keys().copied().collect::<Vec<_>>()).await?;
+        let grace = self.on.limits.publish_grace.0;
+        self.pause(grace).await;
+        let Looks { looks, truths } = self.look(&pending.keys().copied().collect::<Vec<_>>(), grace).await?;
         self.note_unknown(pending.keys().filter(|target| !looks.contains_key(target)));
-        let (mut busy, mut fresh) = (Pending::new(), BTreeMap::new());
+        if self.recounts {
+            // In a dry run this look finds off what the first one may have told of.
+            let dry_run = self.report.dry_run;
+            let told = |target: &Target| dry_run && pending.get(target).is_some_and(|doubt| doubt.told);
+            self.correct_counters(&truths, |target| !told(target)).await?;
+        }
+        let (mut busy, mut fresh) = (BTreeMap::new(), BTreeMap::new());
         for (target, look) in &looks {
-            match (pending.get(target).copied().flatten(), look.verdict) {
+            match (pending.get(target).and_then(|doubt| doubt.drift), look.verdict) {
                 (first, Verdict::Busy) => drop(busy.insert(*target, first)),
                 (None, Verdict::Drift(0)) => self.note_exact(*target, look),
                 (None, Verdict::Drift(drift)) => drop(fresh.insert(*target, drift)),
@@ -89,9 +96,9 @@ impl Run<'_> {
                 (Some(_), Verdict::Drift(_)) => {}
             }
         }
-        let seen = pending.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
+        let seen = pending.iter().filter_map(|(target, doubt)| Some((*target, doubt.drift?))).collect();
         self.repair_agreed(&seen, &looks).await?;
-        let third = self.look_again(&fresh.keys().copied().collect::<Vec<_>>()).await?;
+        let Looks { looks: third, .. } = self.look(&fresh.keys().copied().collect::<Vec<_>>(), grace).await?;
         busy.extend(with_busy(&third).map(|target| (target, fresh.get(&target).copied())));
         self.repair_agreed(&fresh, &third).await?;
         self.report.busy += busy.len() as u64;
@@ -104,13 +111,14 @@ impl Run<'_> {
 
     /// Looks twice at watched targets, or once where an earlier look found them off.
     async fn settle_busy(&mut self, targets: &[(Target, Option<i64>)]) -> Result<()> {
-        let grace = self.on.limits.publish_grace.0;
+        let (grace, skew) = (self.on.limits.publish_grace.0, self.on.limits.skew());
         let all: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
-        let looked = self.look_watched(&all, grace).await?;
+        let looked = self.look_watched(&all, grace, skew).await?;
         let seen_once: BTreeMap<Target, i64> =
             targets.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
         let (again, fresh): (BTreeMap<_, _>, BTreeMap<_, _>) =
             looked.into_iter().partition(|(target, _)| seen_once.contains_key(target));
+        self.note_undecided(&again);
         self.repair_agreed(&seen_once, &again).await?;
         let mut off = BTreeMap::new();
         for (target, look) in &fresh {
@@ -120,79 +128,10 @@ impl Run<'_> {
                 Verdict::Busy => {}
             }
         }
-        let second = self.look_watched(&off.keys().copied().collect::<Vec<_>>(), grace).await?;
+        self.note_undecided(&fresh);
+        let second = self.look_watched(&off.keys().copied().collect::<Vec<_>>(), grace, skew).await?;
+        self.note_undecided(&second);
         self.repair_agreed(&off, &second).await
-    }
-
-    /// One look at targets that are sorted by key: sample, fence, read. Looking `again`, it waits for late publishes. None
-    /// where a range has too many targets that `counter` lacks; few of them become pending.
-    async fn look(&mut self, targets: Targets<'_>, again: bool) -> Result<Option<BTreeMap<Target, Look>>> {
-        let samples = self.sample(targets.all()).await?.unwrap_or_default();
-        if samples.is_empty() && matches!(targets, Targets::These(_)) {
-            return Ok(Some(BTreeMap::new()));
-        }
-        self.fence(if again { self.on.limits.publish_grace.0 } else { Duration::ZERO }).await?;
-        let Some(truths) = self.on.store.truths(self.on.metric, targets, self.recounts).await? else {
-            return Ok(None);
-        };
-        let uncounted = truths.keys().filter(|target| targets.all().binary_search(target).is_err());
-        if let Targets::Range(_) = targets {
-            let uncounted: Vec<Target> = uncounted.copied().collect();
-            self.report.checked += uncounted.len() as u64;
-            self.pending.extend(uncounted.into_iter().map(|target| (target, None)));
-        }
-        // In a dry run a second look finds off what the first one has told of.
-        if self.recounts && !(again && self.report.dry_run) {
-            self.correct_counters(&truths).await?;
-        }
-        Ok(Some(judged(samples, |target, sample| {
-            let truth = truths.get(target);
-            (judge(sample, truth), truth.copied().unwrap_or_default())
-        })))
-    }
-
-    async fn look_again(&mut self, targets: &[Target]) -> Result<BTreeMap<Target, Look>> {
-        Ok(self.look(Targets::These(targets), true).await?.unwrap_or_default())
-    }
-
-    /// The same for busy targets: their events are logged from before the sample until the read.
-    pub(super) async fn look_watched(&mut self, targets: &[Target], grace: Duration) -> Result<BTreeMap<Target, Look>> {
-        if targets.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        let watch = self.next_number();
-        let limits = &self.on.limits;
-        let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
-        let partitions = self.on.broker.partitions();
-        self.on.store.watch(watch, targets, partitions, seconds).await?;
-        let samples = self.sample(targets).await?.unwrap_or_default();
-        self.fence(grace).await?;
-        let watched = self.on.store.watched(self.on.metric, targets, watch, partitions).await?;
-        self.on.store.unwatch(self.number).await?;
-        let (truths, mut events) =
-            watched.context("the watch ended too early: the process was frozen, or another run has begun")?;
-        events.sort_by_key(|logged| logged.event.target);
-        Ok(judged(samples, |target, sample| {
-            let from = events.partition_point(|logged| logged.event.target < *target);
-            let until = events.partition_point(|logged| logged.event.target <= *target);
-            let truth = truths.get(target).copied().unwrap_or_default();
-            let value = value_at(sample.cut, truth.counted, events.get(from..until).unwrap_or_default());
-            (Verdict::Drift(sample.value - value), truth)
-        }))
-    }
-
-    /// Samples Redis, without what is unknown; none where nothing is left.
-    async fn sample(&mut self, targets: &[Target]) -> Result<Option<BTreeMap<Target, Sample>>> {
-        if targets.is_empty() {
-            return Ok(None);
-        }
-        let mut samples = self.on.cache.sample(&self.on.names, self.on.metric, targets).await?;
-        samples.retain(|_, sample| match sample.loaded {
-            Loaded::Yes { .. } => true,
-            Loaded::Loading { generation, .. } => generation == self.number,
-            Loaded::No => false,
-        });
-        Ok(if samples.is_empty() { None } else { Some(samples) })
     }
 
     /// Adds what two looks agree on.
@@ -210,6 +149,7 @@ impl Run<'_> {
             }
             self.report.drifted += 1;
             self.report.drift_sum += delta.unsigned_abs();
+            self.report.drifted_by_size.note(delta.unsigned_abs());
             repairs.push(Repair { target: *target, delta, loaded: look.sample.loaded });
         }
         if self.report.dry_run || repairs.is_empty() {
@@ -241,6 +181,7 @@ impl Run<'_> {
 
     /// Repairs, and notes each: before it is made and after.
     async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<Target, Look>) -> Result<Vec<(Target, Repaired)>> {
+        let began = Instant::now();
         let (pass, metric) = (self.next_number(), self.on.metric);
         let before = |target| looks.get(&target).map_or(0, |look| look.sample.value);
         let intents: Vec<Intent> = repairs
@@ -251,18 +192,23 @@ impl Run<'_> {
         let done = self.on.cache.repair(&self.on.names, metric, pass, repairs).await?;
         let outcomes: Vec<(Target, &str)> = done.iter().map(|(target, result)| (*target, result.name())).collect();
         self.on.store.note_outcomes(pass, metric, &outcomes).await?;
+        Steps::add(&mut self.report.steps_ms.repair, began.elapsed());
         Ok(done)
     }
 
     /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it.
-    async fn correct_counters(&mut self, truths: &HashMap<Target, Truth>) -> Result<()> {
+    async fn correct_counters(
+        &mut self,
+        truths: &HashMap<Target, Truth>,
+        wanted: impl Fn(&Target) -> bool,
+    ) -> Result<()> {
         let off: BTreeMap<Target, Intent> = truths
             .iter()
             .map(|(target, Truth { counted, rows, .. })| {
                 let added = rows.unwrap_or(*counted) - counted;
                 (*target, Intent { target: *target, before: *counted, added })
             })
-            .filter(|(_, intent)| intent.added != 0)
+            .filter(|(target, intent)| intent.added != 0 && wanted(target))
             .collect();
         if off.is_empty() {
             return Ok(());
@@ -292,7 +238,19 @@ impl Run<'_> {
         }
     }
 
-    fn note_unknown<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
+    /// Targets that had an event so close to the cut, by a producer's clock, that no look could say which was first.
+    fn note_undecided(&mut self, looks: &BTreeMap<Target, Look>) {
+        for target in with_busy(looks) {
+            self.report.undecided += 1;
+            if self.lists_all
+                && let Some(look) = looks.get(&target)
+            {
+                self.list(target, look, 0, "undecided");
+            }
+        }
+    }
+
+    pub(super) fn note_unknown<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {
         for target in targets {
             self.report.unknown += 1;
             if self.lists_all {
@@ -302,7 +260,9 @@ impl Run<'_> {
     }
 
     fn list(&mut self, target: Target, look: &Look, added: i64, verdict: &'static str) {
-        let Verdict::Drift(drift) = look.verdict else { return };
+        // What the truth was at the cut is not known of an undecided one: it is told as of now.
+        let drift =
+            if let Verdict::Drift(drift) = look.verdict { drift } else { look.sample.value - look.truth.counted };
         if self.lists_all || self.report.targets.len() < LISTED_MAX {
             let redis = look.sample.value;
             self.report.targets.push(TargetReport {
@@ -316,17 +276,6 @@ impl Run<'_> {
             });
         }
     }
-}
-
-fn judged(
-    samples: BTreeMap<Target, Sample>,
-    judge: impl Fn(&Target, &Sample) -> (Verdict, Truth),
-) -> BTreeMap<Target, Look> {
-    let look = |(target, sample)| {
-        let (verdict, truth) = judge(&target, &sample);
-        (target, Look { sample, verdict, truth })
-    };
-    samples.into_iter().map(look).collect()
 }
 
 fn with_busy(looks: &BTreeMap<Target, Look>) -> impl Iterator<Item = Target> {

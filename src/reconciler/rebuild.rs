@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::Run;
 use super::drift::Verdict;
 use super::page::WATCHED_MAX;
+use super::report::Steps;
 use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::model::{Kind, Micros, Target, TargetId};
@@ -57,6 +58,7 @@ impl Run<'_> {
         }
         let (buckets, counters, seconds) =
             (self.report.buckets_loaded, self.report.counters_loaded, began.elapsed().as_secs_f32());
+        Steps::add(&mut self.report.steps_ms.rebuild, began.elapsed());
         info!(
             event = "redis-loaded",
             buckets, counters, seconds, "{buckets} buckets with {counters} counters are loaded after {seconds:.1} s"
@@ -76,23 +78,26 @@ impl Run<'_> {
         let mut loading = Loading { buckets, held };
         self.fence(Duration::ZERO).await?;
         let mut busy = Vec::new();
-        let mut after = TargetId(0);
+        let (on, skew) = (self.on, self.on.limits.skew());
+        let page = |after| on.store.counted_after(kind, on.metric, after, PAGE_COUNTERS);
+        let mut truths = page(TargetId(0)).await?;
         while !self.is_over() {
-            let truths = self.on.store.counted_after(kind, self.on.metric, after, PAGE_COUNTERS).await?;
             let Some((last, ..)) = truths.last() else { break };
-            after = *last;
+            let after = *last;
             let mut repairs = Vec::new();
             for (id, counted, update_at) in truths {
                 let target = Target { kind, id };
                 let Some((cut, state)) = loading.buckets.get(&self.on.cache.keys.bucket(target)) else { continue };
                 let held = loading.held.remove(&target).unwrap_or(0);
-                if update_at > *cut {
+                if update_at > cut.before(skew) {
                     busy.push(target);
                 } else if counted != held {
                     repairs.push(Repair { target, delta: counted - held, loaded: *state });
                 }
             }
-            self.add(&mut loading, &repairs).await?;
+            // The next page is read while this one is added.
+            let ((), next) = tokio::try_join!(self.add(&mut loading, &repairs), async { Ok(page(after).await?) })?;
+            truths = next;
         }
         if self.is_over() {
             return Ok(next);
@@ -108,7 +113,8 @@ impl Run<'_> {
 
     /// Counters that are written while they are loaded.
     async fn load_busy(&mut self, loading: &mut Loading, targets: &[Target]) -> Result<()> {
-        let looks = self.look_watched(targets, Duration::ZERO).await?;
+        // Where a producer's clock leaves it open which was first, what it says is taken: a comparison will mend it.
+        let looks = self.look_watched(targets, Duration::ZERO, Duration::ZERO).await?;
         let repairs: Vec<Repair> = looks
             .iter()
             .filter_map(|(target, look)| match look.verdict {

@@ -1,6 +1,7 @@
 //! What a reconcile found and did, for people and for programs.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ pub enum End {
 /// The result of one run. All numbers are of targets unless said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `changed`, `full`, `rebuild` or `targets`.
+    /// `changed`, `full`, `scrub`, `rebuild` or `targets`.
     pub mode: &'static str,
     /// Nothing was changed, only looked at.
     pub dry_run: bool,
@@ -41,6 +42,8 @@ pub struct Report {
     pub transient: u64,
     /// Judged by watching their events, because something newer than the cut was there at every look.
     pub busy: u64,
+    /// Not judged: an event was so close to each cut, by a producer's clock, that nobody knows which was first.
+    pub undecided: u64,
     /// Not compared: nobody has loaded their bucket, so what is missing is unknown.
     pub unknown: u64,
     /// Not repaired: the bucket changed between look and repair, or the number would have gone below zero.
@@ -49,16 +52,24 @@ pub struct Report {
     pub phantoms: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
+    /// The drifted ones by the size of their drift, without sign.
+    pub drifted_by_size: Sizes,
     /// Rows of `counter` that differed from like_record, and were corrected unless this is a dry run.
     pub counters_off: u64,
     /// Buckets that Redis had lost, and that this run has loaded.
     pub buckets_loaded: u64,
     /// Counters that were added to them.
     pub counters_loaded: u64,
-    /// Seconds that the run waited because a server had enough to do, and the last reason.
+    /// Seconds that the run waited because a server had enough to do.
     pub waited_s: u64,
-    /// The last reason.
+    /// How often it found that, by what it was.
+    pub waits: Waits,
+    /// The last reason, in words.
     pub waited_for: Option<String>,
+    /// Milliseconds that each step took. Steps of two pages overlap: their sum may be more than the whole.
+    pub steps_ms: Steps,
+    /// What a `scrub` run went through: the last target before it, and its last one.
+    pub slice: Option<Slice>,
     /// The run that this one went on from.
     pub resumed_run: Option<u64>,
     /// The instant, in microseconds since the epoch, up to which every change has been compared.
@@ -69,6 +80,81 @@ pub struct Report {
     pub ended_early: Option<String>,
     /// Each target of a `targets` run, and the first drifted ones of any other.
     pub targets: Vec<TargetReport>,
+}
+
+/// Drifts by size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sizes {
+    /// By one.
+    #[serde(rename = "1")]
+    pub one: u64,
+    /// By 2 to 9.
+    #[serde(rename = "2-9")]
+    pub some: u64,
+    /// By 10 to 99.
+    #[serde(rename = "10-99")]
+    pub many: u64,
+    /// By more.
+    #[serde(rename = "100+")]
+    pub most: u64,
+}
+
+impl Sizes {
+    pub(super) fn note(&mut self, drift: u64) {
+        *match drift {
+            0..=1 => &mut self.one,
+            2..=9 => &mut self.some,
+            10..=99 => &mut self.many,
+            _ => &mut self.most,
+        } += 1;
+    }
+}
+
+/// How often a run found that a server has enough to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Waits {
+    /// MySQL ran more threads than `threads_running_max`.
+    pub threads_running: u64,
+    /// Redis took longer to answer than `redis_latency_max_ms`.
+    pub redis_latency: u64,
+    /// A partition had more messages than `queue_depth_max`.
+    pub queue_depth: u64,
+    /// A replica was further behind than `max_lag`.
+    pub replica_lag: u64,
+}
+
+/// Milliseconds by step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Steps {
+    /// Loading what Redis had lost.
+    pub rebuild: u64,
+    /// Listing targets in MySQL.
+    pub list: u64,
+    /// Sampling Redis.
+    pub sample: u64,
+    /// Waiting for the fence, with `publish_grace` where there was one.
+    pub fence: u64,
+    /// Reading and recounting in MySQL.
+    pub read: u64,
+    /// Noting and making repairs.
+    pub repair: u64,
+    /// Searching Redis for what MySQL doesn't know.
+    pub phantoms: u64,
+}
+
+impl Steps {
+    pub(super) fn add(step: &mut u64, took: Duration) {
+        *step += u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    }
+}
+
+/// A part of all targets, in the order of kinds and ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Slice {
+    /// The last target before it; none where it begins with the first one of all.
+    pub after: Option<String>,
+    /// Its last target; none where it ends with the last one of all.
+    pub until: Option<String>,
 }
 
 /// One target in words and numbers.
@@ -94,6 +180,11 @@ pub struct TargetReport {
 pub(super) const LISTED_MAX: usize = 20;
 
 impl Report {
+    /// Whether everything that was looked at is right now.
+    pub(super) fn is_complete(&self) -> bool {
+        self.left == 0 && self.undecided == 0
+    }
+
     /// Notes why the run ended early.
     pub(super) fn end(&mut self, ended: End, why: String) {
         self.ended = ended;

@@ -1,9 +1,11 @@
 //! Where log lines go and how they look.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use indicatif::ProgressBar;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -35,6 +37,41 @@ impl Flood {
     }
 }
 
+/// The bar that is drawn on the terminal now, above which lines must be written.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Has lines written above `bar`, until the answer is dropped, which clears the bar.
+pub fn under(bar: &ProgressBar) -> impl Drop + use<> {
+    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+    Under
+}
+
+struct Under;
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        if let Some(bar) = BAR.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// stderr, beside a bar.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
+            None => io::stderr().write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
 /// Starts logging to stderr, or to journald. `RUST_LOG` wins over `[log] level`.
 ///
 /// # Errors
@@ -46,14 +83,13 @@ pub fn start(log: &Log) -> Result<()> {
     };
     let filter =
         EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))?;
-    let stderr = std::io::stderr;
     let lines = match resolve(log.format) {
         LogFormat::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
-        LogFormat::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(stderr).boxed(),
+        LogFormat::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed(),
         LogFormat::Text | LogFormat::Auto => tracing_subscriber::fmt::layer()
-            .with_ansi(stderr().is_terminal())
+            .with_ansi(io::stderr().is_terminal())
             .with_target(false)
-            .with_writer(stderr)
+            .with_writer(|| Stderr)
             .boxed(),
     };
     tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")
@@ -61,7 +97,7 @@ pub fn start(log: &Log) -> Result<()> {
 
 fn resolve(format: LogFormat) -> LogFormat {
     match format {
-        LogFormat::Auto if std::io::stderr().is_terminal() => LogFormat::Text,
+        LogFormat::Auto if io::stderr().is_terminal() => LogFormat::Text,
         // Set by systemd when stderr goes to the journal.
         LogFormat::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => LogFormat::Journald,
         LogFormat::Auto => LogFormat::Json,

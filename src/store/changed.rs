@@ -37,6 +37,25 @@ impl Span {
 }
 
 impl Store {
+    /// About how many counter rows changed since `since`: the whole span that it is in counts.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn count_changed(&self, metric: Metric, since: Micros) -> Result<u64> {
+        const ACTION: &str = "count changed targets";
+        let mut lent = self.lend().await?;
+        lent.unlimited(|connection| async move {
+            let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE update_span >= ? AND metric = ?")
+                .bind(Span::of(since).0)
+                .bind(metric.0)
+                .fetch_one(connection)
+                .await
+                .tried(ACTION)?;
+            Ok(rows.unsigned_abs())
+        })
+        .await
+    }
+
     /// The next page of counter rows that changed since `since`, newest first: a target with several slots may come
     /// twice. Fewer than `limit` rows mean the end.
     ///

@@ -7,8 +7,9 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
+use super::changed::Span;
 use super::repairs::{self, Intent};
-use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
+use super::{Lent, Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// A target's number as MySQL has it.
@@ -23,15 +24,6 @@ pub struct Truth {
     pub update_at: Option<Micros>,
 }
 
-/// Whose numbers are read.
-#[derive(Clone, Copy, Debug)]
-pub enum Targets<'a> {
-    /// These, wherever they lie.
-    These(&'a [Target]),
-    /// A range: one scan instead of many point reads.
-    Range(&'a Range),
-}
-
 /// All targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
 #[derive(Clone, Debug)]
 pub struct Range {
@@ -43,66 +35,77 @@ pub struct Range {
     pub until: TargetId,
     /// The targets, sorted by id.
     pub targets: Vec<Target>,
+    /// Each one's `SUM(value)` over the slots of `counter`, when the range was listed.
+    pub counted: Vec<i64>,
 }
 
-impl<'a> Targets<'a> {
-    /// All of them.
-    pub fn all(self) -> &'a [Target] {
-        match self {
-            Self::These(targets) => targets,
-            Self::Range(range) => &range.targets,
-        }
-    }
-
-    /// What statements ask for, each with the ids that it binds: `target_id > ? AND target_id <= ?` or
-    /// `target_id IN (...)`.
-    fn conditions(self) -> Vec<(Kind, String, Vec<u64>)> {
-        match self {
-            Self::Range(Range { kind, after, until, .. }) => {
-                vec![(*kind, "target_id > ? AND target_id <= ?".to_owned(), vec![after.0, until.0])]
-            }
-            Self::These(targets) => by_kind(targets)
-                .into_iter()
-                .flat_map(|(kind, ids)| {
-                    let pieces: Vec<Vec<u64>> = in_shapes(&ids).map(<[u64]>::to_vec).collect();
-                    let text = |ids: &Vec<u64>| format!("target_id IN {}", placeholders(1, ids.len()));
-                    pieces.into_iter().map(move |ids| (kind, text(&ids), ids))
-                })
-                .collect(),
-        }
-    }
+/// What a range has at one instant.
+#[derive(Clone, Debug, Default)]
+pub struct Recount {
+    /// The targets with like records, sorted by id: how many users like each.
+    pub rows: Vec<(TargetId, i64)>,
+    /// The counters that changed lately, sorted by id: the newest `at` that was applied to each.
+    pub changed: Vec<(TargetId, Micros)>,
 }
 
 /// Targets with like records and without a counter that a range may hold.
 const UNCOUNTED_MAX: usize = 10_000;
 
+/// The highest id that there may be.
+pub const LAST: TargetId = TargetId(i64::MAX as u64);
+
 impl Store {
-    /// The next targets of `kind` that have a counter, in order of id, after `after`.
+    /// The next targets of `kind` that have a counter, in order of id, after `after`. Fewer than `limit` are the last ones:
+    /// their range goes on to the highest id, because there may be like records without a counter.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn counted_targets(
-        &self,
-        kind: Kind,
-        metric: Metric,
-        after: TargetId,
-        limit: usize,
-    ) -> Result<Vec<TargetId>> {
+    pub async fn list_range(&self, kind: Kind, metric: Metric, after: TargetId, limit: usize) -> Result<Range> {
         const ACTION: &str = "list targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let ids: Vec<u64> = sqlx::query_scalar(
-                "SELECT DISTINCT target_id FROM counter WHERE kind = ? AND target_id > ? AND metric = ? \
-                 ORDER BY target_id LIMIT ?",
+            let mut rows = sqlx::query(
+                "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter \
+                 WHERE kind = ? AND target_id > ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
             )
             .bind(kind.0)
             .bind(after.0)
             .bind(metric.0)
             .bind(limit as u64)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(ids.into_iter().map(TargetId).collect())
+            .fetch(connection);
+            let (mut targets, mut counted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
+            while let Some(row) = rows.try_next().await.tried(ACTION)? {
+                targets.push(Target { kind, id: TargetId(row.try_get_unchecked(0).tried(ACTION)?) });
+                counted.push(row.try_get_unchecked(1).tried(ACTION)?);
+            }
+            let until = targets.last().filter(|_| targets.len() == limit).map_or(LAST, |target| target.id);
+            Ok(Range { kind, after, until, targets, counted })
+        })
+        .await
+    }
+
+    /// Recounts a range, and reads which of its counters have an `at` after `since`, all as of one instant. None where too
+    /// many targets without a counter lie there.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn recount_range(&self, metric: Metric, range: &Range, since: Option<Micros>) -> Result<Option<Recount>> {
+        let mut lent = self.lend().await?;
+        lent.unlimited(|connection| recount_range(connection, metric, range, since)).await
+    }
+
+    /// About how many counters there are, by the server's statistics.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn estimate_counters(&self) -> Result<u64> {
+        const ACTION: &str = "estimate the number of counters";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let plan =
+                sqlx::raw_sql("EXPLAIN SELECT COUNT(*) FROM counter").fetch_one(connection).await.tried(ACTION)?;
+            let rows: Option<u64> = plan.try_get_unchecked("rows").tried(ACTION)?;
+            Ok(rows.unwrap_or(0))
         })
         .await
     }
@@ -139,17 +142,11 @@ impl Store {
         .await
     }
 
-    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too; of a
-    /// range, those of targets without a counter are then in the answer, too. None where too many of them lie there.
+    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn truths(
-        &self,
-        metric: Metric,
-        targets: Targets<'_>,
-        rows: bool,
-    ) -> Result<Option<HashMap<Target, Truth>>> {
+    pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
     }
@@ -253,72 +250,126 @@ pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<s
 async fn read_truths(
     connection: &mut MySqlConnection,
     metric: Metric,
-    targets: Targets<'_>,
+    targets: &[Target],
     rows: bool,
-) -> Result<Option<HashMap<Target, Truth>>> {
+) -> Result<HashMap<Target, Truth>> {
     let mut tx = begin_snapshot(connection).await?;
     let mut truths = read_counted(&mut tx, metric, targets).await?;
-    let complete = !rows || recount(&mut tx, targets, &mut truths).await?;
+    if rows {
+        recount(&mut tx, targets, &mut truths).await?;
+    }
     tx.commit().await.tried("read counters")?;
-    Ok(complete.then_some(truths))
+    Ok(truths)
 }
 
 pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
     metric: Metric,
-    targets: Targets<'_>,
+    targets: &[Target],
 ) -> Result<HashMap<Target, Truth>> {
     const ACTION: &str = "read counters";
-    let mut truths = HashMap::with_capacity(targets.all().len());
-    for (kind, those, ids) in targets.conditions() {
-        let sql = format!(
-            "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-             WHERE kind = ? AND {those} AND metric = ? GROUP BY target_id"
-        );
-        let query = ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-        let mut rows = query.bind(metric.0).fetch(&mut *connection);
-        while let Some(row) = rows.try_next().await.tried(ACTION)? {
-            let id = TargetId(row.try_get(0).tried(ACTION)?);
-            let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
-            let counted = row.try_get(1).tried(ACTION)?;
-            truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
+    let mut truths = HashMap::with_capacity(targets.len());
+    for (kind, ids) in by_kind(targets) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+                 WHERE kind = ? AND target_id IN {} AND metric = ? GROUP BY target_id",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            let mut rows = query.bind(metric.0).fetch(&mut *connection);
+            while let Some(row) = rows.try_next().await.tried(ACTION)? {
+                let id = TargetId(row.try_get(0).tried(ACTION)?);
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
+                let counted = row.try_get(1).tried(ACTION)?;
+                truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
+            }
         }
     }
     Ok(truths)
 }
 
-/// Counts like records. False where there are more targets than can be held.
 async fn recount(
     connection: &mut MySqlConnection,
-    targets: Targets<'_>,
+    targets: &[Target],
     truths: &mut HashMap<Target, Truth>,
-) -> Result<bool> {
+) -> Result<()> {
     const ACTION: &str = "recount like records";
-    for truth in truths.values_mut() {
-        truth.rows = Some(0);
-    }
-    for target in targets.all() {
+    for target in targets {
         truths.entry(*target).or_default().rows = Some(0);
     }
-    let limit = truths.len() + UNCOUNTED_MAX;
-    for (kind, those, ids) in targets.conditions() {
-        let sql = format!(
-            "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
-             WHERE kind = ? AND {those} GROUP BY target_id ORDER BY target_id LIMIT ?"
-        );
-        let query = ids.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-        let mut rows = query.bind(limit as u64).fetch(&mut *connection);
-        let mut read = 0;
-        while let Some(row) = rows.try_next().await.tried(ACTION)? {
-            let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-            truths.entry(target).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
-            read += 1;
-        }
-        if read == limit {
-            return Ok(false);
+    for (kind, ids) in by_kind(targets) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
+                 WHERE kind = ? AND target_id IN {} GROUP BY target_id",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            let mut rows = query.fetch(&mut *connection);
+            while let Some(row) = rows.try_next().await.tried(ACTION)? {
+                let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
+                truths.entry(target).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
+            }
         }
     }
-    Ok(true)
+    Ok(())
+}
+
+async fn recount_range(
+    connection: &mut MySqlConnection,
+    metric: Metric,
+    range: &Range,
+    since: Option<Micros>,
+) -> Result<Option<Recount>> {
+    const ACTION: &str = "recount like records";
+    let mut tx = begin_snapshot(connection).await?;
+    let mut recount = Recount::default();
+    if let Some(since) = since {
+        recount.changed = changed_since(&mut tx, metric, range, since).await?;
+    }
+    let limit = range.targets.len() + UNCOUNTED_MAX;
+    let mut rows = sqlx::query(
+        "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
+         WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",
+    )
+    .bind(range.kind.0)
+    .bind(range.after.0)
+    .bind(range.until.0)
+    .bind(limit as u64)
+    .fetch(&mut *tx);
+    recount.rows.reserve(range.targets.len());
+    while let Some(row) = rows.try_next().await.tried(ACTION)? {
+        let liked = (TargetId(row.try_get_unchecked(0).tried(ACTION)?), row.try_get_unchecked(1).tried(ACTION)?);
+        recount.rows.push(liked);
+    }
+    drop(rows);
+    tx.commit().await.tried(ACTION)?;
+    Ok(if recount.rows.len() < limit { Some(recount) } else { None })
+}
+
+async fn changed_since(
+    connection: &mut MySqlConnection,
+    metric: Metric,
+    range: &Range,
+    since: Micros,
+) -> Result<Vec<(TargetId, Micros)>> {
+    const ACTION: &str = "read what changed lately";
+    let rows = sqlx::query(
+        "SELECT target_id, MAX(update_at) FROM counter WHERE kind = ? AND target_id > ? AND target_id <= ? \
+           AND metric = ? AND update_span >= ? AND update_at > ? GROUP BY target_id ORDER BY target_id",
+    )
+    .bind(range.kind.0)
+    .bind(range.after.0)
+    .bind(range.until.0)
+    .bind(metric.0)
+    .bind(Span::of(since).0)
+    .bind(datetime(since))
+    .fetch_all(connection)
+    .await
+    .tried(ACTION)?;
+    let read = |row: &MySqlRow| Ok((TargetId(row.try_get(0)?), micros(row.try_get(1)?)));
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }
 
 pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {

@@ -127,6 +127,33 @@ impl Store {
         .await
     }
 
+    /// Notes that the run is alive, and gives the time that was noted.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn stamp(&self, run: u64) -> Result<Micros> {
+        const ACTION: &str = "note that the run is alive";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
+                .bind(run)
+                .execute(&mut *connection)
+                .await
+                .tried(ACTION)?;
+            Ok(read_stamp(connection, run).await?.unwrap_or(Micros(0)))
+        })
+        .await
+    }
+
+    /// The newest time that was noted of the run, as this server knows it: a replica may be behind.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
+        let mut lent = self.lend().await?;
+        lent.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
+    }
+
     /// Up to where, by Redis' clock, any run of the job has compared everything; none where none has.
     ///
     /// # Errors
@@ -181,6 +208,15 @@ pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Resu
         .await
         .tried("check the job's lock")?;
     if holder == Some(run) { Ok(()) } else { Err(taken_over(job)) }
+}
+
+async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option<Micros>> {
+    let stamp: Option<Option<NaiveDateTime>> = sqlx::query_scalar("SELECT heartbeat_at FROM job_run WHERE run = ?")
+        .bind(run)
+        .fetch_optional(connection)
+        .await
+        .tried("read when the run was last alive")?;
+    Ok(stamp.flatten().map(micros))
 }
 
 async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &str) -> Result<Lock> {

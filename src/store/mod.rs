@@ -14,6 +14,7 @@ pub mod likes;
 pub mod partitions;
 pub mod repairs;
 pub mod schema;
+pub mod sightings;
 mod text;
 pub mod watches;
 

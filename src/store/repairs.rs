@@ -113,22 +113,31 @@ impl Store {
         .await
     }
 
-    /// How far the last run of this mode came that was not done, unless one was done after it.
+    /// How far the last run of this mode came. With `unless_done` only a run that was not done counts, and none before one
+    /// that was.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_checkpoint(&self, job: &str, mode: &str, before: u64) -> Result<Option<(u64, String)>> {
+    pub async fn last_checkpoint(
+        &self,
+        job: &str,
+        mode: &str,
+        before: u64,
+        unless_done: bool,
+    ) -> Result<Option<(u64, String)>> {
         const ACTION: &str = "read how far the last run came";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let row = sqlx::query(
                 "SELECT run, checkpoint FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL \
-                 AND run > COALESCE((SELECT MAX(run) FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done'), 0) \
+                 AND (NOT ? OR \
+                      run > COALESCE((SELECT MAX(run) FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done'), 0)) \
                  ORDER BY run DESC LIMIT 1",
             )
             .bind(job)
             .bind(mode)
             .bind(before)
+            .bind(unless_done)
             .bind(job)
             .bind(mode)
             .fetch_optional(connection)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
-use super::counters::{Targets, Truth, begin_snapshot, read_counted, target};
+use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::{Result, Store, Tried, in_shapes, jobs, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Metric, Target, UserId};
@@ -46,7 +46,7 @@ impl Store {
             if watching != i64::from(partitions) {
                 return Ok(None);
             }
-            let truths = read_counted(&mut tx, metric, Targets::These(targets)).await?;
+            let truths = read_counted(&mut tx, metric, targets).await?;
             let events = read_watched(&mut tx, watch).await?;
             tx.commit().await.tried("read watched events")?;
             Ok(Some((truths, events)))

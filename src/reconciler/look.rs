@@ -1,0 +1,112 @@
+//! One look at some targets: sample, fence, read, judge.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Run;
+use super::drift::{Verdict, judge, value_at};
+use super::report::Steps;
+use crate::cache::counters::Sample;
+use crate::cache::layout::Loaded;
+use crate::model::Target;
+use crate::runtime::fault;
+use crate::store::counters::Truth;
+
+/// What one look at one target saw.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub sample: Sample,
+    pub verdict: Verdict,
+    pub truth: Truth,
+}
+
+/// One look at targets, without those that are unknown.
+#[derive(Default)]
+pub(super) struct Looks {
+    pub looks: BTreeMap<Target, Look>,
+    /// What MySQL says of all of them.
+    pub truths: HashMap<Target, Truth>,
+}
+
+impl Run<'_> {
+    /// One look at targets that are sorted by key. The fence is sent `grace` after the sample.
+    pub(super) async fn look(&mut self, targets: &[Target], grace: Duration) -> Result<Looks> {
+        let Some(samples) = self.sample(targets).await? else { return Ok(Looks::default()) };
+        fault::point("reconcile:sampled");
+        self.fence(grace).await?;
+        fault::point("reconcile:fenced");
+        let began = Instant::now();
+        let truths = self.on.store.truths(self.on.metric, targets, self.recounts).await?;
+        Steps::add(&mut self.report.steps_ms.read, began.elapsed());
+        let skew = self.on.limits.skew();
+        let look = |(target, sample): (Target, Sample)| {
+            let truth = truths.get(&target);
+            let verdict = judge(&sample, truth, skew);
+            (target, Look { sample, verdict, truth: truth.copied().unwrap_or_default() })
+        };
+        let looks = samples.into_iter().map(look).collect();
+        Ok(Looks { looks, truths })
+    }
+
+    /// The same for busy targets: their events are logged from before the sample until the read. Those that have an event
+    /// within `skew` of the cut stay busy.
+    pub(super) async fn look_watched(
+        &mut self,
+        targets: &[Target],
+        grace: Duration,
+        skew: Duration,
+    ) -> Result<BTreeMap<Target, Look>> {
+        if targets.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let watch = self.next_number();
+        let limits = &self.on.limits;
+        let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
+        let partitions = self.on.broker.partitions();
+        self.on.store.watch(watch, targets, partitions, seconds).await?;
+        let samples = self.sample(targets).await?.unwrap_or_default();
+        self.fence(grace).await?;
+        let began = Instant::now();
+        let watched = self.on.store.watched(self.on.metric, targets, watch, partitions).await?;
+        self.on.store.unwatch(self.number).await?;
+        Steps::add(&mut self.report.steps_ms.read, began.elapsed());
+        let (truths, mut events) =
+            watched.context("the watch ended too early: the process was frozen, or another run has begun")?;
+        events.sort_by_key(|logged| logged.event.target);
+        let look = |(target, sample): (Target, Sample)| {
+            let from = events.partition_point(|logged| logged.event.target < target);
+            let until = events.partition_point(|logged| logged.event.target <= target);
+            let events = events.get(from..until).unwrap_or_default();
+            let truth = truths.get(&target).copied().unwrap_or_default();
+            let verdict = match value_at(sample.cut, skew, truth.counted, events) {
+                Some(value) => Verdict::Drift(sample.value - value),
+                None => Verdict::Busy,
+            };
+            (target, Look { sample, verdict, truth })
+        };
+        Ok(samples.into_iter().map(look).collect())
+    }
+
+    /// Samples Redis, without what is unknown; none where nothing is left.
+    async fn sample(&mut self, targets: &[Target]) -> Result<Option<BTreeMap<Target, Sample>>> {
+        let began = Instant::now();
+        let samples = self.on.cache.sample(&self.on.names, self.on.metric, targets).await?;
+        Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
+        let number = self.number;
+        let known = |(target, sample): (&Target, Option<Sample>)| Some((*target, sample?));
+        let samples: BTreeMap<Target, Sample> =
+            targets.iter().zip(samples).filter_map(known).filter(|(_, sample)| is_known(sample, number)).collect();
+        Ok(if samples.is_empty() { None } else { Some(samples) })
+    }
+}
+
+/// Whether what is missing in the sample's bucket is zero, and not unknown. `run` may compare what it loads itself.
+pub(super) fn is_known(sample: &Sample, run: u64) -> bool {
+    match sample.loaded {
+        Loaded::Yes { .. } => true,
+        Loaded::Loading { generation, .. } => generation == run,
+        Loaded::No => false,
+    }
+}

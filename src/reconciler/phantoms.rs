@@ -1,0 +1,67 @@
+//! What Redis has and MySQL doesn't: likes whose events were lost to the last one, and hands in Redis.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::Run;
+use super::report::Steps;
+use crate::model::{Kind, Target};
+use crate::store::counters::Truth;
+
+/// Buckets whose fields are listed at once: about 16,000 ids.
+const LISTED_BUCKETS: usize = 128;
+
+impl Run<'_> {
+    /// Searches the buckets that have another number of fields than the samples of all known targets have found in them: one
+    /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
+    pub(super) async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
+        let began = Instant::now();
+        let sizes = self.on.cache.bucket_sizes(name).await?;
+        Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
+        let seen = std::mem::take(&mut self.fields_seen);
+        let more = |(bucket, size): &(u32, u64)| *size != u64::from(seen.get(bucket).copied().unwrap_or(0));
+        let suspects = sizes.into_iter().filter(more).map(|(bucket, _)| bucket).collect::<Vec<_>>();
+        self.compare_phantoms_in(name, kind, &suspects).await
+    }
+
+    /// Searches `buckets`, whatever is known of them.
+    pub(super) async fn compare_phantoms_of(&mut self, name: &str, kind: Kind, buckets: Range<u32>) -> Result<()> {
+        self.compare_phantoms_in(name, kind, &buckets.collect::<Vec<_>>()).await
+    }
+
+    async fn compare_phantoms_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
+        let mut phantoms = Vec::new();
+        for some in buckets.chunks(LISTED_BUCKETS) {
+            let began = Instant::now();
+            let targets = self.on.cache.targets_in(name, kind, some).await?;
+            phantoms.extend(self.unknown_to_mysql(targets).await?);
+            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
+            if self.is_over() {
+                break;
+            }
+            if phantoms.len() >= self.pace.page() {
+                self.compare_found(&mut phantoms).await?;
+            }
+        }
+        self.compare_found(&mut phantoms).await
+    }
+
+    async fn compare_found(&mut self, phantoms: &mut Vec<Target>) -> Result<()> {
+        phantoms.sort_unstable();
+        self.report.phantoms += phantoms.len() as u64;
+        self.compare_these(&std::mem::take(phantoms)).await
+    }
+
+    /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
+    async fn unknown_to_mysql(&self, mut targets: Vec<Target>) -> Result<Vec<Target>> {
+        // Counters first: they are few point reads each, and nearly every target has one.
+        for recount in [false, true] {
+            let truths = self.on.store.truths(self.on.metric, &targets, recount).await?;
+            let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
+            targets.retain(|target| !truths.get(target).is_some_and(is_known));
+        }
+        Ok(targets)
+    }
+}

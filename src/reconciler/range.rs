@@ -1,0 +1,96 @@
+//! A full run's first look, by ranges of ids: one scan instead of many point reads. Nearly every target is right, and
+//! cleared by it; the others become pending.
+//!
+//! While MySQL recounts one page, the next one is listed, sampled and fenced. What the list says of a counter is from
+//! before the page's sample; a counter that has changed since differs from its rows, or is newer than the cut, and is
+//! looked at again.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::look::is_known;
+use super::page::Doubt;
+use super::report::Steps;
+use super::{Reconciler, Run};
+use crate::cache::counters::Sample;
+use crate::model::{Kind, Target, TargetId};
+use crate::store::counters::{LAST, Range, Recount};
+
+/// A page that waits to be read: its sample is taken, and its fence committed.
+pub(super) struct Sampled {
+    pub range: Range,
+    samples: Vec<Option<Sample>>,
+}
+
+impl Run<'_> {
+    /// Lists, samples and fences the page that follows `after`. None at the end of the kind or the slice, or when the run
+    /// is over.
+    pub(super) async fn sample_range(&mut self, kind: Kind, after: TargetId) -> Result<Option<Sampled>> {
+        if after >= LAST || self.slice_left == 0 {
+            return Ok(None);
+        }
+        self.wait().await?;
+        if self.is_over() {
+            return Ok(None);
+        }
+        let limit = self.pace.page().min(usize::try_from(self.slice_left).unwrap_or(usize::MAX));
+        let began = Instant::now();
+        let range = self.on.store.list_range(kind, self.on.metric, after, limit).await?;
+        Steps::add(&mut self.report.steps_ms.list, began.elapsed());
+        self.slice_left = self.slice_left.saturating_sub(range.targets.len() as u64);
+        let began = Instant::now();
+        let samples = self.on.cache.sample(&self.on.names, self.on.metric, &range.targets).await?;
+        Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
+        self.fence(Duration::ZERO).await?;
+        Ok(Some(Sampled { range, samples }))
+    }
+
+    /// Judges a page by what was read of it.
+    pub(super) fn judge_range(&mut self, sampled: Sampled, recount: &Recount) {
+        let Sampled { range, samples } = sampled;
+        let skew = self.on.limits.skew();
+        self.report.checked += range.targets.len() as u64;
+        let mut rows = recount.rows.iter().copied().peekable();
+        let mut changed = recount.changed.iter().copied().peekable();
+        for ((target, counted), sample) in range.targets.iter().zip(&range.counted).zip(samples) {
+            while let Some((id, _)) = rows.next_if(|(id, _)| *id < target.id) {
+                self.note_uncounted(Target { kind: range.kind, id });
+            }
+            let liked = rows.next_if(|(id, _)| *id == target.id).map_or(0, |(_, liked)| liked);
+            while changed.next_if(|(id, _)| *id < target.id).is_some() {}
+            let update_at = changed.next_if(|(id, _)| *id == target.id).map(|(_, update_at)| update_at);
+            let Some(sample) = sample.filter(|sample| is_known(sample, self.number)) else {
+                self.note_unknown([target].into_iter());
+                continue;
+            };
+            if sample.exists {
+                *self.fields_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
+            }
+            let busy = update_at.is_some_and(|update_at| update_at > sample.cut.before(skew));
+            match sample.value - liked {
+                _ if busy || liked != *counted => self.doubt(*target, Doubt::default()),
+                0 => self.report.exact += 1,
+                drift => self.doubt(*target, Doubt { drift: Some(drift), told: false }),
+            }
+        }
+        for (id, _) in rows {
+            self.note_uncounted(Target { kind: range.kind, id });
+        }
+    }
+
+    /// Like records without a counter: the next look gives it one.
+    fn note_uncounted(&mut self, target: Target) {
+        self.report.checked += 1;
+        self.doubt(target, Doubt::default());
+    }
+}
+
+/// Reads a sampled page. None where it has too many targets without a counter. Milliseconds that it took, too.
+pub(super) async fn read_range(on: &Reconciler, sampled: &Sampled) -> Result<(Option<Recount>, Duration)> {
+    let began = Instant::now();
+    let first_cut = sampled.samples.iter().flatten().map(|sample| sample.cut).min();
+    let since = first_cut.map(|cut| cut.before(on.limits.skew()));
+    let recount = on.store.recount_range(on.metric, &sampled.range, since).await?;
+    Ok((recount, began.elapsed()))
+}

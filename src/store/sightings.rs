@@ -1,0 +1,86 @@
+//! Targets of which the events say another number than `counter`, kept for the next reconcile.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::counters::target;
+use super::{Result, Store, Tried, in_shapes, micros, placeholders};
+use crate::model::{Metric, Micros, Target};
+
+/// Targets that are kept at most: a run looks at so many first of all.
+const KEPT_MAX: u64 = 10_000;
+
+impl Store {
+    /// Keeps a target whose events say that Redis has `drift` more than `counter`. Not where there are very many already.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn keep_drift_seen(&self, metric: Metric, target: Target, drift: i64) -> Result<()> {
+        const ACTION: &str = "keep a drift that was seen";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query(
+                "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) \
+                 SELECT ?, ?, ?, ?, NOW(6) FROM (SELECT COUNT(*) AS kept FROM drift_seen) AS those WHERE kept < ? \
+                 ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
+            )
+            .bind(target.kind.0)
+            .bind(target.id.0)
+            .bind(metric.0)
+            .bind(drift)
+            .bind(KEPT_MAX)
+            .execute(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The targets that are kept, sorted by key, with the time at which each was seen last.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn drift_seen(&self, metric: Metric, limit: usize) -> Result<Vec<(Target, Micros)>> {
+        const ACTION: &str = "read which drifts were seen";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT kind, target_id, seen_at FROM drift_seen WHERE metric = ? ORDER BY kind, target_id LIMIT ?",
+            )
+            .bind(metric.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| Ok((target(row, 0)?, micros(row.try_get(2)?)));
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Forgets those of `seen` that were not seen again since.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn forget_drift_seen(&self, metric: Metric, seen: &[(Target, Micros)]) -> Result<()> {
+        const ACTION: &str = "forget drifts that were seen";
+        let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            for piece in in_shapes(seen) {
+                let sql = format!(
+                    "DELETE FROM drift_seen WHERE metric = ? AND seen_at <= ? AND (kind, target_id) IN ({})",
+                    placeholders(piece.len(), 2)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0).bind(super::datetime(newest));
+                for (target, _) in piece {
+                    query = query.bind(target.kind.0).bind(target.id.0);
+                }
+                query.execute(&mut *connection).await.tried(ACTION)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+}
