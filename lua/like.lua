@@ -6,7 +6,8 @@
 -- ARGV[3]  "like" or "unlike"
 --
 -- Returns { at, count }: this server's clock in microseconds since the epoch as text, which the event must carry as
--- `at`; and the target's number after this.
+-- `at`; and the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no
+-- field `_`) or is still getting it back. The like counts all the same.
 --
 -- A field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
 -- which everything is zero has no field.
@@ -18,8 +19,10 @@ if not delta then
 end
 local place = tonumber(ARGV[2])
 
+local found = redis.call('HMGET', KEYS[1], ARGV[1], '_')
+local loaded = found[2] and string.sub(found[2], 1, 1) ~= '~'
 local values = {}
-for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '[^,]+') do
+for value in string.gmatch(found[1] or '', '[^,]+') do
     values[#values + 1] = tonumber(value)
 end
 for missing = #values + 1, place do
@@ -42,4 +45,4 @@ else
 end
 
 local now = redis.call('TIME')
-return { string.format('%.0f', now[1] * 1000000 + now[2]), count }
+return { string.format('%.0f', now[1] * 1000000 + now[2]), loaded and count }

@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 use crate::archiver::{self, Archiver, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
+use crate::cache::keys::KindNames;
 use crate::config::{Config, ConfigError};
 use crate::consumer::Partition;
 use crate::job::{self, Job, Next, Ran, Timetable};
@@ -196,7 +197,7 @@ async fn start_tasks(
     ];
     let lookout = Lookout {
         cache: servers.cache.clone(),
-        kinds: config.kinds.clone(),
+        kinds: KindNames::new(&config.kinds),
         every: config.reconcile.watch_every.0,
         asked: timetables.first().map(|rebuild| Arc::clone(&rebuild.asked)).unwrap_or_default(),
         bell: Arc::clone(&reconcile_bell),

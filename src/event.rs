@@ -30,8 +30,8 @@ pub const ID_MAX: u64 = i64::MAX as u64;
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A user likes a target, or does no longer.
-    Like(LikeEvent),
+    /// A user likes a target, or does no longer. With the target's number in Redis after it, where the producer says it.
+    Like(LikeEvent, Option<i64>),
     /// The marker of a reconcile: once its number is committed, so is every event published before it.
     Fence(u64),
 }
@@ -202,7 +202,8 @@ pub fn decode(
     let id = id(&raw.target_id, "target_id", Reason::TargetIdOutOfRange)?;
     let user = id_of_user(&raw.user_id)?;
     let at = at(&raw.at, now, future_max)?;
-    Ok(Message::Like(LikeEvent { target: Target { kind, id: TargetId(id) }, user, at, liked }))
+    let event = LikeEvent { target: Target { kind, id: TargetId(id) }, user, at, liked };
+    Ok(Message::Like(event, raw.count.integer()))
 }
 
 /// A fence's body. Sent straight to each partition's queue by a reconcile.
@@ -210,20 +211,22 @@ pub fn encode_fence(number: u64) -> Vec<u8> {
     format!("{{\"type\":\"fence\",\"fence\":{number}}}").into_bytes()
 }
 
-/// An event's body, as producers send it. `kind` is the name of the target's kind.
-pub fn encode_like(event: &LikeEvent, kind: &str, count: i64) -> Vec<u8> {
+/// An event's body, as producers send it. `kind` is the name of the target's kind, `count` its number in Redis after the
+/// event, where that is known.
+pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8> {
     let event_type = if event.liked { "like" } else { "unlike" };
     // Ids as strings: JavaScript's numbers lose 64-bit integers.
-    serde_json::json!({
+    let mut body = serde_json::json!({
         "type": event_type,
         "kind": kind,
         "target_id": event.target.id.to_string(),
         "user_id": event.user.to_string(),
         "at": event.at.0,
-        "count": count,
-    })
-    .to_string()
-    .into_bytes()
+    });
+    if let (Some(count), Some(fields)) = (count, body.as_object_mut()) {
+        fields.insert("count".to_owned(), count.into());
+    }
+    body.to_string().into_bytes()
 }
 
 fn refuse(reason: Reason, error: String) -> Refusal {
@@ -299,6 +302,8 @@ struct Raw<'a> {
     #[serde(default, borrow)]
     at: Scalar<'a>,
     #[serde(default, borrow)]
+    count: Scalar<'a>,
+    #[serde(default, borrow)]
     fence: Scalar<'a>,
 }
 
@@ -321,6 +326,16 @@ enum Scalar<'a> {
     Text(Cow<'a, str>),
     /// A fraction, a boolean, null, a list or an object: its JSON name.
     Other(&'static str),
+}
+
+impl Scalar<'_> {
+    fn integer(&self) -> Option<i64> {
+        match self {
+            Self::Unsigned(number) => i64::try_from(*number).ok(),
+            Self::Negative(number) => Some(*number),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Scalar<'_> {
@@ -412,17 +427,29 @@ mod tests {
 
     #[test]
     fn ids_may_be_integers_or_strings() {
-        let expected = Message::Like(LikeEvent {
+        let event = LikeEvent {
             target: Target { kind: Kind(1), id: TargetId(42) },
             user: UserId(9_223_372_036_854_775_807),
             at: NOW,
             liked: true,
-        });
+        };
+        let expected = Message::Like(event, Some(7));
         for (target, user) in [("42", "9223372036854775807"), ("\"42\"", "\"9223372036854775807\"")] {
             let body = format!(
                 r#"{{"type":"like","kind":"video","target_id":{target},"user_id":{user},"at":{NOW},"count":7,"new":[{{}}]}}"#
             );
             assert_eq!(judge(&body), Ok(expected.clone()));
+        }
+    }
+
+    #[test]
+    fn a_count_that_is_no_integer_is_as_if_it_were_not_there() {
+        for (count, expected) in
+            [("7", Some(7)), ("-7", Some(-7)), ("null", None), ("\"7\"", None), ("7.5", None), ("[7]", None)]
+        {
+            let body = format!(r#"{{"type":"like","kind":"video","target_id":1,"user_id":2,"at":3,"count":{count}}}"#);
+            let Ok(Message::Like(_, said)) = judge(&body) else { panic!("{count} is refused") };
+            assert_eq!(said, expected, "{count}");
         }
     }
 
@@ -495,18 +522,18 @@ mod tests {
             at: Micros(user as i64),
             liked: true,
         };
-        let json = |user| String::from_utf8(encode_like(&event(user), "video", 1)).expect("JSON is UTF-8");
+        let json = |user| String::from_utf8(encode_like(&event(user), "video", Some(1))).expect("JSON is UTF-8");
         let (first, second) = (json(1), json(2));
         let body = format!(" [{first},\n {{\"type\":\"like\"}}, 5, {second}, {{\"type\":\"fence\",\"fence\":3}}]");
         let expected = [
-            (Ok(Message::Like(event(1))), first.as_str()),
+            (Ok(Message::Like(event(1), Some(1))), first.as_str()),
             (Err(Reason::UnknownKind), "{\"type\":\"like\"}"),
             (Err(Reason::MalformedJson), "5"),
-            (Ok(Message::Like(event(2))), second.as_str()),
+            (Ok(Message::Like(event(2), Some(1))), second.as_str()),
             (Err(Reason::UnknownType), "{\"type\":\"fence\",\"fence\":3}"),
         ];
         assert_eq!(judge_all(&body), expected);
-        assert_eq!(judge_all(&first), [(Ok(Message::Like(event(1))), first.as_str())]);
+        assert_eq!(judge_all(&first), [(Ok(Message::Like(event(1), Some(1))), first.as_str())]);
     }
 
     #[test]
@@ -537,10 +564,10 @@ mod tests {
         }
 
         #[test]
-        fn what_the_client_encodes_is_decoded(target in 1..=ID_MAX, user in 1..=ID_MAX, at in 1..=NOW.0, liked: bool) {
+        fn what_the_client_encodes_is_decoded(target in 1..=ID_MAX, user in 1..=ID_MAX, at in 1..=NOW.0, liked: bool, count: Option<i64>) {
             let event = LikeEvent { target: Target { kind: Kind(1), id: TargetId(target) }, user: UserId(user), at: Micros(at), liked };
-            let body = encode_like(&event, "video", -1);
-            prop_assert_eq!(judge(std::str::from_utf8(&body).expect("JSON is UTF-8")), Ok(Message::Like(event)));
+            let body = encode_like(&event, "video", count);
+            prop_assert_eq!(judge(std::str::from_utf8(&body).expect("JSON is UTF-8")), Ok(Message::Like(event, count)));
         }
 
         #[test]

@@ -81,7 +81,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), all.len() as u64 - 1);
-    assert_eq!(world.cache.count_unloaded("video", all).await.unwrap(), 1);
+    assert_eq!(world.cache.count_unloaded("video", all.into_iter()).await.unwrap(), 1);
     assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
     assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), 0, "another run loads it now");
     assert_eq!(world.cache.end_load("video", 8, &buckets).await.unwrap(), 1);
@@ -97,7 +97,7 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
     let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("3").query_async(&mut redis).await.unwrap();
     let first = client.count(target(42), UserId(1), true, &[]).await.unwrap();
     let second = client.count(target(42), UserId(2), true, &[]).await.unwrap();
-    assert_eq!((first.count, second.count), (1, 2));
+    assert_eq!((first.count, second.count), (None, None), "nobody has loaded the bucket");
     assert!(first.event.at < second.event.at, "Redis' clock goes on");
     let field = || async {
         let mut redis = world.redis().await;
@@ -122,10 +122,8 @@ async fn scripts_that_the_server_has_forgotten_are_sent_again() {
     let mut redis = world.redis().await;
     for expected in 1..=3 {
         let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
-        assert_eq!(
-            client.count(target(1), UserId(expected), true, &[]).await.unwrap().count,
-            i64::try_from(expected).unwrap()
-        );
+        client.count(target(1), UserId(expected), true, &[]).await.unwrap();
+        assert_eq!(world.redis_counters().await[&target(1)], i64::try_from(expected).unwrap());
     }
     world.close().await;
 }
@@ -149,5 +147,32 @@ async fn what_redis_says_of_itself_is_read() {
     let name = world.cache.data_set().await.unwrap();
     let ids: Vec<usize> = name.split(' ').map(str::len).collect();
     assert_eq!(ids, [40, 40], "{name}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
+    let world = World::new("missing", "[kinds]\nvideo = 1\npost = 2").await;
+    let client = Client::new(&world.config).unwrap();
+    let names = KindNames::new(&world.config.kinds);
+    let buckets: Vec<u32> = (0..world.cache.keys.buckets()).filter(|bucket| *bucket != 3).collect();
+    begin_load(&world, 7).await;
+    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), buckets.len() as u64);
+    let (known, lost): (Vec<_>, Vec<_>) =
+        (1..200).map(target).partition(|target| world.cache.keys.bucket(*target) != 3);
+    assert_eq!(client.count(known[0], UserId(1), true, &[]).await.unwrap().count, Some(1));
+    assert_eq!(client.count(lost[0], UserId(1), true, &[]).await.unwrap().count, None);
+    let numbers = client.read(&[known.as_slice(), &lost].concat()).await.unwrap();
+    assert_eq!(numbers[..2], [Some(1), Some(0)]);
+    assert!(numbers[known.len()..].iter().all(Option::is_none), "a part of the number is not the number");
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(1), 3)]);
+    // What is no bucket is dropped.
+    let mut redis = world.redis().await;
+    for junk in ["video:zz", "film:3", "video:10", "junk", "post:f"] {
+        let _: i64 =
+            redis::cmd("SADD").arg(world.cache.keys.missing()).arg(junk).query_async(&mut redis).await.unwrap();
+    }
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(2), 15)]);
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), []);
     world.close().await;
 }

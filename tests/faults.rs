@@ -5,13 +5,16 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Dice, Model, World, body, eventually, servers, target};
+use common::{Dice, Model, World, assert_redis_equals, body, eventually, servers, target};
 use tallyd::broker::Publisher;
+use tallyd::client::Client;
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::{Micros, Target, UserId};
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
 static ALONE: Mutex<()> = Mutex::const_new(());
 
@@ -117,6 +120,63 @@ async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_killed_under_load_delays_nothing() {
     survives("redis_killed", "redis").await;
+}
+
+/// Reads numbers that are never zero, all the time. How often one was unknown.
+async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
+    let mut unknown = 0;
+    while !stop.is_cancelled() {
+        for number in client.read(&targets).await.unwrap() {
+            assert_ne!(number, Some(0), "a lost number was shown as zero");
+            unknown += u64::from(number.is_none());
+        }
+    }
+    unknown
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
+    let client = Arc::new(Client::new(&world.config).unwrap());
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let mut model = Model::default();
+    // User 1 likes them for ever.
+    let targets: Vec<Target> = (1..=50).map(target).collect();
+    for target in &targets {
+        model.apply(&client.like(*target, UserId(1), &[]).await.unwrap().event);
+    }
+    let stop = CancellationToken::new();
+    let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
+    let (clicking, clicks) = (stop.clone(), Arc::clone(&client));
+    let clicker = tokio::spawn(async move {
+        let (mut model, mut dice) = (Model::default(), Dice::new(3));
+        while !clicking.is_cancelled() {
+            let (target, user) = (target(1 + dice.below(50)), UserId(2 + dice.below(1_000_000)));
+            model.apply(&clicks.like(target, user, &[]).await.unwrap().event);
+        }
+        model
+    });
+    for flush in 1..=3 {
+        let () = redis::cmd("FLUSHALL").query_async(&mut world.redis().await).await.unwrap();
+        eventually("all is known again", || async {
+            let numbers = client.read(&targets).await.unwrap();
+            numbers.iter().all(Option::is_some) && daemon.log().matches("redis-loaded").count() > flush
+        })
+        .await;
+    }
+    stop.cancel();
+    assert!(reader.await.unwrap() > 0, "something was unknown");
+    model.rows.extend(clicker.await.unwrap().rows);
+    world.drained(&publisher).await;
+    // Likes that were published late; a flush that came between the count and the answer.
+    eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

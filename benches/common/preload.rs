@@ -36,7 +36,7 @@ pub async fn preload(world: &World, events: impl Iterator<Item = LikeEvent>, per
 
 /// An event as producers send it: routing key and body.
 pub fn message(event: &LikeEvent) -> (String, Vec<u8>) {
-    (event.user.to_string(), encode_like(event, "video", 0))
+    (event.user.to_string(), encode_like(event, "video", None))
 }
 
 fn messages(
@@ -52,7 +52,7 @@ fn messages(
         body.insert(0, b'[');
         for event in events.by_ref().take(per_message - 1) {
             body.push(b',');
-            body.extend(encode_like(&event, "video", 0));
+            body.extend(encode_like(&event, "video", None));
         }
         body.push(b']');
         Some((key, body))

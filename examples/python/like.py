@@ -39,7 +39,7 @@ def bucket_key(kind, target_id):
 
 
 def count(server, event_type, kind, target_id):
-    """Counts in Redis. Gives `at`, which the event must carry, and the target's new number."""
+    """Counts in Redis. Gives `at`, which the event must carry, and the target's new number, None if unknown."""
     arguments = (1, bucket_key(kind, target_id), target_id, LIKE, event_type)
     try:
         at, number = server.evalsha(SCRIPT_SHA, *arguments)
@@ -74,8 +74,11 @@ def publish(event, tries=3):
 
 def read(server, kind, target_id):
     """The target's likes; None where Redis does not know them: then ask MySQL."""
-    loaded, value = server.hmget(bucket_key(kind, target_id), "_", target_id)
+    key = bucket_key(kind, target_id)
+    loaded, value = server.hmget(key, "_", target_id)
     if loaded is None or loaded.startswith(b"~"):
+        # So that tallyd loads it at once: video:1a2f.
+        server.sadd(f"{KEY_PREFIX}tally:missing", key[key.index("{") + 1 : -1])
         return None
     numbers = (value or b"").split(b",")
     return int(numbers[LIKE - 1] or 0) if len(numbers) >= LIKE else 0
@@ -108,8 +111,9 @@ def main():
         "target_id": str(arguments.target_id),
         "user_id": str(arguments.user_id),
         "at": at,
-        "count": number,
     }
+    if number is not None:
+        event["count"] = number
     publish(event)
     print(json.dumps(event))
 

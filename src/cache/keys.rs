@@ -36,6 +36,11 @@ impl Keys {
         format!("{}c:{{{kind}:{bucket:x}}}", self.prefix)
     }
 
+    /// `tally:missing`: the set of the buckets that readers found missing, as `video:1a2f`.
+    pub fn missing(&self) -> String {
+        format!("{}tally:missing", self.prefix)
+    }
+
     /// `board:{likes}:2026-W47`: the zset of one period. All periods of a board are in one slot of a Cluster.
     pub fn board(&self, board: &str, period: &str) -> String {
         format!("{}board:{{{board}}}:{period}", self.prefix)
@@ -66,6 +71,16 @@ impl KindNames {
     pub fn get(&self, kind: Kind) -> Option<&str> {
         self.0.get(&kind.0).map(String::as_str)
     }
+
+    /// The kind of that name.
+    pub fn named(&self, name: &str) -> Option<Kind> {
+        self.0.iter().find(|(_, known)| *known == name).map(|(code, _)| Kind(*code))
+    }
+
+    /// All of them, by code.
+    pub fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
+        self.0.iter().map(|(code, name)| (Kind(*code), name.as_str()))
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +94,7 @@ mod tests {
         let target = Target { kind: Kind(1), id: TargetId(42) };
         // python3 -c 'import zlib; print(hex(zlib.crc32(b"42") & 0x1fff))'
         assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:1088}");
+        assert_eq!(keys.missing(), "app:tally:missing");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");

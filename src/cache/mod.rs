@@ -8,6 +8,7 @@ pub mod boards;
 pub mod counters;
 pub mod keys;
 pub mod layout;
+pub mod missing;
 
 use std::io::Write;
 use std::sync::{Arc, LazyLock};

@@ -12,6 +12,7 @@ use tokio::sync::Mutex;
 
 use crate::archiver::period::Period;
 use crate::broker::{Broker, Publisher};
+use crate::cache::keys::KindNames;
 use crate::cache::{BOARD, Cache, Call, LIKE, text};
 use crate::config::{Board, Config, Kinds};
 use crate::event::{LikeEvent, encode_like};
@@ -23,6 +24,7 @@ pub struct Client {
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
     kinds: Kinds,
+    names: KindNames,
     metric: Metric,
     boards: Vec<Board>,
 }
@@ -41,8 +43,8 @@ pub struct OnBoard<'a> {
 pub struct Counted {
     /// What was counted, with the `at` that Redis gave it.
     pub event: LikeEvent,
-    /// The target's number after it.
-    pub count: i64,
+    /// The target's number after it; none where that is unknown, because Redis has lost it.
+    pub count: Option<i64>,
 }
 
 /// Why a like was not counted, or not published.
@@ -74,6 +76,7 @@ impl Client {
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),
             kinds: config.kinds.clone(),
+            names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
             boards: config.boards.clone(),
         })
@@ -93,6 +96,18 @@ impl Client {
     /// [`ClientError`] says how far it came.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Counted, ClientError> {
         self.set(target, user, false, boards).await
+    }
+
+    /// The numbers of `targets` in Redis, in their order. None is unknown, never zero: ask MySQL, as docs/events.md says.
+    /// What is missing is noted, so that a daemon loads it within seconds.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn read(&self, targets: &[Target]) -> Result<Vec<Option<i64>>> {
+        let numbers = self.cache.read(&self.names, self.metric, targets).await?;
+        let missing = targets.iter().zip(&numbers).filter(|(_, number)| number.is_none()).map(|(target, _)| *target);
+        self.cache.note_missing(&self.names, missing).await?;
+        Ok(numbers)
     }
 
     async fn set(
@@ -175,8 +190,13 @@ impl Client {
     }
 }
 
-fn read_counted(answer: &Value) -> Option<(Micros, i64)> {
+fn read_counted(answer: &Value) -> Option<(Micros, Option<i64>)> {
     let Value::Array(parts) = answer else { return None };
-    let [at, Value::Int(count)] = parts.as_slice() else { return None };
-    Some((Micros(text(at)?.parse().ok()?), *count))
+    let [at, count] = parts.as_slice() else { return None };
+    let count = match count {
+        Value::Int(count) => Some(*count),
+        Value::Nil => None,
+        _ => return None,
+    };
+    Some((Micros(text(at)?.parse().ok()?), count))
 }

@@ -1,7 +1,8 @@
 //! Looks whether Redis has lost counters, and has them loaded again within seconds.
 //!
 //! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Some buckets are
-//! looked at each time, all of them in turn; and all at once when Redis has become another one.
+//! looked at each time, all of them in turn; those that readers have found missing; and all at once when Redis has become
+//! another one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,20 +11,23 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::cache::keys::KindNames;
 use crate::cache::{Cache, CacheError};
-use crate::config::Kinds;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 
 /// Buckets of each kind that one look reads a field of: some milliseconds of Redis.
 const LOOKED_BUCKETS: u32 = 2_048;
 
+/// Buckets that readers found missing, which one look takes.
+const MISSING_MAX: usize = 1_000;
+
 /// A daemon's lookout.
 pub struct Lookout {
     /// Where it looks.
     pub cache: Cache,
     /// Whose buckets.
-    pub kinds: Kinds,
+    pub kinds: KindNames,
     /// How often; zero for never.
     pub every: Duration,
     /// Set when something is lost.
@@ -66,7 +70,7 @@ impl Lookout {
         }
     }
 
-    /// How many buckets it finds lost.
+    /// How many buckets it finds lost, among those that readers found missing and some others.
     async fn look(&self, seen: &mut Seen) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();
@@ -76,9 +80,11 @@ impl Lookout {
         } else {
             0..buckets
         };
+        let missing = self.cache.take_missing(&self.kinds, MISSING_MAX).await?;
         let mut lost = 0;
-        for kind in self.kinds.0.keys() {
-            lost += self.cache.count_unloaded(kind, range.clone()).await?;
+        for (kind, name) in self.kinds.all() {
+            let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket);
+            lost += self.cache.count_unloaded(name, range.clone().chain(noted)).await?;
         }
         *seen = Seen { data_set: Some(data_set), next: range.end };
         Ok(lost)

@@ -43,8 +43,12 @@ pub struct World {
 impl World {
     /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration.
     pub async fn new(name: &str, settings: &str) -> Self {
+        Self::on(stack("MYSQL_URL"), name, settings).await
+    }
+
+    /// The same on another MySQL, given as the address of an account that may do all, up to the database's name.
+    pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
         let name = format!("t_{name}_{}", std::process::id());
-        let admin_url = stack("MYSQL_URL");
         let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("make the database");
         admin.close().await;
@@ -361,7 +365,7 @@ pub fn target(id: u64) -> Target {
 
 /// An event as producers send it.
 pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
-    (event.user, encode_like(event, "video", 0))
+    (event.user, encode_like(event, "video", None))
 }
 
 /// Starts and kills servers of the stack, one test at a time.

@@ -1,0 +1,69 @@
+//! Events whose `at` is told by the producers' own clocks.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::common::{Model, World, assert_redis_equals, body, drift, stdout, target};
+use tallyd::broker::Publisher;
+use tallyd::client::Client;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+/// Counts in Redis, and publishes with an `at` of its own.
+async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, id: u64, at: Micros) {
+    let (client, publisher) = with;
+    let counted = client.count(target(id), UserId(1), true, &[]).await.unwrap();
+    let event = LikeEvent { at, ..counted.event };
+    model.apply(&event);
+    world.publish(publisher, &[body(&event)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all_is() {
+    let settings = "[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"20s\"";
+    let world = World::new("producer_clock", settings).await;
+    let client = Client::new(&world.config).unwrap();
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let mut model = Model::default();
+    let with = (&client, &publisher);
+    let now = world.cache.now().await.unwrap();
+    // One clock is ahead, one behind; what is older than the skew is quiet.
+    like_at(&world, with, &mut model, 1, now.after(Duration::from_secs(15))).await;
+    like_at(&world, with, &mut model, 2, now.before(Duration::from_secs(15))).await;
+    like_at(&world, with, &mut model, 3, now.before(Duration::from_secs(60))).await;
+    for id in 1..=3 {
+        drift(&world, target(id), 2).await;
+    }
+    world.drained(&publisher).await;
+    // Targets 1 and 2 have events within the skew of every cut, and none while they are watched: that decides them.
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!(
+        (&report["repaired"], &report["busy"], &report["undecided"]),
+        (&3.into(), &2.into(), &0.into()),
+        "{report}"
+    );
+
+    // One that gets events all the time can't be decided, and is left as it is.
+    drift(&world, target(3), 2).await;
+    let run = world.command().args(["reconcile", "--full", "--format", "json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());
+    while !run.is_finished() {
+        let now = world.cache.now().await.unwrap();
+        like_at(&world, with, &mut model, 3, now.before(Duration::from_secs(1))).await;
+        drift(&world, target(3), -1).await;
+    }
+    let report: serde_json::Value = serde_json::from_str(&stdout(&run.await.unwrap())).unwrap();
+    assert_eq!(
+        (&report["undecided"], &report["repaired"], &report["cut"]),
+        (&1.into(), &0.into(), &().into()),
+        "{report}"
+    );
+    world.drained(&publisher).await;
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["undecided"], &report["repaired"]), (&0.into(), &1.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}

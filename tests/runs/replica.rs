@@ -1,0 +1,112 @@
+//! A run that waits for MySQL's replicas, on a pair of servers of its own.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use sqlx::mysql::MySqlPool;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::common::{World, drift, eventually, stderr, stdout, target};
+
+/// A MariaDB server that ends with the test.
+struct Server {
+    child: Child,
+    port: u16,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(id: u8) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let install = program("mariadb-install-db", folder.path())
+            .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
+            .output()
+            .unwrap();
+        assert!(install.status.success(), "{}", stderr(&install));
+        let child = program("mariadbd", folder.path())
+            .arg(format!("--port={port}"))
+            .arg(format!("--server-id={id}"))
+            .args(["--bind-address=127.0.0.1", "--socket=s", "--log-bin=b", "--innodb-buffer-pool-size=32M"])
+            .spawn()
+            .unwrap();
+        Self { child, port, folder }
+    }
+
+    fn url(&self) -> String {
+        format!("mysql://root@127.0.0.1:{}/", self.port)
+    }
+
+    async fn pool(&self) -> MySqlPool {
+        let url = format!("{}mysql", self.url());
+        eventually("the server answers", || async { MySqlPool::connect(&url).await.is_ok() }).await;
+        MySqlPool::connect(&url).await.unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn program(name: &str, folder: &Path) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(name);
+    command
+        .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
+        .args(["--no-defaults", "--user=root"])
+        .arg(format!("--datadir={}", folder.display()))
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command
+}
+
+async fn run(pool: &MySqlPool, sql: String) {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
+    let (primary, replica) = (Server::start(1), Server::start(2));
+    let (primary_pool, pool) = (primary.pool().await, replica.pool().await);
+    for sql in ["CREATE USER r@127.0.0.1", "GRANT REPLICATION SLAVE ON *.* TO r@127.0.0.1"] {
+        run(&primary_pool, sql.to_owned()).await;
+    }
+    // From the first entry of the log on, which holds the accounts that the server was made with, too.
+    let status = sqlx::query("SHOW MASTER STATUS").fetch_one(&primary_pool).await.unwrap();
+    let (file, position): (String, u64) = (status.get(0), status.get(1));
+    let source = format!(
+        "CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={}, MASTER_USER='r', MASTER_LOG_FILE='{file}', \
+         MASTER_LOG_POS={position}; START SLAVE",
+        primary.port
+    );
+    run(&pool, source).await;
+    let settings = format!("[reconcile]\nreplicas = [\"127.0.0.1:{}\"]\nmax_lag = \"1s\"", replica.port);
+    let world = World::on(primary.url(), "replica", &settings).await;
+    // Makes the queue.
+    world.publisher().await;
+    let loaded = world.report(&["reconcile"]);
+    assert_eq!((&loaded["waits"]["replica_lag"], &loaded["ended"]), (&0.into(), &"done".into()), "{loaded}");
+    drift(&world, target(1), 2).await;
+
+    run(&pool, "STOP SLAVE SQL_THREAD".to_owned()).await;
+    let behind = world.report(&["reconcile", "--run-time", "3s"]);
+    assert_eq!((&behind["ended"], &behind["repaired"]), (&"time-over".into(), &0.into()), "{behind}");
+    assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
+    let reason = behind["waited_for"].as_str().unwrap();
+    assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
+    run(&pool, "START SLAVE SQL_THREAD".to_owned()).await;
+
+    let caught_up = world.report(&["reconcile"]);
+    assert_eq!((&caught_up["ended"], &caught_up["repaired"]), (&"done".into(), &1.into()), "{caught_up}");
+    drop(replica);
+    let output = world.tallyd(&["reconcile", "--run-time", "3s"]);
+    assert!(stdout(&output).contains("ended early"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("can't be read"), "{}", stderr(&output));
+    let _kept = (primary.folder.path(), world.folder.path());
+    world.close().await;
+}

@@ -1,0 +1,63 @@
+//! A full run in slices.
+
+use std::collections::BTreeSet;
+
+use super::common::{assert_redis_equals, drift, eventually, target};
+use super::settled;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
+    let settings = "[reconcile]\nscrub_parts = 4\npage_targets = 10\n[kinds]\nvideo = 1\npost = 2";
+    let (world, daemon, model) = settled("scrub", 90, settings).await;
+    for id in [1, 33, 66, 90] {
+        drift(&world, target(id), 3).await;
+    }
+    // One that MySQL never heard of, and a row of counter that differs from its rows.
+    drift(&world, target(777_000), 2).await;
+    sqlx::query("UPDATE counter SET value = value + 5 WHERE target_id = 50").execute(&world.pool).await.unwrap();
+    let (mut checked, mut places, mut repaired, mut off, mut phantoms) = (0, BTreeSet::new(), 0, 0, 0);
+    let number = |report: &serde_json::Value, name: &str| report[name].as_u64().unwrap();
+    // The statistics say about how many targets there are, so a round takes about four runs.
+    for run in 1.. {
+        let report = world.report(&["reconcile", "--scrub"]);
+        assert_eq!((&report["mode"], &report["ended"]), (&"scrub".into(), &"done".into()), "{report}");
+        assert_eq!(report["slice"]["after"].is_null(), run == 1, "{report}");
+        checked += number(&report, "checked");
+        repaired += number(&report, "repaired");
+        off += number(&report, "counters_off");
+        phantoms += number(&report, "phantoms");
+        let until = &report["slice"]["until"];
+        if until.is_null() {
+            assert!((3..=8).contains(&run), "a round took {run} runs");
+            break;
+        }
+        assert!(places.insert(until.as_str().unwrap().to_owned()), "{until} came twice");
+    }
+    // The buckets go round on their own, four runs each.
+    for _ in 0..4 {
+        let report = world.report(&["reconcile", "--scrub"]);
+        repaired += number(&report, "repaired");
+        phantoms += number(&report, "phantoms");
+    }
+    assert!(checked >= 90, "{checked} targets were checked");
+    assert_eq!((repaired, off, phantoms >= 1), (5, 1, true), "{phantoms} phantoms");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_scrubs_by_its_schedule() {
+    let (world, daemon, model) = settled("scrub_cron", 5, "").await;
+    drift(&world, target(3), 2).await;
+    assert!(daemon.stop().success());
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__SCRUB_CRON", "* * * * * *")]);
+    eventually("a scrub repairs it", || async {
+        world.count("SELECT COUNT(*) FROM repair WHERE target_id = 3 AND outcome = 'done'").await == 1
+    })
+    .await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
