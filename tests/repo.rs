@@ -161,7 +161,7 @@ fn the_bounds_in_config_toml_are_the_bounds() {
         }
         comment.clear();
     }
-    assert_eq!(checked, 16, "keys with bounds");
+    assert_eq!(checked, 17, "keys with bounds");
 }
 
 /// "(1 to 3600)", but not of the codes in [kinds] and [metrics], which have no key of their own.

@@ -26,6 +26,8 @@ pub struct Origin {
 pub struct Received {
     /// What it says.
     pub event: LikeEvent,
+    /// Its target's number in Redis after it, where it says that.
+    pub count: Option<i64>,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
     /// Where in the message's body the event stands.

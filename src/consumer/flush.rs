@@ -1,7 +1,7 @@
 //! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
@@ -9,12 +9,16 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::batch::{Batch, Received, before, coalesce, differences};
+use super::consumed::Consumed;
 use super::dead;
+use super::sight::Sights;
+use crate::config::Kinds;
 use crate::event::{LikeEvent, Reason};
 use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
+use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::likes::{self, Before, Pair, State};
+use crate::store::likes::{self, Before, Counted, Difference, Pair, State};
 use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
@@ -33,6 +37,11 @@ pub(super) struct Writer {
     pub reads_first: bool,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
+    pub kinds: Kinds,
+    /// The targets whose events say another number than `counter`.
+    pub sights: Sights,
+    pub consumed: Consumed,
+    pub seen: Flood,
 }
 
 /// The watch that was last read, by its number.
@@ -66,6 +75,8 @@ enum End {
 struct Found {
     epoch: u64,
     coalesced: usize,
+    /// Targets whose newest event carried a number, each with that event's `at`, the number and what MySQL counts.
+    said: Vec<(Target, Micros, i64, Counted)>,
 }
 
 impl Writer {
@@ -87,6 +98,7 @@ impl Writer {
                 Ok(found) => {
                     tries.outage.over();
                     self.remember(found.epoch);
+                    self.note(batch, &found).await;
                     return Ok(found.coalesced);
                 }
                 Err(error) => self.recover(error, batch, &mut tries).await?,
@@ -156,6 +168,35 @@ impl Writer {
         }
     }
 
+    /// Counts what was consumed, and compares what the events said with what MySQL counts.
+    async fn note(&mut self, batch: &Batch, found: &Found) {
+        self.consumed.batches += 1;
+        self.consumed.events += batch.events.len() as u64;
+        self.consumed.rows += found.coalesced as u64;
+        self.consumed.with_count += batch.events.iter().filter(|received| received.count.is_some()).count() as u64;
+        for (target, at, said, counted) in &found.said {
+            let Some(drift) = self.sights.note((*target, *at), *said, *counted) else { continue };
+            self.consumed.drift_seen += 1;
+            let (kind, target_id) = (self.kinds.name(target.kind), target.id.0);
+            if let Some(seen) = self.seen.note(1, std::time::Instant::now()) {
+                warn!(
+                    event = "drift-seen",
+                    partition = self.partition,
+                    kind,
+                    target_id,
+                    drift,
+                    seen,
+                    "events say that Redis has {drift:+} on {kind}:{target_id}; the next reconcile looks there first"
+                );
+            }
+            // Not worth a pause: the next reconcile finds it all the same.
+            if let Err(error) = self.store.keep_drift_seen(self.metric, *target, drift).await {
+                debug!(event = "drift-not-kept", partition = self.partition, "{}", chain(&error));
+            }
+        }
+        self.consumed.say(self.partition, std::time::Instant::now());
+    }
+
     /// Finds the events whose rows the database refuses, and makes dead letters of them. False where none is refused
     /// when tried alone.
     async fn set_refused_aside(&mut self, batch: &mut Batch) -> Result<bool, StoreError> {
@@ -192,34 +233,37 @@ impl Writer {
 
     async fn transact(&mut self, batch: &Batch, events: &[Received], end: End) -> Result<Found, StoreError> {
         let mut lent = self.store.lend().await?;
-        let events: Vec<LikeEvent> = events.iter().map(|received| received.event).collect();
-        lent.limit("write a batch", |connection| self.transact_on(connection, batch, &events, end)).await
+        lent.limit("write a batch", |connection| self.transact_on(connection, batch, events, end)).await
     }
 
     async fn transact_on(
         &mut self,
         connection: &mut MySqlConnection,
         batch: &Batch,
-        events: &[LikeEvent],
+        received: &[Received],
         end: End,
     ) -> Result<Found, StoreError> {
+        let events: Vec<LikeEvent> = received.iter().map(|received| received.event).collect();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let (epoch, watch) = self.own(&mut tx).await?;
-        let winners = coalesce(events);
+        let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
         let before = match watch {
-            Some(watch) => self.write_reading(&mut tx, &winners, Some((watch, events))).await?,
+            Some(watch) => self.write_reading(&mut tx, &winners, Some((watch, &events))).await?,
             None if self.reads_first => self.write_reading(&mut tx, &winners, None).await?,
             None => {
                 let before = likes::upsert(&mut tx, &winners).await?;
                 before.ok_or(StoreError::Unsupported("user variables"))?
             }
         };
-        likes::add_differences(&mut tx, self.metric, self.partition, &differences(&winners, &before)).await?;
+        let differences = differences(&winners, &before);
+        let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
+        let wanted: Vec<Target> = said.iter().map(|(target, ..)| *target).collect();
+        let counted = likes::add_differences(&mut tx, self.metric, self.partition, &differences, &wanted).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
-            return Ok(Found { epoch, coalesced: winners.len() });
+            return Ok(Found { epoch, coalesced: winners.len(), said: Vec::new() });
         }
         letters::keep_dead_letters(&mut tx, &batch.refused).await?;
         if let Some(fence) = batch.fence {
@@ -229,7 +273,28 @@ impl Writer {
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
-        Ok(Found { epoch, coalesced: winners.len() })
+        let counted: HashMap<Target, Counted> = counted.into_iter().collect();
+        let with = |(target, at, said): (Target, Micros, i64)| Some((target, at, said, *counted.get(&target)?));
+        Ok(Found { epoch, coalesced: winners.len(), said: said.into_iter().filter_map(with).collect() })
+    }
+
+    /// What events say of some targets' numbers: each target's newest one, where it carries a number.
+    fn said(&mut self, received: &[Received], differences: &[Difference]) -> Vec<(Target, Micros, i64)> {
+        if received.iter().all(|received| received.count.is_none()) {
+            return Vec::new();
+        }
+        let chosen = self.sights.choose(differences);
+        let mut said: Vec<_> = received
+            .iter()
+            .filter_map(|Received { event, count, .. }| {
+                let (target, at) = (event.target, event.at);
+                chosen.binary_search(&(target, at)).ok()?;
+                Some((target, at, (*count)?))
+            })
+            .collect();
+        said.sort_unstable();
+        said.dedup_by_key(|(target, ..)| *target);
+        said
     }
 
     /// Writes rows by reading their old states first, and logs the events of watched targets.
@@ -274,7 +339,7 @@ impl Writer {
         tx: &mut MySqlConnection,
         number: u64,
         events: &[LikeEvent],
-        old: &std::collections::HashMap<Pair, State>,
+        old: &HashMap<Pair, State>,
     ) -> Result<(), StoreError> {
         if self.watch.number != Some(number) {
             let targets = partitions::watched_targets(tx, number).await?.into_iter().collect();

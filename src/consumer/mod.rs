@@ -25,9 +25,11 @@
 
 pub mod batch;
 mod care;
+mod consumed;
 mod dead;
 mod flush;
 mod session;
+pub mod sight;
 
 use std::time::Duration;
 
@@ -36,12 +38,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use care::{Care, Sizes};
+use consumed::Consumed;
 use flush::{Watch, Writer};
 use session::{End, NeedsCare};
+use sight::Sights;
 
 use crate::broker::Broker;
 use crate::config::{Config, Consumer as Limits, Kinds};
 use crate::model::{Metric, Micros};
+use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
@@ -64,6 +69,7 @@ pub struct Partition {
     metric: Metric,
     limits: Limits,
     prefetch: u16,
+    publish_grace: Duration,
     sizes: Sizes,
     stop: CancellationToken,
     beat: Beat,
@@ -89,6 +95,7 @@ impl Partition {
             metric: config.metrics.like(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
+            publish_grace: config.reconcile.publish_grace.0,
             sizes: Sizes::default(),
             stop,
             beat,
@@ -200,6 +207,10 @@ impl Partition {
             epoch: None,
             reads_first: self.limits.reads_first,
             watch: Watch::default(),
+            kinds: self.kinds.clone(),
+            sights: Sights::new(self.publish_grace),
+            consumed: Consumed::default(),
+            seen: Flood::default(),
         }
     }
 

@@ -236,9 +236,9 @@ impl Session<'_> {
         let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
         event::decode_all(&origin.body, &self.partition.kinds.0, now, limits.future_max.0, |verdict, range| {
             match verdict {
-                Ok(Message::Like(event)) => {
+                Ok(Message::Like(event, count)) => {
                     open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
-                    open.batch.events.push(Received { event, origin: Arc::clone(&origin), range });
+                    open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
                 }
                 Ok(Message::Fence(fence)) => open.batch.fence = open.batch.fence.max(Some(fence)),
                 Err(refusal) => {

@@ -65,13 +65,13 @@ impl Run<'_> {
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let total = self.on.store.count_changed(self.on.metric, start).await?;
         self.progress.send_modify(|progress| progress.total = Some(total));
-        self.compare_seen().await?;
+        let seen = self.compare_seen().await?;
         let mut before = ChangedBefore::NEWEST;
         while !self.is_over() {
             let (limit, began) = (self.pace.page(), Instant::now());
             let rows = self.on.store.changed_targets(self.on.metric, start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
-            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).collect();
+            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).filter(|it| !seen.contains(it)).collect();
             self.compare_paced(&targets.into_iter().collect::<Vec<_>>()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == limit) else { break };
             before = *last;
@@ -84,14 +84,14 @@ impl Run<'_> {
     }
 
     /// Compares those whose events told of a drift, and forgets that they did.
-    async fn compare_seen(&mut self) -> Result<()> {
+    async fn compare_seen(&mut self) -> Result<BTreeSet<Target>> {
         let seen = self.on.store.drift_seen(self.on.metric, SEEN_MAX).await?;
         let targets: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
         self.compare_these(&targets).await?;
         if !self.report.dry_run && self.report.is_complete() && !self.is_over() {
             self.on.store.forget_drift_seen(self.on.metric, &seen).await?;
         }
-        Ok(())
+        Ok(targets.into_iter().collect())
     }
 
     /// Compares every target that MySQL or Redis knows.

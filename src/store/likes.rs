@@ -48,6 +48,15 @@ pub struct Difference {
     pub at: Micros,
 }
 
+/// A target's number in `counter`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// `SUM(value)` over the slots.
+    pub value: i64,
+    /// The newest `at` that was applied.
+    pub update_at: Micros,
+}
+
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
 ///
 /// # Errors
@@ -208,7 +217,8 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Adds each target's difference to the counter row of this partition's slot, sorted by key.
+/// Adds each target's difference to the counter row of this partition's slot, sorted by key. Then, in the same packet, reads
+/// the numbers of `wanted`, which are some of those targets, sorted by key.
 ///
 /// # Errors
 /// MySQL's.
@@ -217,8 +227,12 @@ pub async fn add_differences(
     metric: Metric,
     slot: u16,
     differences: &[Difference],
-) -> Result<()> {
-    for piece in differences.chunks(PACKET_ROWS) {
+    wanted: &[Target],
+) -> Result<Vec<(Target, Counted)>> {
+    const ACTION: &str = "add to counters";
+    let mut counted = Vec::with_capacity(wanted.len());
+    let packets = differences.len().div_ceil(PACKET_ROWS);
+    for (packet, piece) in (1..).zip(differences.chunks(PACKET_ROWS)) {
         let mut text = Text::default();
         text.push("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
         for Difference { target, delta, at } in piece {
@@ -229,9 +243,33 @@ pub async fn add_differences(
         text.push(
             "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );
-        text.fetch_all(connection).await.tried("add to counters")?;
+        if packet == packets {
+            for of_kind in wanted.chunk_by(|a, b| a.kind == b.kind) {
+                push_read(&mut text, metric, of_kind);
+            }
+        }
+        for row in text.fetch_all(connection).await.tried(ACTION)? {
+            counted.push(read_counted(&row).tried(ACTION)?);
+        }
     }
-    Ok(())
+    Ok(counted)
+}
+
+/// Adds a statement that reads the numbers of targets of one kind.
+fn push_read(text: &mut Text, metric: Metric, targets: &[Target]) {
+    let Some(Target { kind, .. }) = targets.first() else { return };
+    let ids: Vec<String> = targets.iter().map(|target| target.id.to_string()).collect();
+    text.push(&format!(
+        "; SELECT kind, target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+         WHERE kind = {kind} AND target_id IN ({}) AND metric = {} GROUP BY kind, target_id",
+        ids.join(","),
+        metric.0
+    ));
+}
+
+fn read_counted(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Target, Counted), sqlx::Error> {
+    let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
+    Ok((target, Counted { value: row.try_get(2)?, update_at: micros(row.try_get::<NaiveDateTime, _>(3)?) }))
 }
 
 #[cfg(test)]

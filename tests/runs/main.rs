@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+mod clock;
 #[path = "../common/mod.rs"]
 mod common;
+mod replica;
+mod scrub;
+mod sight;
 
 use common::{Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
 use tallyd::client::Client;
