@@ -21,12 +21,15 @@ pub struct Ran {
     pub peak_rss_mib: f64,
     /// Rows that MySQL read meanwhile (the sum of Handler_read%).
     pub rows_read: u64,
+    /// What each step took.
+    pub steps_ms: serde_json::Value,
 }
 
 #[derive(Deserialize)]
 struct Report {
     checked: u64,
     exact: u64,
+    steps_ms: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -70,11 +73,11 @@ pub async fn reconcile(world: &World, arguments: &[&str]) -> Result<Ran> {
     if !output.status.success() {
         bail!("tallyd reconcile ended with {}:\n{log}", output.status);
     }
-    let Report { checked, exact } = serde_json::from_slice(&output.stdout).context("read the report")?;
+    let Report { checked, exact, steps_ms } = serde_json::from_slice(&output.stdout).context("read the report")?;
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
     let rebuild_s = lines.filter(|line| line.event == "redis-loaded").map(|line| line.seconds).sum();
     let rows_read = rows_read(world).await?.saturating_sub(before);
-    Ok(Ran { seconds, checked, exact, rebuild_s, peak_rss_mib: peak, rows_read })
+    Ok(Ran { seconds, checked, exact, rebuild_s, peak_rss_mib: peak, rows_read, steps_ms })
 }
 
 async fn rows_read(world: &World) -> Result<u64> {

@@ -64,7 +64,7 @@ pub use cut::NotNow;
 use pace::Pace;
 use page::Pending;
 use progress::{Progress, Show};
-use report::{End, Report};
+use report::{End, Report, Steps};
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = "reconcile";
@@ -304,14 +304,16 @@ impl Run<'_> {
 
     /// Waits `grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self, grace: Duration) -> Result<()> {
-        let number = self.next_number();
+        let (number, began) = (self.next_number(), Instant::now());
         let passed = async {
             tokio::time::sleep(grace).await;
             self.fences.pass(number).await
         };
         // The daemon's own consumers stop too: then nobody lets the fence pass.
         let stopped = || NotNow("told to stop".to_owned()).into();
-        self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()))
+        let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
+        Steps::add(&mut self.report.steps_ms.fence, began.elapsed());
+        passed
     }
 
     fn name(&self, target: Target) -> String {

@@ -78,6 +78,8 @@ pub struct Report {
     pub ended: End,
     /// Why it ended before all was looked at, where it did.
     pub ended_early: Option<String>,
+    /// Messages that the partitions held when a `targets` run began: events on the way, of whichever target.
+    pub in_flight: Option<u64>,
     /// Each target of a `targets` run, and the first drifted ones of any other.
     pub targets: Vec<TargetReport>,
 }
@@ -224,7 +226,19 @@ impl job::Report for Report {
     }
 }
 
-/// One line for a log; with `{:#}` a line for each listed target too, for a person.
+/// A row of `name value` pairs; nothing where all are zero.
+fn write_row<const N: usize>(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    pairs: [(&str, u64); N],
+    show: impl Fn(u64) -> String,
+) -> fmt::Result {
+    let shown: Vec<String> =
+        pairs.iter().filter(|(_, value)| *value > 0).map(|(name, value)| format!("{name}: {}", show(*value))).collect();
+    if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
+}
+
+/// One line for a log; with `{:#}` more of them, for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
@@ -250,8 +264,42 @@ impl fmt::Display for Report {
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;
         }
-        let listed = if f.alternate() { self.targets.as_slice() } else { &[] };
-        for line in listed {
+        if f.alternate() { self.write_details(f) } else { Ok(()) }
+    }
+}
+
+impl Report {
+    /// What follows the sentence, for a person: a line for each of several facts, and for each listed target.
+    fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
+        let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
+        write_row(f, "drift by size", sizes, |count| count.to_string())?;
+        let waits = [
+            ("Threads_running", waits.threads_running),
+            ("Redis' latency", waits.redis_latency),
+            ("partitions' depth", waits.queue_depth),
+            ("replicas' lag", waits.replica_lag),
+        ];
+        write_row(f, "waits for", waits, |count| count.to_string())?;
+        let steps = [
+            ("rebuild", steps.rebuild),
+            ("list", steps.list),
+            ("sample", steps.sample),
+            ("fence", steps.fence),
+            ("read", steps.read),
+            ("repair", steps.repair),
+            ("phantoms", steps.phantoms),
+        ];
+        write_row(f, "time by step", steps, |ms| format!("{}.{:01} s", ms / 1_000, ms % 1_000 / 100))?;
+        if let Some(Slice { after, until }) = &self.slice {
+            let (after, until) =
+                (after.as_deref().unwrap_or("the first target"), until.as_deref().unwrap_or("the last"));
+            write!(f, "\n  slice           from {after} to {until}")?;
+        }
+        if let Some(in_flight) = self.in_flight {
+            write!(f, "\n  on the way      {in_flight} messages, of whichever target")?;
+        }
+        for line in &self.targets {
             let TargetReport { target, redis, mysql, counter, rows, added, verdict } = line;
             write!(f, "\n  {target}: {verdict}, Redis {redis}, MySQL {mysql}")?;
             if *added != 0 {
@@ -297,12 +345,16 @@ mod tests {
             transient: 1,
             drift_sum: 2,
             busy: 3,
+            drifted_by_size: Sizes { some: 1, ..Sizes::default() },
+            steps_ms: Steps { sample: 1_234, read: 60, ..Steps::default() },
             targets: vec![line],
             ..Report::default()
         };
         assert_eq!(
             format!("{report:#}"),
             "full: 10 targets checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
+             drift by size   2-9: 1\n  \
+             time by step    sample: 1.2 s, read: 0.0 s\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"
         );
     }

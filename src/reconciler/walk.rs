@@ -36,6 +36,7 @@ impl Run<'_> {
         if let Mode::Targets(targets) = &self.order.mode {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
             self.progress.send_modify(|progress| progress.total = Some(targets.len() as u64));
+            self.report.in_flight = Some(self.fences.waiting().await?);
             return self.compare_these(&targets.into_iter().collect::<Vec<_>>()).await;
         }
         self.rebuild().await?;

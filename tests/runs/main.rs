@@ -8,6 +8,7 @@ mod common;
 mod replica;
 mod scrub;
 mod sight;
+mod snapshot;
 
 use common::{Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
 use tallyd::client::Client;

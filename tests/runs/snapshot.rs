@@ -1,0 +1,63 @@
+//! The report as programs read it: a field that goes, moves or changes its type is seen here.
+
+use std::process::Command;
+
+use super::common::{drift, stderr, stdout, target};
+use super::settled;
+
+/// With what differs from run to run replaced.
+fn stable(json: &str) -> String {
+    let mut report: serde_json::Map<String, serde_json::Value> = serde_json::from_str(json).unwrap();
+    for step in report["steps_ms"].as_object_mut().unwrap().values_mut() {
+        assert!(step.is_u64(), "{step}");
+        *step = 0.into();
+    }
+    if let Some(cut) = report.get_mut("cut").filter(|cut| !cut.is_null()) {
+        assert!(cut.as_i64().unwrap() > 1_700_000_000_000_000, "{cut}");
+        *cut = 0.into();
+    }
+    serde_json::to_string_pretty(&report).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_report_for_programs_is_stable() {
+    let (world, daemon, _) = settled("snapshot", 3, "").await;
+    drift(&world, target(2), 15).await;
+    let output = world.tallyd(&["reconcile", "--format", "json"]);
+    let expected = include_str!("snapshot.json");
+    assert_eq!(stable(&stdout(&output)), expected.trim_end(), "{}", stdout(&output));
+    let people = stdout(&world.tallyd(&["reconcile", "--target", "video:2", "--dry-run"]));
+    let lines: Vec<&str> = people.lines().filter(|line| !line.contains("time by step")).collect();
+    assert_eq!(
+        lines,
+        [
+            "targets: 1 targets checked, 1 exact, 0 drifted by 0 in all, 0 repaired, 0 transient; a dry run: nothing was \
+             changed",
+            "  on the way      0 messages, of whichever target",
+            "  video:2: exact, Redis 2, MySQL 2",
+            "    Redis is right; 2 like records; 2 in counter",
+        ]
+    );
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_shows_how_far_a_run_is() {
+    let (world, daemon, _) = settled("bar", 30, "[reconcile]\npage_targets = 10\npause_ms = 500").await;
+    let tallyd = format!("{} --config {} reconcile", env!("CARGO_BIN_EXE_tallyd"), world.config_path().display());
+    // Gives the command a terminal of its own.
+    let output = Command::new("script")
+        .args(["-qec", &format!("stty rows 40 cols 240; {tallyd}"), "/dev/null"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let shown = stdout(&output);
+    assert!(shown.contains("10 targets checked of about "), "{shown}");
+    assert!(shown.contains("now after video:10"), "{shown}");
+    // The bar is gone before the report comes, and nothing else stands in its line.
+    let report = shown.lines().rev().find(|line| line.contains("full: 30 targets checked, 30 exact")).unwrap();
+    assert!(report.rsplit('\r').next().unwrap().trim_start_matches("\u{1b}[2K").starts_with("full: "), "{report:?}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
