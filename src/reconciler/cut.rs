@@ -10,6 +10,7 @@ use tracing::info;
 
 use crate::broker::{Broker, Depth, Publisher};
 use crate::event::encode_fence;
+use crate::runtime::fault;
 use crate::store::Store;
 
 /// A reconcile can't be done now, through no fault of the data: the same call may do later.
@@ -116,6 +117,7 @@ impl Fences<'_> {
         if !*sent {
             self.publisher.publish("", &queue, &encode_fence(number)).await?;
             *sent = true;
+            fault::point("reconcile:fence-sent");
         }
         Ok(Standing::Waiting(format!("{queue} has {messages} messages before the fence")))
     }

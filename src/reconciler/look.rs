@@ -34,9 +34,8 @@ impl Run<'_> {
     /// One look at targets that are sorted by key. The fence is sent `grace` after the sample.
     pub(super) async fn look(&mut self, targets: &[Target], grace: Duration) -> Result<Looks> {
         let Some(samples) = self.sample(targets).await? else { return Ok(Looks::default()) };
-        fault::point("reconcile:sampled");
+        fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
         self.fence(grace).await?;
-        fault::point("reconcile:fenced");
         let began = Instant::now();
         let truths = self.on.store.truths(self.on.metric, targets, self.recounts).await?;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
@@ -67,6 +66,7 @@ impl Run<'_> {
         let partitions = self.on.broker.partitions();
         self.on.store.watch(watch, targets, partitions, seconds).await?;
         let samples = self.sample(targets).await?.unwrap_or_default();
+        fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
         let watched = self.on.store.watched(self.on.metric, targets, watch, partitions).await?;

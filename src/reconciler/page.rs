@@ -16,6 +16,7 @@ use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
 use crate::model::Target;
+use crate::runtime::fault;
 use crate::store::counters::Truth;
 use crate::store::repairs::Intent;
 
@@ -75,6 +76,7 @@ impl Run<'_> {
     }
 
     async fn settle_some(&mut self, pending: Pending) -> Result<()> {
+        fault::point("reconcile:looked");
         // What was counted in Redis before the first look, and published late, has come by the second.
         let grace = self.on.limits.publish_grace.0;
         self.pause(grace).await;
@@ -160,6 +162,7 @@ impl Run<'_> {
             }
             return Ok(());
         }
+        fault::point("reconcile:agreed");
         let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
         self.brake(largest)?;
         let deltas: BTreeMap<Target, i64> = repairs.iter().map(|repair| (repair.target, repair.delta)).collect();
@@ -189,7 +192,9 @@ impl Run<'_> {
             .map(|Repair { target, delta, .. }| Intent { target: *target, before: before(*target), added: *delta })
             .collect();
         self.on.store.note_repairs(JOB, self.number, pass, metric, &intents).await?;
+        fault::point("reconcile:noted");
         let done = self.on.cache.repair(&self.on.names, metric, pass, repairs).await?;
+        fault::point("reconcile:repaired");
         let outcomes: Vec<(Target, &str)> = done.iter().map(|(target, result)| (*target, result.name())).collect();
         self.on.store.note_outcomes(pass, metric, &outcomes).await?;
         Steps::add(&mut self.report.steps_ms.repair, began.elapsed());
@@ -218,6 +223,7 @@ impl Run<'_> {
             self.brake(off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0))?;
         }
         let pass = self.next_number();
+        fault::point("reconcile:correcting");
         for (target, intent) in off {
             let (kind, target_id, delta) = (self.on.kinds.name(target.kind), target.id.0, intent.added);
             warn!(

@@ -15,6 +15,7 @@ use super::report::Steps;
 use super::{Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::model::{Kind, Target, TargetId};
+use crate::runtime::fault;
 use crate::store::counters::{LAST, Range, Recount};
 
 /// A page that waits to be read: its sample is taken, and its fence committed.
@@ -42,6 +43,7 @@ impl Run<'_> {
         let began = Instant::now();
         let samples = self.on.cache.sample(&self.on.names, self.on.metric, &range.targets).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
+        fault::point("reconcile:sampled");
         self.fence(Duration::ZERO).await?;
         Ok(Some(Sampled { range, samples }))
     }

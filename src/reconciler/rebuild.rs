@@ -22,6 +22,7 @@ use super::report::Steps;
 use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::model::{Kind, Micros, Target, TargetId};
+use crate::runtime::fault;
 
 /// Counters that are read and added at once: 8,192 buckets get some 12 of them each.
 const PAGE_COUNTERS: usize = 100_000;
@@ -106,6 +107,7 @@ impl Run<'_> {
         for some in busy.chunks(WATCHED_MAX) {
             self.load_busy(&mut loading, some).await?;
         }
+        fault::point("reconcile:loaded");
         let states = loading.buckets.keys().copied().collect::<Vec<_>>();
         self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
         Ok(next)
@@ -150,6 +152,7 @@ impl Run<'_> {
 
     async fn add_once(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
         let pass = self.next_number();
+        fault::point("reconcile:loading");
         let keys = &self.on.cache.keys;
         for (target, repaired) in self.on.cache.repair(&self.on.names, self.on.metric, pass, repairs).await? {
             let bucket = keys.bucket(target);

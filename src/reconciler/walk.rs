@@ -13,6 +13,7 @@ use super::range::read_range;
 use super::report::Steps;
 use super::{JOB, Mode, Run};
 use crate::model::{Kind, Micros, Target, TargetId};
+use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
 use crate::store::counters::Range;
 
@@ -183,6 +184,7 @@ impl Run<'_> {
                     }
                 }
             }
+            fault::point("reconcile:compared");
             self.pace.note(&self.on.limits, targets, began.elapsed());
             reached = after;
             self.show(Some(Target { kind, id: after }));
@@ -229,6 +231,7 @@ impl Run<'_> {
         }
         let began = Instant::now();
         self.compare(page).await?;
+        fault::point("reconcile:compared");
         self.pace.note(&self.on.limits, page.len(), began.elapsed());
         self.show(page.last().copied());
         if self.pending.len() >= PENDING_MAX {
