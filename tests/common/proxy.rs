@@ -1,40 +1,62 @@
-//! A TCP proxy in front of a server, whose connections a test cuts.
+//! A TCP proxy in front of a server, whose connections a test cuts, or whose callers' bytes it holds back.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+/// What the server has said, once somebody listens.
+type Answers = Arc<Mutex<Option<Vec<u8>>>>;
 
 pub struct Proxy {
     /// Where it listens: in place of the server.
     pub address: SocketAddr,
     open: Arc<Mutex<CancellationToken>>,
+    held: watch::Sender<bool>,
+    answers: Answers,
 }
 
 impl Proxy {
-    /// Passes everything on to `server` (`host:port`).
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let open: Arc<Mutex<CancellationToken>> = Arc::default();
-        let shared = Arc::clone(&open);
+        let proxy = Self { address, open: Arc::default(), held: watch::Sender::new(false), answers: Arc::default() };
+        let (open, held, answers) = (Arc::clone(&proxy.open), proxy.held.clone(), Arc::clone(&proxy.answers));
         tokio::spawn(async move {
-            while let Ok((mut near, _)) = listener.accept().await {
-                let Ok(mut far) = TcpStream::connect(&server).await else { continue };
-                let cut = shared.lock().unwrap().clone();
+            while let Ok((near, _)) = listener.accept().await {
+                let Ok(far) = TcpStream::connect(&server).await else { continue };
+                let cut = open.lock().unwrap().clone();
+                let (held, answers) = (held.clone(), Arc::clone(&answers));
                 tokio::spawn(async move {
-                    let _ = cut.run_until_cancelled(copy_bidirectional(&mut near, &mut far)).await;
+                    let _ = cut.run_until_cancelled(through(near, far, held, answers)).await;
                 });
             }
         });
-        Self { address, open }
+        proxy
     }
 
     /// Closes every connection that is open now. New ones go through.
     pub fn cut(&self) {
         std::mem::take(&mut *self.open.lock().unwrap()).cancel();
+    }
+
+    /// Takes what callers send from now on, and keeps it from the server.
+    pub fn hold(&self) {
+        *self.answers.lock().unwrap() = Some(Vec::new());
+        self.held.send_replace(true);
+    }
+
+    /// Sends the server what was held back, also of callers that have gone meanwhile.
+    pub fn release(&self) {
+        self.held.send_replace(false);
+    }
+
+    /// What the server has said since [`Proxy::hold`].
+    pub fn answers(&self) -> Vec<u8> {
+        self.answers.lock().unwrap().clone().unwrap_or_default()
     }
 
     /// `url` with the proxy's address in place of the server's.
@@ -44,4 +66,39 @@ impl Proxy {
         url.set_port(Some(proxy.address.port())).unwrap();
         (proxy, url.to_string())
     }
+}
+
+/// Copies both ways until both have ended.
+async fn through(near: TcpStream, far: TcpStream, held: watch::Sender<bool>, answers: Answers) {
+    let (mut from_near, mut to_near) = near.into_split();
+    let (mut from_far, mut to_far) = far.into_split();
+    let asking = async {
+        let mut held = held.subscribe();
+        while let Some(bytes) = some(&mut from_near).await {
+            let _ = held.wait_for(|held| !held).await;
+            if to_far.write_all(&bytes).await.is_err() {
+                break;
+            }
+        }
+        let _ = to_far.shutdown().await;
+    };
+    let answering = async {
+        let mut near_listens = true;
+        while let Some(bytes) = some(&mut from_far).await {
+            near_listens = near_listens && to_near.write_all(&bytes).await.is_ok();
+            if let Some(answers) = answers.lock().unwrap().as_mut() {
+                answers.extend(bytes);
+            }
+        }
+        let _ = to_near.shutdown().await;
+    };
+    tokio::join!(asking, answering);
+}
+
+/// The next bytes; none at the end.
+async fn some(from: &mut (impl AsyncRead + Unpin)) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; 16 * 1024];
+    let read = from.read(&mut bytes).await.ok().filter(|read| *read > 0)?;
+    bytes.truncate(read);
+    Some(bytes)
 }

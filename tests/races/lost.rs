@@ -1,0 +1,63 @@
+//! Redis is flushed while a run is at it.
+
+use crate::common::{World, drift, target};
+use crate::stage::{Stage, assert_numbers, repair};
+
+async fn flush(world: &World) {
+    let mut redis = world.redis().await;
+    for bucket in 0..world.cache.keys.buckets() {
+        let key = world.cache.keys.counters("video", bucket);
+        let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exactly() {
+    let mut stage = Stage::new("lost_repair", "").await;
+    drift(&stage.world, target(1), 2).await;
+    drift(&stage.world, target(2), -2).await;
+    let mut run = stage.run(&["--full"], &["reconcile:noted"]);
+    run.paused().await;
+    flush(&stage.world).await;
+    stage.like(1, 50).await;
+    stage.like(2, 50).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 2), ("repaired", 0), ("left", 2)]);
+    assert_eq!(stage.repairs().await, [repair(1, -2, Some("stale")), repair(2, 2, Some("stale"))]);
+    let redis = stage.world.redis_counters().await;
+    assert_eq!((redis.len(), redis[&target(1)], redis[&target(2)]), (2, 1, 1), "only what came after the flush");
+    let buckets = i64::from(stage.world.cache.keys.buckets());
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_between_two_looks_makes_the_targets_unknown() {
+    let mut stage = Stage::new("lost_look", "").await;
+    drift(&stage.world, target(1), 2).await;
+    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
+    run.paused().await;
+    flush(&stage.world).await;
+    stage.like(1, 50).await;
+    assert_numbers(&run.report().await, &[("unknown", 1), ("drifted", 0), ("repaired", 0)]);
+    assert_eq!(stage.repairs().await, []);
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("drifted", 0), ("unknown", 0)]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run() {
+    let mut stage = Stage::new("lost_load", "").await;
+    flush(&stage.world).await;
+    stage.like(1, 50).await;
+    let mut run = stage.run(&["--changed"], &["reconcile:loading"]);
+    run.paused().await;
+    flush(&stage.world).await;
+    stage.like(1, 51).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("buckets_loaded", 0), ("drifted", 0)]);
+    assert_eq!(stage.world.redis_counters().await.values().sum::<i64>(), 1, "only what came after the second flush");
+    let buckets = i64::from(stage.world.cache.keys.buckets());
+    assert_numbers(&stage.world.report(&["reconcile", "--changed"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
+    stage.close().await;
+}

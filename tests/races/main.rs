@@ -1,0 +1,24 @@
+//! The races that the header of src/reconciler/mod.rs lists, each forced at the very place: a run of the real binary stops
+//! itself there, the other side acts, the run goes on.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+#[cfg(feature = "fault-points")]
+mod failover;
+#[cfg(feature = "fault-points")]
+mod hand;
+#[cfg(feature = "fault-points")]
+mod late;
+#[cfg(feature = "fault-points")]
+mod lost;
+#[cfg(feature = "fault-points")]
+mod once;
+#[cfg(feature = "fault-points")]
+mod pages;
+#[cfg(feature = "fault-points")]
+mod rivals;
+#[cfg(feature = "fault-points")]
+mod stage;

@@ -1,0 +1,112 @@
+//! Two reconcilers: the first is frozen until its lease has ended, a second one does its work, the first wakes up.
+
+use std::process::Output;
+
+use crate::common::{drift, stderr, stdout, target};
+use crate::stage::{Stage, assert_numbers, repair};
+
+/// A run that is frozen at `point` while another one repairs what it has found; then it wakes up and ends. `noted` is
+/// what the first one's own rows say in the end.
+async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output {
+    let mut stage = Stage::new(name, "").await;
+    drift(&stage.world, target(1), 3).await;
+    let mut first = stage.run(&["--full"], &[point]);
+    first.paused().await;
+    stage.end_lease().await;
+    stage.like(1, 50).await;
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("drifted", 1), ("drift_sum", 3), ("repaired", 1)]);
+    stage.like(1, 51).await;
+    stage.applied(1).await;
+    let before = stage.everything().await;
+    first.resume();
+    let output = first.ended().await;
+    let after = stage.everything().await;
+    assert_eq!((after.0, after.1), (before.0, before.1));
+    let mut expected: Vec<_> = noted.iter().map(|outcome| repair(1, -3, *outcome)).collect();
+    expected.push(repair(1, -3, Some("done")));
+    assert_eq!(after.2, expected);
+    stage.close().await;
+    output
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_before_its_first_look_after_a_takeover_changes_nothing() {
+    let output = overtaken_at("rival_sampled", "reconcile:sampled", &[]).await;
+    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
+    assert!(stderr(&output).contains("another reconcile has taken over"), "{}", stderr(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_with_agreed_drifts_after_a_takeover_changes_nothing() {
+    let output = overtaken_at("rival_agreed", "reconcile:agreed", &[]).await;
+    assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_between_note_and_repair_after_a_takeover_changes_nothing() {
+    // MySQL was asked before the takeover: here it is Redis that refuses.
+    let output = overtaken_at("rival_noted", "reconcile:noted", &[Some("stale")]).await;
+    let report = serde_json::from_slice(&output.stdout).unwrap();
+    assert_numbers(&report, &[("drifted", 1), ("repaired", 0), ("left", 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_while_it_loads_after_a_takeover_adds_nothing() {
+    let mut stage = Stage::new("rival_loading", "").await;
+    let mut redis = stage.world.redis().await;
+    let key = stage.world.cache.keys.counters("video", stage.world.cache.keys.bucket(target(1)));
+    let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+    let mut first = stage.run(&["--full"], &["reconcile:loading"]);
+    first.paused().await;
+    stage.end_lease().await;
+    stage.like(1, 50).await;
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("buckets_loaded", 1), ("drifted", 0)]);
+    stage.like(1, 51).await;
+    stage.applied(1).await;
+    let before = stage.everything().await;
+    first.resume();
+    let output = first.ended().await;
+    assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert_eq!(stage.everything().await, before);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_at_the_end_of_its_load_does_not_end_the_load_of_its_successor() {
+    let stage = Stage::new("rival_loaded", "").await;
+    let mut redis = stage.world.redis().await;
+    let key = stage.world.cache.keys.counters("video", stage.world.cache.keys.bucket(target(1)));
+    let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+    let mut first = stage.run(&["--full"], &["reconcile:loaded"]);
+    first.paused().await;
+    stage.end_lease().await;
+    let mut second = stage.run(&["--full"], &["reconcile:loaded"]);
+    second.paused().await;
+    let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
+    assert!(state.starts_with('~'), "{state}: the second one loads it now");
+    first.resume();
+    let output = first.ended().await;
+    assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    let after: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
+    assert_eq!(after, state);
+    assert_numbers(&second.report().await, &[("buckets_loaded", 1), ("drifted", 0), ("unknown", 0)]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_wakes_up_before_it_corrects_a_counter_after_a_takeover_changes_nothing() {
+    let mut stage = Stage::new("rival_correcting", "").await;
+    sqlx::query("UPDATE counter SET value = value + 7 WHERE target_id = 1").execute(&stage.world.pool).await.unwrap();
+    let mut first = stage.run(&["--full"], &["reconcile:correcting"]);
+    first.paused().await;
+    stage.end_lease().await;
+    stage.like(1, 50).await;
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("counters_off", 1), ("drifted", 0)]);
+    let before = stage.everything().await;
+    assert_eq!(before.2, [(1, "mysql".to_owned(), -7, Some("done".to_owned()))]);
+    first.resume();
+    let output = first.ended().await;
+    assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert_eq!(stage.everything().await, before);
+    stage.close().await;
+}

@@ -1,0 +1,196 @@
+//! A site at rest, and runs that stop themselves where a test wants to act.
+
+use std::fs;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tallyd::broker::Publisher;
+use tallyd::client::{Client, Counted};
+use tallyd::model::{Target, UserId};
+
+use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
+
+/// Targets 1 to this one have the likes of users 1 to 3.
+pub const TARGETS: u64 = 5;
+
+/// A world with a daemon, a loaded Redis, and some likes in both stores.
+pub struct Stage {
+    /// Dropped before the world, whose folder has its log.
+    pub daemon: Daemon,
+    pub world: World,
+    pub client: Client,
+    pub model: Model,
+    publisher: Publisher,
+}
+
+/// What a row of `repair` says: target, store, what was added, outcome.
+pub type Repair = (u64, String, i64, Option<String>);
+
+impl Stage {
+    pub async fn new(name: &str, settings: &str) -> Self {
+        let world = World::new(name, settings).await;
+        let publisher = world.publisher().await;
+        let client = Client::new(&world.config).unwrap();
+        let daemon = world.daemon();
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        let mut stage = Self { world, client, daemon, model: Model::default(), publisher };
+        for id in 1..=TARGETS {
+            for user in 1..=3 {
+                stage.like(id, user).await;
+            }
+        }
+        stage.world.drained(&stage.publisher).await;
+        stage
+    }
+
+    pub async fn like(&mut self, id: u64, user: u64) {
+        let counted = self.client.like(target(id), UserId(user), &[]).await.unwrap();
+        self.model.apply(&counted.event);
+    }
+
+    pub async fn unlike(&mut self, id: u64, user: u64) {
+        let counted = self.client.unlike(target(id), UserId(user), &[]).await.unwrap();
+        self.model.apply(&counted.event);
+    }
+
+    /// A like that is counted in Redis, and not published yet.
+    pub async fn count(&self, id: u64, user: u64) -> Counted {
+        self.client.count(target(id), UserId(user), true, &[]).await.unwrap()
+    }
+
+    pub async fn publish(&mut self, counted: &Counted) {
+        self.client.publish(counted).await.unwrap();
+        self.model.apply(&counted.event);
+    }
+
+    pub async fn drained(&self) {
+        self.world.drained(&self.publisher).await;
+    }
+
+    /// Waits until MySQL has the model's number for a target: what was published of it is applied.
+    pub async fn applied(&self, id: u64) {
+        let count = self.model.counters()[&target(id)];
+        eventually("the likes are in MySQL", || async { self.world.counters().await.get(&target(id)) == Some(&count) })
+            .await;
+    }
+
+    /// Starts a reconcile that stops itself at these points, in turn.
+    pub fn run(&self, arguments: &[&str], points: &[&str]) -> Run {
+        Run::start(&self.world, arguments, &[("TALLYD_PAUSE_POINT", &points.join(","))])
+    }
+
+    /// Ends the lease of a run that can no longer do it.
+    pub async fn end_lease(&self) {
+        sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'")
+            .execute(&self.world.pool)
+            .await
+            .unwrap();
+    }
+
+    /// The log of repairs, in order.
+    pub async fn repairs(&self) -> Vec<Repair> {
+        sqlx::query_as("SELECT target_id, store, added, outcome FROM repair ORDER BY pass, target_id")
+            .fetch_all(&self.world.pool)
+            .await
+            .unwrap()
+    }
+
+    /// Everything that a reconcile may change: the counters in both stores, and the log of repairs.
+    pub async fn everything(&self) -> (Numbers, Numbers, Vec<Repair>) {
+        (self.world.redis_counters().await, self.world.counters().await, self.repairs().await)
+    }
+
+    /// The other side of the test: nothing is left to repair, and all three truths are the model's. Ends the stage.
+    pub async fn close(self) {
+        self.drained().await;
+        let report = self.world.report(&["reconcile"]);
+        assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("counters_off", 0), ("unknown", 0)]);
+        self.world.assert_equals(&self.model).await;
+        assert_redis_equals(&self.world, &self.model).await;
+        assert!(self.daemon.stop().success());
+        self.world.close().await;
+    }
+}
+
+/// Counters by target.
+pub type Numbers = std::collections::BTreeMap<Target, i64>;
+
+/// A row of `repair` in Redis.
+pub fn repair(id: u64, added: i64, outcome: Option<&str>) -> Repair {
+    (id, "redis".to_owned(), added, outcome.map(str::to_owned))
+}
+
+pub fn assert_numbers(report: &Value, expected: &[(&str, i64)]) {
+    for (name, number) in expected {
+        assert_eq!(report[name], *number, "{name} in {report}");
+    }
+}
+
+/// A run of the real binary.
+pub struct Run(Option<Child>);
+
+impl Run {
+    pub fn start(world: &World, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = world.command();
+        command.arg("reconcile").args(arguments).args(["--format", "json"]).envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Some(command.spawn().unwrap()))
+    }
+
+    fn id(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    /// Its state as the system tells it: T when stopped, Z when it has ended.
+    fn state(&self) -> char {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap();
+        stat.rsplit(") ").next().unwrap().chars().next().unwrap()
+    }
+
+    /// Waits until it has stopped itself at its next point.
+    pub async fn paused(&mut self) {
+        eventually("the run stops itself or ends", || async { matches!(self.state(), 'T' | 'Z') }).await;
+        if self.state() == 'Z' {
+            let output = self.0.take().unwrap().wait_with_output().unwrap();
+            panic!("the run ended before its point: {}", stderr(&output));
+        }
+    }
+
+    pub fn resume(&self) {
+        let sent = Command::new("kill").arg("-CONT").arg(self.id().to_string()).status().unwrap();
+        assert!(sent.success(), "kill -CONT");
+    }
+
+    /// Lets it go on to its next point.
+    pub async fn next(&mut self) {
+        self.resume();
+        self.paused().await;
+    }
+
+    /// Waits for its end.
+    pub async fn ended(mut self) -> Output {
+        let child = self.0.take().unwrap();
+        tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
+    }
+
+    /// Lets it go on to its end.
+    pub async fn report(self) -> Value {
+        self.resume();
+        let output = self.ended().await;
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    }
+
+    /// SIGKILL.
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
