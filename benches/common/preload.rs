@@ -19,8 +19,13 @@ const REST_CORES: f64 = 0.1;
 /// How long the rest is waited for.
 const REST_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Publishes the events while they are generated, one per message or as arrays.
-pub async fn preload(world: &World, events: impl Iterator<Item = LikeEvent>, per_message: usize) -> Result<()> {
+/// Publishes the events while they are generated, one per message or as arrays. With each goes the number that its target
+/// has after it, where that is known.
+pub async fn preload(
+    world: &World,
+    events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
+    per_message: usize,
+) -> Result<()> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
     stream::iter(messages(events, per_message))
@@ -35,24 +40,24 @@ pub async fn preload(world: &World, events: impl Iterator<Item = LikeEvent>, per
 }
 
 /// An event as producers send it: routing key and body.
-pub fn message(event: &LikeEvent) -> (String, Vec<u8>) {
-    (event.user.to_string(), encode_like(event, "video", None))
+pub fn message(event: &LikeEvent, count: Option<i64>) -> (String, Vec<u8>) {
+    (event.user.to_string(), encode_like(event, "video", count))
 }
 
 fn messages(
-    mut events: impl Iterator<Item = LikeEvent>,
+    mut events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
     per_message: usize,
 ) -> impl Iterator<Item = (String, Vec<u8>)> {
     std::iter::from_fn(move || {
-        let first = events.next()?;
+        let (first, count) = events.next()?;
         if per_message == 1 {
-            return Some(message(&first));
+            return Some(message(&first, count));
         }
-        let (key, mut body) = message(&first);
+        let (key, mut body) = message(&first, count);
         body.insert(0, b'[');
-        for event in events.by_ref().take(per_message - 1) {
+        for (event, count) in events.by_ref().take(per_message - 1) {
             body.push(b',');
-            body.extend(encode_like(&event, "video", None));
+            body.extend(encode_like(&event, "video", count));
         }
         body.push(b']');
         Some((key, body))

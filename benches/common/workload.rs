@@ -1,5 +1,7 @@
 //! The events that every benchmark writes: Zipf 1.0 over 100,000 targets, 1 million users, 10 % unlikes, 5 % duplicates.
 
+use std::collections::HashMap;
+
 use tallyd::event::LikeEvent;
 use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 
@@ -62,6 +64,21 @@ impl Workload {
         // Ranks are spread over the key space, as popularity is over ids.
         Target { kind: Kind(1), id: TargetId(1 + rank.wrapping_mul(7_919) % TARGETS as u64) }
     }
+}
+
+/// With each event the number that its target has after it, as Redis would say, which begins with nothing.
+pub fn counted(events: impl Iterator<Item = LikeEvent>) -> impl Iterator<Item = (LikeEvent, Option<i64>)> {
+    let mut states: HashMap<(Target, UserId), (Micros, bool)> = HashMap::new();
+    let mut counts: HashMap<Target, i64> = HashMap::new();
+    events.map(move |event| {
+        let count = counts.entry(event.target).or_default();
+        let (at, liked) = states.entry((event.target, event.user)).or_insert((Micros(0), false));
+        if event.at > *at {
+            *count += i64::from(event.liked) - i64::from(*liked);
+            (*at, *liked) = (event.at, event.liked);
+        }
+        (event, Some(*count))
+    })
 }
 
 impl Iterator for Workload {

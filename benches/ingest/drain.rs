@@ -4,13 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use tallyd::event::LikeEvent;
 use tokio::time::Instant;
 
 use crate::common::contender::{Contender, Keeps, Runs, Said};
 use crate::common::cpu::{Processes, Used, peak_rss_mib};
 use crate::common::model::Model;
 use crate::common::preload;
-use crate::common::workload::USERS;
+use crate::common::workload::{USERS, counted};
 use crate::common::world::{Setup, World, stack};
 
 /// What is drained.
@@ -65,7 +66,10 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     }
     // The floor makes its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
-        preload::preload(world, crate::events(load.events, load.hot), contender.per_message).await?;
+        let events = crate::events(load.events, load.hot);
+        // What was in the table before isn't in their numbers.
+        let said = |(event, count): (LikeEvent, Option<i64>)| (event, count.filter(|_| load.rows_before == 0));
+        preload::preload(world, counted(events).map(said), contender.per_message).await?;
     }
     preload::rest(servers).await?;
     let drained = drain(world, contender, load, servers).await?;

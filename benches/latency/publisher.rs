@@ -10,7 +10,7 @@ use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::common::preload::message;
-use crate::common::workload::{USERS, Workload};
+use crate::common::workload::{USERS, Workload, counted};
 use crate::common::world::World;
 
 /// The samples' target, which no other event has. Their users count from above the others' ids.
@@ -55,13 +55,14 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let began = Instant::now();
-    for ((number, event), channel) in (0..count).zip(Workload::new(2)).zip(channels.iter().cycle()) {
+    for ((number, (event, said)), channel) in (0..count).zip(counted(Workload::new(2))).zip(channels.iter().cycle()) {
         let turn = Duration::from_nanos(number * 1_000_000_000 / rate);
         while began.elapsed() < turn {
             tick.tick().await;
         }
-        let event = stamped(event, number, &mut published, (began.elapsed() - turn).as_secs_f64() * 1e3);
-        let (key, body) = message(&event);
+        let stamped = stamped(event, number, &mut published, (began.elapsed() - turn).as_secs_f64() * 1e3);
+        let (key, body) = message(&stamped, said.filter(|_| stamped.target == event.target));
+        let event = stamped;
         let properties = BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let publish = channel.basic_publish(exchange.as_str().into(), key.as_str().into(), options, &body, properties);

@@ -120,7 +120,8 @@ impl Site {
 
     /// How fast the daemon drains so many events, in events per second, while reconciles run or not.
     pub async fn drain(&self, events: u64, beside: Option<&str>) -> Result<f64> {
-        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?), 1).await?;
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
+            .await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
         let began = Instant::now();
@@ -150,7 +151,8 @@ impl Site {
 
     /// Loses Redis while the daemon drains events, and loads it again; before that, how long a bare HSET takes beside it.
     pub async fn rebuild_under_load(&self, events: u64) -> Result<(f64, Ran)> {
-        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?), 1).await?;
+        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
+            .await?;
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
         let beside = async {

@@ -11,14 +11,14 @@ use tracing::{debug, info, warn};
 use super::batch::{Batch, Received, before, coalesce, differences};
 use super::consumed::Consumed;
 use super::dead;
+use super::seen::Seen;
 use super::sight::Sights;
 use crate::config::Kinds;
 use crate::event::{LikeEvent, Reason};
 use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
-use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::likes::{self, Before, Counted, Difference, Pair, State};
+use crate::store::likes::{self, Before, Counted, Pair, State};
 use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
@@ -41,7 +41,7 @@ pub(super) struct Writer {
     /// The targets whose events say another number than `counter`.
     pub sights: Sights,
     pub consumed: Consumed,
-    pub seen: Flood,
+    pub seen: Seen,
 }
 
 /// The watch that was last read, by its number.
@@ -72,11 +72,11 @@ enum End {
 }
 
 /// What a transaction found out, to be remembered once it is committed.
-struct Found {
-    epoch: u64,
-    coalesced: usize,
+pub(super) struct Found {
+    pub epoch: u64,
+    pub coalesced: usize,
     /// Targets whose newest event carried a number, each with that event's `at`, the number and what MySQL counts.
-    said: Vec<(Target, Micros, i64, Counted)>,
+    pub said: Vec<(Target, Micros, i64, Counted)>,
 }
 
 impl Writer {
@@ -168,35 +168,6 @@ impl Writer {
         }
     }
 
-    /// Counts what was consumed, and compares what the events said with what MySQL counts.
-    async fn note(&mut self, batch: &Batch, found: &Found) {
-        self.consumed.batches += 1;
-        self.consumed.events += batch.events.len() as u64;
-        self.consumed.rows += found.coalesced as u64;
-        self.consumed.with_count += batch.events.iter().filter(|received| received.count.is_some()).count() as u64;
-        for (target, at, said, counted) in &found.said {
-            let Some(drift) = self.sights.note((*target, *at), *said, *counted) else { continue };
-            self.consumed.drift_seen += 1;
-            let (kind, target_id) = (self.kinds.name(target.kind), target.id.0);
-            if let Some(seen) = self.seen.note(1, std::time::Instant::now()) {
-                warn!(
-                    event = "drift-seen",
-                    partition = self.partition,
-                    kind,
-                    target_id,
-                    drift,
-                    seen,
-                    "events say that Redis has {drift:+} on {kind}:{target_id}; the next reconcile looks there first"
-                );
-            }
-            // Not worth a pause: the next reconcile finds it all the same.
-            if let Err(error) = self.store.keep_drift_seen(self.metric, *target, drift).await {
-                debug!(event = "drift-not-kept", partition = self.partition, "{}", chain(&error));
-            }
-        }
-        self.consumed.say(self.partition, std::time::Instant::now());
-    }
-
     /// Finds the events whose rows the database refuses, and makes dead letters of them. False where none is refused
     /// when tried alone.
     async fn set_refused_aside(&mut self, batch: &mut Batch) -> Result<bool, StoreError> {
@@ -278,25 +249,6 @@ impl Writer {
         Ok(Found { epoch, coalesced: winners.len(), said: said.into_iter().filter_map(with).collect() })
     }
 
-    /// What events say of some targets' numbers: each target's newest one, where it carries a number.
-    fn said(&mut self, received: &[Received], differences: &[Difference]) -> Vec<(Target, Micros, i64)> {
-        if received.iter().all(|received| received.count.is_none()) {
-            return Vec::new();
-        }
-        let chosen = self.sights.choose(differences);
-        let mut said: Vec<_> = received
-            .iter()
-            .filter_map(|Received { event, count, .. }| {
-                let (target, at) = (event.target, event.at);
-                chosen.binary_search(&(target, at)).ok()?;
-                Some((target, at, (*count)?))
-            })
-            .collect();
-        said.sort_unstable();
-        said.dedup_by_key(|(target, ..)| *target);
-        said
-    }
-
     /// Writes rows by reading their old states first, and logs the events of watched targets.
     async fn write_reading(
         &mut self,
@@ -368,7 +320,7 @@ fn spell_in_ascii(batch: &mut Batch) -> bool {
     changed
 }
 
-fn chain(error: &StoreError) -> String {
+pub(super) fn chain(error: &StoreError) -> String {
     // With the causes; the type's own display is the action alone.
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

@@ -28,6 +28,7 @@ mod care;
 mod consumed;
 mod dead;
 mod flush;
+mod seen;
 mod session;
 pub mod sight;
 
@@ -40,13 +41,13 @@ use tracing::{info, warn};
 use care::{Care, Sizes};
 use consumed::Consumed;
 use flush::{Watch, Writer};
+use seen::Seen;
 use session::{End, NeedsCare};
 use sight::Sights;
 
 use crate::broker::Broker;
 use crate::config::{Config, Consumer as Limits, Kinds};
 use crate::model::{Metric, Micros};
-use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
@@ -210,7 +211,7 @@ impl Partition {
             kinds: self.kinds.clone(),
             sights: Sights::new(self.publish_grace),
             consumed: Consumed::default(),
-            seen: Flood::default(),
+            seen: Seen::default(),
         }
     }
 

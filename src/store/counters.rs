@@ -301,7 +301,7 @@ async fn recount(
     for (kind, ids) in by_kind(targets) {
         for piece in in_shapes(&ids) {
             let sql = format!(
-                "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
+                "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
                  WHERE kind = ? AND target_id IN {} GROUP BY target_id",
                 placeholders(1, piece.len())
             );
@@ -329,12 +329,13 @@ async fn recount_range(
         recount.changed = changed_since(&mut tx, metric, range, since).await?;
     }
     let limit = range.targets.len() + UNCOUNTED_MAX;
+    // A sum of decimals and each comparison cost a tenth of the whole scan.
     let mut rows = sqlx::query(
-        "SELECT target_id, CAST(SUM(is_del = 0) AS SIGNED) FROM like_record \
-         WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",
+        "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
+         WHERE kind = ? AND target_id BETWEEN ? AND ? GROUP BY target_id ORDER BY target_id LIMIT ?",
     )
     .bind(range.kind.0)
-    .bind(range.after.0)
+    .bind(range.after.0 + 1)
     .bind(range.until.0)
     .bind(limit as u64)
     .fetch(&mut *tx);

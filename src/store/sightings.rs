@@ -8,30 +8,34 @@ use super::{Result, Store, Tried, in_shapes, micros, placeholders};
 use crate::model::{Metric, Micros, Target};
 
 /// Targets that are kept at most: a run looks at so many first of all.
-const KEPT_MAX: u64 = 10_000;
+const KEPT_MAX: usize = 10_000;
 
 impl Store {
-    /// Keeps a target whose events say that Redis has `drift` more than `counter`. Not where there are very many already.
+    /// Keeps targets whose events say that Redis has so much more than `counter`, as many as there is room for.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn keep_drift_seen(&self, metric: Metric, target: Target, drift: i64) -> Result<()> {
-        const ACTION: &str = "keep a drift that was seen";
+    pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
+        const ACTION: &str = "keep drifts that were seen";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            sqlx::query(
-                "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) \
-                 SELECT ?, ?, ?, ?, NOW(6) FROM (SELECT COUNT(*) AS kept FROM drift_seen) AS those WHERE kept < ? \
-                 ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
-            )
-            .bind(target.kind.0)
-            .bind(target.id.0)
-            .bind(metric.0)
-            .bind(drift)
-            .bind(KEPT_MAX)
-            .execute(connection)
-            .await
-            .tried(ACTION)?;
+            let kept: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen")
+                .fetch_one(&mut *connection)
+                .await
+                .tried(ACTION)?;
+            let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
+            for piece in in_shapes(seen.get(..room.min(seen.len())).unwrap_or_default()) {
+                let sql = format!(
+                    "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES {} \
+                     ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
+                    vec!["(?, ?, ?, ?, NOW(6))"; piece.len()].join(", ")
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql));
+                for (target, drift) in piece {
+                    query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(drift);
+                }
+                query.execute(&mut *connection).await.tried(ACTION)?;
+            }
             Ok(())
         })
         .await
