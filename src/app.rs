@@ -29,8 +29,9 @@ use crate::runtime::{shutdown, systemd};
 use crate::store::Store;
 use crate::store::schema::Schema;
 
-/// Connections to MySQL beside one per partition: one per job, one for its lease, and spare ones.
-const CONNECTIONS_FOR_JOBS: u32 = 5;
+/// Connections to MySQL beside one per partition: two for a reconcile, one for an archive, one for the lease of each, and
+/// spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 7;
 
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]

@@ -21,7 +21,7 @@ use crate::reconciler::report::End;
 use crate::reconciler::{Mode, NotNow, Order};
 use crate::runtime::{log, schedule, shutdown, stack};
 use crate::store::schema::MigrateError;
-use crate::store::{Fate, StoreError};
+use crate::store::{Fate, Store, StoreError};
 
 /// Done.
 pub const EXIT_DONE: u8 = 0;
@@ -78,7 +78,7 @@ struct ReconcileArgs {
     /// Recounts every target (the default).
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target"])]
     full: bool,
-    /// Recounts the next slice of all targets: as many as [reconcile] scrub_parts says.
+    /// Recounts the next slice of all targets, of which there are [reconcile] scrub_parts.
     #[arg(long, conflicts_with_all = ["changed", "target"])]
     scrub: bool,
     /// Compares what changed since the last run.
@@ -187,7 +187,7 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
-    let order = Order { mode, dry_run, force, resume, run_time_max };
+    let order = Order { mode, dry_run, force, resume, run_time_max, wait_max: None };
     let to = if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log };
     let ran = servers.reconcile(config, &order, to, &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
@@ -249,18 +249,26 @@ async fn check_config(config: &Config, offline: bool) -> Result<u8> {
         writeln!(out, "board     {} by {:?}, {}", board.name, board.period, board.time_zone)?;
     }
     if !offline {
-        check_servers(&servers, &mut out).await?;
+        check_servers(config, &servers, &mut out).await?;
     }
     writeln!(out, "the configuration is valid")?;
     Ok(EXIT_DONE)
 }
 
-async fn check_servers(servers: &Servers, out: &mut impl Write) -> Result<()> {
+async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
     servers.broker.connect("check-config").await?;
     writeln!(out, "RabbitMQ  answers")?;
     servers.check_schema().await?;
     let (version, warnings) = servers.store.durability().await?;
     writeln!(out, "MySQL     answers: {version}, schema up to date")?;
+    for (name, store) in Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)? {
+        let error = store.stamp_seen(0).await.err();
+        store.close().await;
+        match error {
+            None => writeln!(out, "MySQL     the replica {name} answers")?,
+            Some(error) => return Err(anyhow::Error::from(error).context(format!("the replica {name}"))),
+        }
+    }
     for warning in warnings {
         writeln!(out, "MySQL     warning: {warning}")?;
     }

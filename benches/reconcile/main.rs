@@ -126,7 +126,7 @@ async fn measure(site: &Site, arguments: Arguments, seen: &mut Seen) -> Result<(
         seen.beside_events_per_second.push(beside);
     }
     for _ in 0..arguments.rounds {
-        let (bare_s, rebuilt) = site.rebuild_under_load(arguments.events).await?;
+        let (bare_s, rebuilt) = site.rebuild_under_load().await?;
         println!("under load: HSET {bare_s:.2} s, rebuild {:.2} s", rebuilt.rebuild_s);
         seen.bare_hset_under_load_s.push(bare_s);
         seen.rebuild_under_load.push(rebuilt);

@@ -4,10 +4,13 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
+use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::cache::Cache;
+use tallyd::client::Client;
+use tallyd::event::LikeEvent;
 use tallyd::model::{Kind, Target, TargetId};
 
 use crate::child::{self, Ran};
@@ -22,6 +25,10 @@ const ROWS_PER_TARGET: u64 = 40;
 
 /// Rows that one statement inserts.
 const ROWS_PER_STATEMENT: usize = 10_000;
+
+/// Likes arrive so many at a time, and so often: 4,000 a second.
+const ARRIVING_PER_TURN: usize = 80;
+const TURN: Duration = Duration::from_millis(20);
 
 /// Commands of one pipeline, as tallyd's own.
 const PIPELINE: usize = 500;
@@ -149,10 +156,21 @@ impl Site {
         Ok(rate)
     }
 
-    /// Loses Redis while the daemon drains events, and loads it again; before that, how long a bare HSET takes beside it.
-    pub async fn rebuild_under_load(&self, events: u64) -> Result<(f64, Ran)> {
-        preload::preload(&self.world, Workload::new(1).take(usize::try_from(events)?).map(|event| (event, None)), 1)
-            .await?;
+    /// Likes that arrive through the client, so many a second, for ever.
+    async fn arrive(&self) -> Result<()> {
+        let client = Client::new(&self.world.config)?;
+        let mut turn = tokio::time::interval(TURN);
+        let mut likes = Workload::new(1);
+        loop {
+            turn.tick().await;
+            let some: Vec<_> = likes.by_ref().take(ARRIVING_PER_TURN).collect();
+            let like = |event: &LikeEvent| client.like(event.target, event.user, &[]);
+            try_join_all(some.iter().map(like)).await?;
+        }
+    }
+
+    /// Loses Redis while likes arrive, and loads it again; before that, how long a bare HSET takes beside them.
+    pub async fn rebuild_under_load(&self) -> Result<(f64, Ran)> {
         let mut running = Contender::tallyd("tallyd", 1).start(&self.world, &[])?;
         while running.next().await? != Said::Consuming {}
         let beside = async {
@@ -171,6 +189,7 @@ impl Site {
         let ran = tokio::select! {
             measured = beside => measured?,
             error = talking => return Err(error),
+            arrived = self.arrive() => return arrived.and(Err(anyhow!("likes no longer arrive"))),
         };
         until("the queue is empty", Duration::from_secs(120), async || Ok(self.world.assert_drained().await.is_ok()))
             .await?;

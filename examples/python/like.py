@@ -8,6 +8,7 @@ Needs redis-py and pika; on Debian: apt-get install python3-redis python3-pika.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -76,9 +77,11 @@ def read(server, kind, target_id):
     """The target's likes; None where Redis does not know them: then ask MySQL."""
     key = bucket_key(kind, target_id)
     loaded, value = server.hmget(key, "_", target_id)
+    if loaded is None:
+        # So that tallyd loads it at once: video:1a2f. Reading must not fail for it, for instance on a replica.
+        with contextlib.suppress(redis.exceptions.RedisError):
+            server.sadd(f"{KEY_PREFIX}tally:missing", key[key.index("{") + 1 : -1])
     if loaded is None or loaded.startswith(b"~"):
-        # So that tallyd loads it at once: video:1a2f.
-        server.sadd(f"{KEY_PREFIX}tally:missing", key[key.index("{") + 1 : -1])
         return None
     numbers = (value or b"").split(b",")
     return int(numbers[LIKE - 1] or 0) if len(numbers) >= LIKE else 0

@@ -281,11 +281,14 @@ fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 /// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
 /// unknown: it is nobody's to repair.
 fn read_sample(answer: &Value, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
-    let mut parts = text(answer)?.split('\0');
-    let cut = Micros(parts.next()?.parse().ok()?);
-    let loaded = Loaded::parse(parts.next()?)?;
-    let sample =
-        |field: &str| Some(Sample { value: layout::value(field, metric)?, exists: !field.is_empty(), cut, loaded });
+    let Value::BulkString(bytes) = answer else { return None };
+    let mut parts = bytes.split(|byte| *byte == 0);
+    let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);
+    let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
+    let sample = |field: &[u8]| {
+        let value = layout::value(std::str::from_utf8(field).ok()?, metric)?;
+        Some(Sample { value, exists: !field.is_empty(), cut, loaded })
+    };
     let samples: Vec<Option<Sample>> = parts.map(sample).collect();
     // One of the fields holds a separator: then nobody knows which is whose.
     Some(if samples.len() == members { samples } else { vec![None; members] })
@@ -303,6 +306,9 @@ mod tests {
         };
         assert_eq!(read("7||5||x|-3,1", 4), Some(vec![Some((5, true)), Some((0, false)), None, Some((-3, true))]));
         assert_eq!(read("7|3:9|5|5", 1), Some(vec![None]), "a separator in a field");
+        let bytes = Value::BulkString(b"7\x00\x005\x00\xff".to_vec());
+        let samples = read_sample(&bytes, Metric(1), 2).unwrap();
+        assert_eq!((samples[0].map(|sample| sample.value), samples[1]), (Some(5), None), "a field that is no text");
         assert_eq!(read("7|junk|5", 1), None);
         assert_eq!(read("x||5", 1), None);
     }

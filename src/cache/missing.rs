@@ -7,15 +7,36 @@ use super::layout::{self, Loaded};
 use super::{Cache, CacheError, Result, text, unexpected};
 use crate::model::{Kind, Metric, Target};
 
+/// How long what readers find missing stays noted, in seconds.
+const MISSING_KEPT_S: u64 = 3_600;
+
+/// A target's number as a reader sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// It is this.
+    Known(i64),
+    /// Unknown, not zero: Redis is still getting the bucket back, or the field holds no numbers, or the configuration
+    /// doesn't know the kind.
+    Unknown,
+    /// Unknown, not zero: Redis has lost the bucket.
+    Missing,
+}
+
+impl Number {
+    /// The number, where it is known.
+    pub fn known(self) -> Option<i64> {
+        if let Self::Known(number) = self { Some(number) } else { None }
+    }
+}
+
 impl Cache {
-    /// The numbers of `targets`, in their order. None is unknown, not zero: Redis has lost the bucket, or is still getting
-    /// it back, or the field holds no numbers, or the configuration doesn't know the kind.
+    /// The numbers of `targets`, in their order.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn read(&self, kinds: &KindNames, metric: Metric, targets: &[Target]) -> Result<Vec<Option<i64>>> {
+    pub async fn read(&self, kinds: &KindNames, metric: Metric, targets: &[Target]) -> Result<Vec<Number>> {
         const ACTION: &str = "read counters";
-        let mut numbers = vec![None; targets.len()];
+        let mut numbers = vec![Number::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets
             .iter()
             .enumerate()
@@ -52,6 +73,8 @@ impl Cache {
         for some in names.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::new();
             pipeline.cmd("SADD").arg(self.keys.missing()).arg(some);
+            // Without a daemon nobody would take them out.
+            pipeline.cmd("EXPIRE").arg(self.keys.missing()).arg(MISSING_KEPT_S);
             self.run(ACTION, &pipeline).await?;
         }
         Ok(())
@@ -78,13 +101,14 @@ impl Cache {
 }
 
 /// The number in an answer to `HMGET bucket _ id`.
-fn read_number(parts: &[Value], metric: Metric) -> Option<i64> {
-    let [loaded, field] = parts else { return None };
-    let loaded = text(loaded).and_then(Loaded::parse)?;
-    match field {
-        _ if !matches!(loaded, Loaded::Yes { .. }) => None,
-        Value::Nil => Some(0),
-        field => layout::value(text(field)?, metric),
+fn read_number(parts: &[Value], metric: Metric) -> Number {
+    let [loaded, field] = parts else { return Number::Unknown };
+    let number = |field: &Value| layout::value(text(field)?, metric);
+    match (loaded, text(loaded).and_then(Loaded::parse), field) {
+        (Value::Nil, ..) => Number::Missing,
+        (_, Some(Loaded::Yes { .. }), Value::Nil) => Number::Known(0),
+        (_, Some(Loaded::Yes { .. }), field) => number(field).map_or(Number::Unknown, Number::Known),
+        _ => Number::Unknown,
     }
 }
 
@@ -96,14 +120,14 @@ mod tests {
     fn what_is_not_loaded_is_unknown_and_never_zero() {
         let text = |text: &str| Value::BulkString(text.into());
         for (loaded, field, expected) in [
-            (text("3:9"), text("5"), Some(5)),
-            (text("3:9"), Value::Nil, Some(0)),
-            (text("3:9"), text("junk"), None),
-            (text("~3:9"), text("5"), None),
-            (text("~3:9"), Value::Nil, None),
-            (Value::Nil, text("5"), None),
-            (Value::Nil, Value::Nil, None),
-            (text("junk"), text("5"), None),
+            (text("3:9"), text("5"), Number::Known(5)),
+            (text("3:9"), Value::Nil, Number::Known(0)),
+            (text("3:9"), text("junk"), Number::Unknown),
+            (text("~3:9"), text("5"), Number::Unknown),
+            (text("~3:9"), Value::Nil, Number::Unknown),
+            (Value::Nil, text("5"), Number::Missing),
+            (Value::Nil, Value::Nil, Number::Missing),
+            (text("junk"), text("5"), Number::Unknown),
         ] {
             assert_eq!(read_number(&[loaded.clone(), field.clone()], Metric(1)), expected, "{loaded:?}, {field:?}");
         }

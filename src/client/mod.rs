@@ -9,10 +9,12 @@ use anyhow::{Context, Result};
 use jiff::tz::TimeZone;
 use redis::Value;
 use tokio::sync::Mutex;
+use tracing::debug;
 
 use crate::archiver::period::Period;
 use crate::broker::{Broker, Publisher};
 use crate::cache::keys::KindNames;
+use crate::cache::missing::Number;
 use crate::cache::{BOARD, Cache, Call, LIKE, text};
 use crate::config::{Board, Config, Kinds};
 use crate::event::{LikeEvent, encode_like};
@@ -105,9 +107,12 @@ impl Client {
     /// Redis is away.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Option<i64>>> {
         let numbers = self.cache.read(&self.names, self.metric, targets).await?;
-        let missing = targets.iter().zip(&numbers).filter(|(_, number)| number.is_none()).map(|(target, _)| *target);
-        self.cache.note_missing(&self.names, missing).await?;
-        Ok(numbers)
+        let missing = targets.iter().zip(&numbers).filter(|(_, number)| **number == Number::Missing);
+        // A hint: who reads must not fail for it, for instance on a replica.
+        if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
+            debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
+        }
+        Ok(numbers.into_iter().map(Number::known).collect())
     }
 
     async fn set(

@@ -70,7 +70,8 @@ pub struct Partition {
     metric: Metric,
     limits: Limits,
     prefetch: u16,
-    publish_grace: Duration,
+    /// How long a difference between events and `counter` must stay to be drift.
+    drift_stays: Duration,
     sizes: Sizes,
     stop: CancellationToken,
     beat: Beat,
@@ -96,7 +97,11 @@ impl Partition {
             metric: config.metrics.like(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
-            publish_grace: config.reconcile.publish_grace.0,
+            // Another partition's events are behind by its queue: as far as a fence may be.
+            drift_stays: match config.amqp.partitions {
+                1 => config.reconcile.publish_grace.0 * 2,
+                _ => config.reconcile.fence_max.0.max(config.reconcile.publish_grace.0 * 2),
+            },
             sizes: Sizes::default(),
             stop,
             beat,
@@ -209,7 +214,7 @@ impl Partition {
             reads_first: self.limits.reads_first,
             watch: Watch::default(),
             kinds: self.kinds.clone(),
-            sights: Sights::new(self.publish_grace),
+            sights: Sights::new(self.drift_stays),
             consumed: Consumed::default(),
             seen: Seen::default(),
         }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use super::batch::{Batch, Received};
@@ -21,6 +22,8 @@ const KEEP_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Seen {
     drifts: Vec<(Target, i64)>,
     kept: Option<Instant>,
+    /// Writes them; gives back what it couldn't.
+    keeping: Option<JoinHandle<Vec<(Target, i64)>>>,
     flood: Flood,
 }
 
@@ -73,16 +76,27 @@ impl Writer {
         self.consumed.say(self.partition, Instant::now());
     }
 
-    /// Once a second at most: a site where all is wrong must not be slow, too.
+    /// Once a second at most, and beside the batches: a site where all is wrong must not be slow, too.
     async fn keep_seen(&mut self) {
         let seen = &mut self.seen;
-        if seen.drifts.is_empty() || seen.kept.is_some_and(|kept| kept.elapsed() < KEEP_EVERY) {
+        if seen.keeping.as_ref().is_some_and(JoinHandle::is_finished)
+            && let Some(kept) = seen.keeping.take()
+        {
+            // What was not kept is tried again.
+            seen.drifts.extend(kept.await.unwrap_or_default());
+        }
+        let soon = seen.kept.is_some_and(|kept| kept.elapsed() < KEEP_EVERY);
+        if seen.drifts.is_empty() || soon || seen.keeping.is_some() {
             return;
         }
         seen.kept = Some(Instant::now());
-        // Not worth a second try: the next reconcile finds it all the same.
-        if let Err(error) = self.store.keep_drift_seen(self.metric, &std::mem::take(&mut seen.drifts)).await {
-            debug!(event = "drift-not-kept", partition = self.partition, "{}", chain(&error));
-        }
+        let mut drifts = std::mem::take(&mut seen.drifts);
+        drifts.sort_unstable();
+        let (store, metric, partition) = (self.store.clone(), self.metric, self.partition);
+        seen.keeping = Some(tokio::spawn(async move {
+            let Err(error) = store.keep_drift_seen(metric, &drifts).await else { return Vec::new() };
+            debug!(event = "drift-not-kept", partition, "{}", chain(&error));
+            drifts
+        }));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An event may carry its target's number in Redis after it. Once the event is applied, and none newer was, `counter` must
 //! say the same, but for events that are still on their way: API servers overtake each other, and partitions do. Such
-//! differences come and go. One that stays the same over several batches, for longer than a publish takes, is drift.
+//! differences come and go. One that stays the same over several batches, for longer than events are on their way, is drift.
 //! Nothing is repaired by it: it only has a reconcile look there first.
 
 use std::collections::HashMap;
@@ -38,9 +38,9 @@ struct Sight {
 }
 
 impl Sights {
-    /// For API servers whose publish takes no longer than `publish_grace`.
-    pub fn new(publish_grace: Duration) -> Self {
-        Self { known: HashMap::new(), turn: 0, stays: publish_grace * 2 }
+    /// Where events are on their way for no longer than `stays`.
+    pub fn new(stays: Duration) -> Self {
+        Self { known: HashMap::new(), turn: 0, stays }
     }
 
     /// Which of a batch's targets are compared, sorted by key, with the `at` of the event that is: those that differed
@@ -105,14 +105,14 @@ mod tests {
 
     #[test]
     fn a_difference_that_stays_is_told_once() {
-        let mut sights = Sights::new(Duration::from_micros(10));
+        let mut sights = Sights::new(Duration::from_micros(20));
         let seen = [(100, 7), (110, 8), (121, 9), (130, 10)].map(|(at, said)| note(&mut sights, at, said, said - 2));
         assert_eq!(seen, [None, None, Some(2), None]);
     }
 
     #[test]
     fn a_difference_that_changes_or_goes_is_none() {
-        let mut sights = Sights::new(Duration::from_micros(10));
+        let mut sights = Sights::new(Duration::from_micros(20));
         for (at, said, counted) in [(100, 7, 6), (130, 7, 6), (160, 7, 5), (190, 7, 6), (220, 7, 6), (250, 7, 7)] {
             assert_eq!(note(&mut sights, at, said, counted), None, "{at}");
         }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_difference_that_is_seen_often_and_not_for_long_is_none() {
-        let mut sights = Sights::new(Duration::from_micros(10));
+        let mut sights = Sights::new(Duration::from_micros(20));
         for at in 100..=120 {
             assert_eq!(note(&mut sights, at, 7, 6), None, "{at}");
         }

@@ -61,7 +61,7 @@ pub fn value_at<'a>(
 }
 
 /// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like
-/// whose publish came later than `publish_grace` looks like drift once, not twice.
+/// that is published late looks like drift in one look, not in both, unless it is later than twice `publish_grace`.
 pub fn agreed(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),

@@ -79,7 +79,9 @@ impl Run<'_> {
             let from = events.partition_point(|logged| logged.event.target < target);
             let until = events.partition_point(|logged| logged.event.target <= target);
             let events = events.get(from..until).unwrap_or_default();
-            let truth = truths.get(&target).copied().unwrap_or_default();
+            let mut truth = truths.get(&target).copied().unwrap_or_default();
+            // What a run that isn't dry would have added.
+            truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
             let verdict = match value_at(sample.cut, skew, truth.counted, events) {
                 Some(value) => Verdict::Drift(sample.value - value),
                 None => Verdict::Busy,

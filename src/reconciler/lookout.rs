@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::cache::keys::KindNames;
 use crate::cache::{Cache, CacheError};
@@ -80,7 +81,16 @@ impl Lookout {
         } else {
             0..buckets
         };
-        let missing = self.cache.take_missing(&self.kinds, MISSING_MAX).await?;
+        // A hint: without it buckets are found in their turn.
+        let missing = match self.cache.take_missing(&self.kinds, MISSING_MAX).await {
+            Ok(missing) => missing,
+            Err(error) if seen.data_set.is_none() => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(event = "missing-unread", error, "what readers found missing can't be read: {error}");
+                Vec::new()
+            }
+            Err(_) => Vec::new(),
+        };
         let mut lost = 0;
         for (kind, name) in self.kinds.all() {
             let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket);

@@ -10,8 +10,10 @@
 //! The races, and what decides them:
 //!
 //! * A: a like counts in Redis. B: the first look's sample and fence. C: the like's event is published. The look sees +1.
-//!   The second one samples `publish_grace` later, and sends its fence once more so much later: unless the API server
-//!   stalls between A and C for twice that, C is before the read, and nothing is repaired.
+//!   The second one samples `publish_grace` later, and sends its fence once more so much later: C is before the read, and
+//!   nothing is repaired, unless the API server stalls between A and C for longer than twice that. Where one late like
+//!   misleads the first look and another one the second, once that is enough. The next run that finds the events takes
+//!   back what was repaired.
 //! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the target is busy.
 //! * A: two looks agree on a drift. B: a like. C: the repair. It adds a difference and so keeps B (invariant 4).
 //! * A: the repair times out. B: a later run looks. C: the repair runs after all. The script checks that the bucket's
@@ -52,7 +54,7 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Kinds, Mysql, Reconcile as Limits};
+use crate::config::{Config, Kinds, Reconcile as Limits};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::store::Store;
 use crate::store::jobs::number_of;
@@ -68,6 +70,9 @@ use report::{End, Report, Steps};
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = "reconcile";
+
+/// How long a scheduled run waits for the servers: behind it, perhaps, waits one that loads what Redis has lost.
+const WAIT_MAX: Duration = Duration::from_secs(600);
 
 /// Which targets a run looks at.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,12 +116,21 @@ pub struct Order {
     pub resume: bool,
     /// End after so long, between two pages.
     pub run_time_max: Option<Duration>,
+    /// End once the servers have had no time for a page for so long.
+    pub wait_max: Option<Duration>,
 }
 
 impl Order {
     /// A run as the schedule starts it.
     pub fn scheduled(mode: Mode) -> Self {
-        Self { resume: mode == Mode::Full, mode, dry_run: false, force: false, run_time_max: None }
+        Self {
+            resume: mode == Mode::Full,
+            mode,
+            dry_run: false,
+            force: false,
+            run_time_max: None,
+            wait_max: Some(WAIT_MAX),
+        }
     }
 }
 
@@ -146,8 +160,14 @@ struct Run<'a> {
     used: u64,
     recounts: bool,
     lists_all: bool,
-    /// How many known targets are still to be listed.
+    /// How many rows of `counter` are still to be listed.
     slice_left: u64,
+    /// How many rows of `counter` were listed, or targets that were given.
+    listed: u64,
+    /// The servers had no time for too long.
+    gave_up: bool,
+    /// What a dry run would have added to rows of `counter`.
+    uncorrected: HashMap<Target, i64>,
     /// The last target of the last page.
     reached: Target,
     stop: &'a CancellationToken,
@@ -166,11 +186,7 @@ impl Reconciler {
     /// # Errors
     /// The address of a replica can't be used.
     pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Result<Self> {
-        let replica = |server: &String| {
-            let url = config.mysql.url.at(server).map_err(anyhow::Error::msg)?;
-            Ok((server.clone(), Store::new(&Mysql { url, ..config.mysql.clone() }, 1)?))
-        };
-        let replicas = config.reconcile.replicas.iter().map(replica).collect::<Result<_>>()?;
+        let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
         Ok(Self {
             store,
             cache,
@@ -190,10 +206,14 @@ impl Reconciler {
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
     pub async fn run(&self, number: u64, order: &Order, to: Show, stop: &CancellationToken) -> Result<Report> {
         let (progress, shown) = watch::channel(Progress::default());
-        tokio::select! {
+        let ran = tokio::select! {
             ran = self.run_showing(number, order, progress, stop) => ran,
             () = progress::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+        };
+        for (_, replica) in &self.replicas {
+            replica.close().await;
         }
+        ran
     }
 
     async fn run_showing(
@@ -217,6 +237,9 @@ impl Reconciler {
             used: 0,
             recounts: matches!(order.mode, Mode::Full | Mode::Scrub | Mode::Targets(_)),
             slice_left: u64::MAX,
+            listed: 0,
+            gave_up: false,
+            uncorrected: HashMap::new(),
             reached: Target { kind: Kind(0), id: TargetId(0) },
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
@@ -259,8 +282,16 @@ impl Run<'_> {
             // Whatever else it was, somebody must look at it.
         } else if self.stop.is_cancelled() {
             self.report.end(End::Stopped, "told to stop".to_owned());
+        } else if self.gave_up {
+            let reason = self.pace.waited_for.as_deref().unwrap_or_default();
+            self.report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
         } else if self.cut_short.load(Ordering::Relaxed) {
-            self.report.end(End::TimeOver, "its time was over: `tallyd reconcile --resume` goes on".to_owned());
+            let goes_on = match self.order.mode {
+                Mode::Full => "`tallyd reconcile --resume` goes on",
+                Mode::Scrub => "the next scrub goes on",
+                _ => "the next run of its kind looks at the rest",
+            };
+            self.report.end(End::TimeOver, format!("its time was over: {goes_on}"));
         }
         self.report.waited_s = self.pace.waited.as_secs();
         self.report.waits = self.pace.waits;
@@ -270,7 +301,9 @@ impl Run<'_> {
 
     /// Whether no other page may begin. Asked only where there is one: what it says no to is left out.
     fn is_over(&self) -> bool {
-        let over = self.stop.is_cancelled() || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+        let over = self.stop.is_cancelled()
+            || self.gave_up
+            || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if over {
             self.cut_short.store(true, Ordering::Relaxed);
         }
@@ -297,8 +330,9 @@ impl Run<'_> {
     fn show(&self, place: Option<Target>) {
         let Report { checked, drifted, .. } = self.report;
         let (pending, place) = (self.pending.len() as u64, place.map(|place| self.name(place)));
+        let done = self.listed;
         self.progress.send_modify(|progress| {
-            *progress = Progress { checked, drifted, pending, place, ..std::mem::take(progress) };
+            *progress = Progress { checked, done, drifted, pending, place, ..std::mem::take(progress) };
         });
     }
 

@@ -8,6 +8,7 @@ use tracing::info;
 
 use crate::broker::Publisher;
 use crate::config::Reconcile as Limits;
+use crate::model::Micros;
 
 use super::Reconciler;
 use super::report::Waits;
@@ -20,9 +21,6 @@ const SAY_EVERY: Duration = Duration::from_secs(30);
 
 /// The servers are looked at no more often than this.
 const FRESH: Duration = Duration::from_millis(200);
-
-/// How long a replica that isn't behind may take to show what was just written.
-const REPLICA_SHOWS: Duration = Duration::from_millis(200);
 
 /// Between two looks at a replica meanwhile.
 const REPLICA_LOOK: Duration = Duration::from_millis(10);
@@ -87,7 +85,8 @@ impl Pace {
         }
         let began = Instant::now();
         let mut said: Option<Instant> = None;
-        while let Some(Wait { count, words: reason }) = self.too_much(on, publisher).await? {
+        while let Some(found) = stop.run_until_cancelled(self.too_much(on, publisher)).await {
+            let Some(Wait { count, words: reason }) = found? else { break };
             if said.is_none_or(|said| said.elapsed() > SAY_EVERY) {
                 info!(event = "reconcile-waiting", reason, "waiting, live traffic goes first: {reason}");
                 said = Some(Instant::now());
@@ -146,8 +145,8 @@ impl Pace {
         let max = on.limits.max_lag.0;
         let written = if on.replicas.is_empty() { None } else { Some(on.store.stamp(self.run).await?) };
         let Some(stamp) = written else { return Ok(None) };
-        let asked = Instant::now();
         for (replica, store) in &on.replicas {
+            let asked = Instant::now();
             let lag = loop {
                 let seen = match store.stamp_seen(self.run).await {
                     Ok(seen) => seen,
@@ -156,9 +155,11 @@ impl Pace {
                         return Ok(Some(format!("the replica {replica} can't be read: {error:#}")));
                     }
                 };
-                // A run without a stamp there has only just begun, or the replica is behind its beginning.
-                let lag = seen.map(|seen| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs()));
-                if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > REPLICA_SHOWS {
+                // A run without a stamp there has only just begun, or the replica is behind its beginning. The stamp that is
+                // there may be an old one of a run that was busy: only after `max` it is known that the new one is late.
+                let age = |seen: Micros| Duration::from_micros((stamp.0 - seen.0).max(0).unsigned_abs());
+                let lag = seen.map(|seen| age(seen) + if seen < stamp { asked.elapsed() } else { Duration::ZERO });
+                if lag.is_some_and(|lag| lag <= max) || asked.elapsed() > max {
                     break lag;
                 }
                 tokio::time::sleep(REPLICA_LOOK).await;

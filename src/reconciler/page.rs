@@ -120,7 +120,7 @@ impl Run<'_> {
             targets.iter().filter_map(|(target, first)| Some((*target, (*first)?))).collect();
         let (again, fresh): (BTreeMap<_, _>, BTreeMap<_, _>) =
             looked.into_iter().partition(|(target, _)| seen_once.contains_key(target));
-        self.note_undecided(&again);
+        self.note_undecided(&again).await?;
         self.repair_agreed(&seen_once, &again).await?;
         let mut off = BTreeMap::new();
         for (target, look) in &fresh {
@@ -130,9 +130,9 @@ impl Run<'_> {
                 Verdict::Busy => {}
             }
         }
-        self.note_undecided(&fresh);
+        self.note_undecided(&fresh).await?;
         let second = self.look_watched(&off.keys().copied().collect::<Vec<_>>(), grace, skew).await?;
-        self.note_undecided(&second);
+        self.note_undecided(&second).await?;
         self.repair_agreed(&off, &second).await
     }
 
@@ -232,6 +232,8 @@ impl Run<'_> {
             );
             if !self.report.dry_run {
                 self.on.store.correct_counter(JOB, self.number, pass, self.on.metric, intent).await?;
+            } else if self.uncorrected.len() < PENDING_MAX {
+                self.uncorrected.insert(target, delta);
             }
         }
         Ok(())
@@ -244,16 +246,20 @@ impl Run<'_> {
         }
     }
 
-    /// Targets that had an event so close to the cut, by a producer's clock, that no look could say which was first.
-    fn note_undecided(&mut self, looks: &BTreeMap<Target, Look>) {
-        for target in with_busy(looks) {
+    /// Targets that had an event so close to the cut, by a producer's clock, that no look could say which was first: the
+    /// next run looks at them first, so that what was compared may be called compared.
+    async fn note_undecided(&mut self, looks: &BTreeMap<Target, Look>) -> Result<()> {
+        let undecided: Vec<(Target, i64)> = with_busy(looks).map(|target| (target, 0)).collect();
+        for (target, look) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
             self.report.undecided += 1;
-            if self.lists_all
-                && let Some(look) = looks.get(&target)
-            {
-                self.list(target, look, 0, "undecided");
+            if self.lists_all {
+                self.list(*target, look, 0, "undecided");
             }
         }
+        if !undecided.is_empty() && !self.report.dry_run {
+            self.on.store.keep_drift_seen(self.on.metric, &undecided).await?;
+        }
+        Ok(())
     }
 
     pub(super) fn note_unknown<'a>(&mut self, targets: impl Iterator<Item = &'a Target>) {

@@ -34,13 +34,13 @@ impl Run<'_> {
     async fn compare_phantoms_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
         let mut phantoms = Vec::new();
         for some in buckets.chunks(LISTED_BUCKETS) {
+            if self.is_over() {
+                break;
+            }
             let began = Instant::now();
             let targets = self.on.cache.targets_in(name, kind, some).await?;
             phantoms.extend(self.unknown_to_mysql(targets).await?);
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if self.is_over() {
-                break;
-            }
             if phantoms.len() >= self.pace.page() {
                 self.compare_found(&mut phantoms).await?;
             }

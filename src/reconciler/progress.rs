@@ -17,7 +17,9 @@ const SAY_EVERY: Duration = Duration::from_secs(30);
 pub struct Progress {
     /// Targets that were compared.
     pub checked: u64,
-    /// Targets that there are, by the server's statistics: none before that is known.
+    /// Rows of `counter` that were listed: a target has one for each partition that wrote it.
+    pub done: u64,
+    /// Rows that there are, by the server's statistics: none before that is known.
     pub total: Option<u64>,
     /// Off at two looks.
     pub drifted: u64,
@@ -33,13 +35,13 @@ impl Progress {
     /// How much of the whole is done; less than 100 while it isn't, whatever the statistics said.
     pub fn percent(&self) -> Option<u64> {
         let total = self.total.filter(|total| *total > 0)?;
-        Some((self.checked.saturating_mul(100) / total).min(99))
+        Some((self.done.saturating_mul(100) / total).min(99))
     }
 
     /// How long the rest takes at the rate so far.
     pub fn left(&self, elapsed: Duration) -> Option<Duration> {
-        let total = self.total.filter(|_| self.checked > 0)?;
-        let rest = total.saturating_sub(self.checked) as f64 / self.checked as f64;
+        let total = self.total.filter(|_| self.done > 0)?;
+        let rest = total.saturating_sub(self.done) as f64 / self.done as f64;
         Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok()
     }
 
@@ -51,9 +53,9 @@ impl Progress {
     /// A sentence, after `elapsed`.
     pub fn words(&self, elapsed: Duration) -> String {
         let mut text = format!("{} targets checked", self.checked);
-        if let (Some(total), Some(percent)) = (self.total, self.percent()) {
+        if let Some(percent) = self.percent() {
             // A String can't fail.
-            let _ = write!(text, " of about {total} ({percent} %)");
+            let _ = write!(text, " (about {percent} %)");
         }
         let _ = write!(text, ", {} a second", self.rate(elapsed));
         if let Some(left) = self.left(elapsed) {
@@ -127,7 +129,7 @@ async fn draw(mut progress: watch::Receiver<Progress>) {
             bar.set_length(total);
             bar.set_style(style(true));
         }
-        bar.set_position(now.checked.min(now.total.unwrap_or(u64::MAX)));
+        bar.set_position(now.done.min(now.total.unwrap_or(u64::MAX)));
         bar.set_message(now.words(began.elapsed()));
         bar.tick();
     }
@@ -145,13 +147,13 @@ mod tests {
 
     #[test]
     fn it_says_how_long_the_rest_takes() {
-        let mut progress = Progress { checked: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
+        let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
         assert_eq!(
             progress.words(Duration::from_secs(10)),
-            "200 targets checked of about 1000 (20 %), 20 a second, about 40 s left, 3 drifted, 0 to be looked at again"
+            "100 targets checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
         );
         // The statistics were wrong.
-        progress.checked = 2_000;
+        progress.done = 2_000;
         progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
         assert_eq!((progress.percent(), progress.left(Duration::from_secs(10))), (Some(99), Some(Duration::ZERO)));
         assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));

@@ -12,7 +12,7 @@ use anyhow::Result;
 use super::look::is_known;
 use super::page::Doubt;
 use super::report::Steps;
-use super::{Reconciler, Run};
+use super::{Mode, Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::model::{Kind, Target, TargetId};
 use crate::runtime::fault;
@@ -21,6 +21,8 @@ use crate::store::counters::{LAST, Range, Recount};
 /// A page that waits to be read: its sample is taken, and its fence committed.
 pub(super) struct Sampled {
     pub range: Range,
+    /// How long listing, sampling and fencing took.
+    pub took: Duration,
     samples: Vec<Option<Sample>>,
 }
 
@@ -36,21 +38,23 @@ impl Run<'_> {
             return Ok(None);
         }
         let limit = self.pace.page().min(usize::try_from(self.slice_left).unwrap_or(usize::MAX));
-        let began = Instant::now();
+        let page_began = Instant::now();
+        let began = page_began;
         let range = self.on.store.list_range(kind, self.on.metric, after, limit).await?;
         Steps::add(&mut self.report.steps_ms.list, began.elapsed());
-        self.slice_left = self.slice_left.saturating_sub(range.targets.len() as u64);
+        self.slice_left = self.slice_left.saturating_sub(range.rows);
+        self.listed += range.rows;
         let began = Instant::now();
         let samples = self.on.cache.sample(&self.on.names, self.on.metric, &range.targets).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
         fault::point("reconcile:sampled");
         self.fence(Duration::ZERO).await?;
-        Ok(Some(Sampled { range, samples }))
+        Ok(Some(Sampled { range, took: page_began.elapsed(), samples }))
     }
 
     /// Judges a page by what was read of it.
     pub(super) fn judge_range(&mut self, sampled: Sampled, recount: &Recount) {
-        let Sampled { range, samples } = sampled;
+        let Sampled { range, samples, .. } = sampled;
         let skew = self.on.limits.skew();
         self.report.checked += range.targets.len() as u64;
         let mut rows = recount.rows.iter().copied().peekable();
@@ -66,7 +70,7 @@ impl Run<'_> {
                 self.note_unknown([target].into_iter());
                 continue;
             };
-            if sample.exists {
+            if sample.exists && self.order.mode == Mode::Full {
                 *self.fields_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
             }
             let busy = update_at.is_some_and(|update_at| update_at > sample.cut.before(skew));

@@ -174,7 +174,7 @@ pub struct TargetReport {
     pub rows: Option<i64>,
     /// What was added to Redis.
     pub added: i64,
-    /// `exact`, `repaired`, `drifted`, `transient`, `unknown` or `left`.
+    /// `exact`, `repaired`, `drifted`, `transient`, `undecided`, `unknown` or `left`.
     pub verdict: &'static str,
 }
 
@@ -182,11 +182,6 @@ pub struct TargetReport {
 pub(super) const LISTED_MAX: usize = 20;
 
 impl Report {
-    /// Whether everything that was looked at is right now.
-    pub(super) fn is_complete(&self) -> bool {
-        self.left == 0 && self.undecided == 0
-    }
-
     /// Notes why the run ended early.
     pub(super) fn end(&mut self, ended: End, why: String) {
         self.ended = ended;
@@ -206,6 +201,9 @@ impl TargetReport {
             "repaired" => "Redis was off at two cuts, and got the difference added",
             "drifted" => "Redis is off at two cuts; a dry run adds nothing",
             "transient" => "Redis was off at one cut only: an event was on its way; nothing was added",
+            "undecided" => {
+                "events came so close to each cut that nobody knows which was first; the next run looks again"
+            }
             "unknown" => "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it",
             _ => "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again",
         }
@@ -246,6 +244,7 @@ impl fmt::Display for Report {
         write!(f, "{repaired} repaired, {transient} transient")?;
         for (count, what) in [
             (self.busy, "judged while busy"),
+            (self.undecided, "undecided (events too close to the cuts)"),
             (self.unknown, "unknown (bucket not loaded)"),
             (self.left, "left for the next run"),
             (self.phantoms, "in Redis alone"),
@@ -324,6 +323,15 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_verdict_has_words_of_its_own() {
+        let words: std::collections::BTreeSet<&str> =
+            ["exact", "repaired", "drifted", "transient", "undecided", "unknown", "left"]
+                .map(|verdict| TargetReport { verdict, ..TargetReport::unknown(String::new()) }.why())
+                .into();
+        assert_eq!(words.len(), 7);
+    }
 
     #[test]
     fn a_report_reads_as_a_sentence() {

@@ -1,15 +1,21 @@
 //! A full run in slices: each scrub goes on where the last one ended, so that a large table is verified once a day, or
 //! once a week, at a low and steady cost.
 //!
-//! A slice is so many known targets, in the order of kinds and ids, and as large a part of each kind's buckets, which are
-//! searched for what MySQL doesn't know. The two go round independently of each other.
+//! A slice is so many rows of `counter`, in the order of kinds and ids, and as large a part of each kind's buckets, which
+//! are searched for what MySQL doesn't know. The two go round independently of each other.
+
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::report::Slice;
 use super::{JOB, Mode, Run};
 use crate::model::{Kind, Target, TargetId};
 use crate::store::counters::LAST;
+
+/// Rows of `counter` that a slice has at least: small tables need no patience, and statistics may be off.
+const SLICE_MIN: u64 = 10;
 
 /// Where the next slice begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,53 +34,40 @@ impl Run<'_> {
             Some((_, text)) => serde_json::from_str(&text).context("read where the last slice ended")?,
             None => Place::default(),
         };
-        let total = self.on.store.estimate_counters().await?.div_ceil(parts);
-        self.progress.send_modify(|progress| progress.total = Some(total));
-        self.slice_left = total.max(1);
-        let slice = self.report.slice.insert(Default::default());
-        if last.target_id > 0 {
-            let (kind, target_id) = (self.on.kinds.name(Kind(last.kind)), last.target_id);
-            slice.after = Some(format!("{kind}:{target_id}"));
-        }
+        self.slice_left = self.on.store.estimate_counters().await?.div_ceil(parts).max(SLICE_MIN);
+        self.progress.send_modify(|progress| progress.total = Some(self.slice_left));
+        let began = self.place_of(last.kind, last.target_id);
+        // Buckets first: they are few, and a run whose time is short gets round them, too.
+        let bucket = self.search_buckets(last.bucket, parts).await?;
+        let place =
+            |kind: Kind, after: TargetId| serde_json::to_string(&Place { kind: kind.0, target_id: after.0, bucket });
         for (_, kind) in self.kinds().into_iter().filter(|(_, kind)| kind.0 >= last.kind) {
             if self.slice_left == 0 || self.is_over() {
                 break;
             }
             let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
             // Noted page by page: a run that is killed loses one.
-            self.compare_known(kind, after, |kind, after| {
-                serde_json::to_string(&Place { kind: kind.0, target_id: after.0, bucket: last.bucket })
-            })
-            .await?;
+            self.compare_known(kind, after, place).await?;
         }
-        self.search_slice(last, parts).await
+        let next = if self.cut_short.load(Ordering::Relaxed) { Some(self.reached) } else { self.next_place() };
+        let next = next.unwrap_or(Target { kind: Kind(0), id: TargetId(0) });
+        self.report.slice = Some(Slice { after: began, until: self.place_of(next.kind.0, next.id.0) });
+        self.note_checkpoint(&place(next.kind, next.id)?).await
     }
 
-    /// Searches the next buckets of each kind, and notes where the next run begins.
-    async fn search_slice(&mut self, last: Place, parts: u64) -> Result<()> {
+    /// Searches the next buckets of each kind; says which one is next.
+    async fn search_buckets(&mut self, last: u32, parts: u64) -> Result<u32> {
         let buckets = self.on.cache.keys.buckets();
         let some = u32::try_from(u64::from(buckets).div_ceil(parts)).unwrap_or(buckets);
-        let from = if last.bucket >= buckets { 0 } else { last.bucket };
+        let from = if last >= buckets { 0 } else { last };
         let until = buckets.min(from.saturating_add(some));
         for (name, kind) in self.kinds() {
-            if self.is_over() {
-                return Ok(());
-            }
             self.compare_phantoms_of(&name, kind, from..until).await?;
+            if self.cut_short.load(Ordering::Relaxed) {
+                return Ok(from);
+            }
         }
-        if self.is_over() {
-            return Ok(());
-        }
-        let next = self.next_place();
-        if let (Some(slice), Some(target)) = (&mut self.report.slice, next) {
-            slice.until = Some(format!("{}:{}", self.on.kinds.name(target.kind), target.id));
-        }
-        if self.report.dry_run {
-            return Ok(());
-        }
-        let (kind, target_id) = next.map_or((0, 0), |target| (target.kind.0, target.id.0));
-        let text = serde_json::to_string(&Place { kind, target_id, bucket: until % buckets });
-        Ok(self.on.store.note_checkpoint(self.number, &text.context("write where the slice ended")?).await?)
+        Ok(until % buckets)
     }
 
     /// The last target of the slice; none where it was the last one of all.
@@ -88,5 +81,10 @@ impl Run<'_> {
         }
         let (_, next) = self.kinds().into_iter().find(|(_, other)| *other > kind)?;
         Some(Target { kind: next, id: TargetId(0) })
+    }
+
+    /// A place in words; none where it is before the first target of all.
+    fn place_of(&self, kind: u8, id: u64) -> Option<String> {
+        if kind == 0 { None } else { Some(self.name(Target { kind: Kind(kind), id: TargetId(id) })) }
     }
 }

@@ -21,7 +21,7 @@ use crate::store::counters::Range;
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 
 /// Targets whose events have told of a drift, which one run looks at first.
-const SEEN_MAX: usize = 10_000;
+const SEEN_MAX: usize = 5_000;
 
 /// How far a full run has come: all targets up to this one, and the phantoms of the kinds before its own, are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,11 +36,12 @@ impl Run<'_> {
     pub(super) async fn compare_all(&mut self) -> Result<()> {
         if let Mode::Targets(targets) = &self.order.mode {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
-            self.progress.send_modify(|progress| progress.total = Some(targets.len() as u64));
+            self.listed = targets.len() as u64;
             self.report.in_flight = Some(self.fences.waiting().await?);
             return self.compare_these(&targets.into_iter().collect::<Vec<_>>()).await;
         }
         self.rebuild().await?;
+        // Before the first fence, which has less patience.
         self.wait().await?;
         match self.order.mode {
             Mode::Full => self.compare_full().await,
@@ -67,33 +68,32 @@ impl Run<'_> {
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let total = self.on.store.count_changed(self.on.metric, start).await?;
         self.progress.send_modify(|progress| progress.total = Some(total));
-        let seen = self.compare_seen().await?;
+        let seen = self.on.store.drift_seen(self.on.metric, SEEN_MAX).await?;
+        let first: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
+        // Not settled by themselves: what is off of them is few of all that is compared, or too much.
+        for page in first.chunks(self.pace.page()) {
+            self.compare_paced(page).await?;
+        }
         let mut before = ChangedBefore::NEWEST;
         while !self.is_over() {
             let (limit, began) = (self.pace.page(), Instant::now());
             let rows = self.on.store.changed_targets(self.on.metric, start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
-            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).filter(|it| !seen.contains(it)).collect();
+            self.listed += rows.len() as u64;
+            let targets: BTreeSet<Target> =
+                rows.iter().map(|row| row.target).filter(|it| first.binary_search(it).is_err()).collect();
             self.compare_paced(&targets.into_iter().collect::<Vec<_>>()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == limit) else { break };
             before = *last;
         }
         self.settle().await?;
         // What was left must be looked at again, by the next run of this kind.
-        self.report.cut =
-            Some(if self.report.is_complete() && !self.cut_short.load(Ordering::Relaxed) { until.0 } else { from.0 });
-        Ok(())
-    }
-
-    /// Compares those whose events told of a drift, and forgets that they did.
-    async fn compare_seen(&mut self) -> Result<BTreeSet<Target>> {
-        let seen = self.on.store.drift_seen(self.on.metric, SEEN_MAX).await?;
-        let targets: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
-        self.compare_these(&targets).await?;
-        if !self.report.dry_run && self.report.is_complete() && !self.is_over() {
+        let complete = self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed);
+        self.report.cut = Some(if complete { until.0 } else { from.0 });
+        if complete && !self.report.dry_run {
             self.on.store.forget_drift_seen(self.on.metric, &seen).await?;
         }
-        Ok(targets.into_iter().collect())
+        Ok(())
     }
 
     /// Compares every target that MySQL or Redis knows.
@@ -103,9 +103,9 @@ impl Run<'_> {
             Some(checkpoint) => Micros(checkpoint.began),
             None => self.fenced_now().await?,
         };
-        let total = self.on.store.estimate_counters().await?;
-        // Of the rest nobody knows the number.
-        self.progress.send_modify(|progress| progress.total = Some(total).filter(|_| resumed.is_none()));
+        // For the bar alone. Of what is left of a run nobody knows it.
+        let total = self.on.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
+        self.progress.send_modify(|progress| progress.total = total);
         for (name, kind) in self.kinds() {
             let after = match resumed {
                 Some(checkpoint) if checkpoint.kind > kind.0 => continue,
@@ -126,7 +126,7 @@ impl Run<'_> {
             self.compare_phantoms(&name, kind).await?;
         }
         // What was left, or not looked at, is looked at again by the next changed run if this one says nothing.
-        if self.report.is_complete() && !self.cut_short.load(Ordering::Relaxed) {
+        if self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed) {
             self.report.cut = Some(began.0);
         }
         Ok(())
@@ -170,8 +170,8 @@ impl Run<'_> {
         let mut reached = after;
         let mut next = self.sample_range(kind, after).await?;
         while let Some(sampled) = next {
-            let (on, began, targets) = (self.on, Instant::now(), sampled.range.targets.len());
-            let after = sampled.range.until;
+            let (on, targets, sampling) = (self.on, sampled.range.targets.len(), sampled.took);
+            let (after, place) = (sampled.range.until, sampled.range.targets.last().copied());
             let ((recount, took), following) =
                 tokio::try_join!(read_range(on, &sampled), self.sample_range(kind, after))?;
             Steps::add(&mut self.report.steps_ms.read, took);
@@ -185,9 +185,9 @@ impl Run<'_> {
                 }
             }
             fault::point("reconcile:compared");
-            self.pace.note(&self.on.limits, targets, began.elapsed());
+            self.pace.note(&self.on.limits, targets, took.max(sampling));
             reached = after;
-            self.show(Some(Target { kind, id: after }));
+            self.show(place);
             if self.pending.len() >= PENDING_MAX || settled.elapsed() > SETTLE_EVERY {
                 self.settle().await?;
                 settled = Instant::now();
@@ -201,7 +201,7 @@ impl Run<'_> {
     }
 
     /// Only where nothing before it is pending. A dry run leaves none: what it has seen was not repaired.
-    async fn note_checkpoint(&self, text: &str) -> Result<()> {
+    pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.pending.is_empty() || self.report.dry_run {
             return Ok(());
         }
@@ -211,21 +211,26 @@ impl Run<'_> {
     /// Compares a range in which `counter` lacks many targets, which it gets by this.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let (kind, mut after, until, mut ended) = (range.kind, range.after, range.until, false);
+        let mut without: BTreeSet<Target> = range.targets.iter().copied().collect();
         while !ended && !self.is_over() {
             let limit = self.pace.page().min(PENDING_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
             ended = liked.len() < limit;
             after = liked.last().copied().unwrap_or(after);
             let targets: Vec<Target> = liked.into_iter().map(|id| Target { kind, id }).collect();
+            without.retain(|target| targets.binary_search(target).is_err());
             self.compare_paced(&targets).await?;
         }
         // Those that have a counter, but no like records.
-        self.compare_these(&range.targets).await
+        self.compare_these(&without.into_iter().collect::<Vec<_>>()).await
     }
 
     /// Compares one page when the servers have time for it.
     async fn compare_paced(&mut self, page: &[Target]) -> Result<()> {
-        self.wait().await?;
+        // Somebody waits for an answer about a few targets.
+        if !self.lists_all {
+            self.wait().await?;
+        }
         if self.is_over() {
             return Ok(());
         }
@@ -240,13 +245,17 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until the servers have time for a page.
+    /// Waits until the servers have time for a page, but not for ever where the run has others behind it.
     pub(super) async fn wait(&mut self) -> Result<()> {
-        let until = self.order.run_time_max.map(|max| self.began + max);
+        let over = self.order.run_time_max.map(|max| self.began + max);
+        let patience = self.order.wait_max.map(|max| Instant::now() + max);
+        let until = over.into_iter().chain(patience).min();
         let progress = &self.progress;
         let show = |reason: Option<&str>| {
             progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
         };
-        self.pace.wait(self.on, &self.fences.publisher, self.stop, until, show).await
+        self.pace.wait(self.on, &self.fences.publisher, self.stop, until, show).await?;
+        self.gave_up = patience.is_some_and(|patience| Instant::now() > patience);
+        Ok(())
     }
 }

@@ -37,6 +37,8 @@ pub struct Range {
     pub targets: Vec<Target>,
     /// Each one's `SUM(value)` over the slots of `counter`, when the range was listed.
     pub counted: Vec<i64>,
+    /// How many rows of `counter` they have: one for each partition that wrote a target.
+    pub rows: u64,
 }
 
 /// What a range has at one instant.
@@ -65,7 +67,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut rows = sqlx::query(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter \
+                "SELECT target_id, CAST(SUM(value) AS SIGNED), COUNT(*) FROM counter \
                  WHERE kind = ? AND target_id > ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
             )
             .bind(kind.0)
@@ -74,12 +76,14 @@ impl Store {
             .bind(limit as u64)
             .fetch(connection);
             let (mut targets, mut counted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
+            let mut slots = 0_i64;
             while let Some(row) = rows.try_next().await.tried(ACTION)? {
                 targets.push(Target { kind, id: TargetId(row.try_get_unchecked(0).tried(ACTION)?) });
                 counted.push(row.try_get_unchecked(1).tried(ACTION)?);
+                slots += row.try_get_unchecked::<i64, _>(2).tried(ACTION)?;
             }
             let until = targets.last().filter(|_| targets.len() == limit).map_or(LAST, |target| target.id);
-            Ok(Range { kind, after, until, targets, counted })
+            Ok(Range { kind, after, until, targets, counted, rows: slots.unsigned_abs() })
         })
         .await
     }
@@ -94,7 +98,7 @@ impl Store {
         lent.unlimited(|connection| recount_range(connection, metric, range, since)).await
     }
 
-    /// About how many counters there are, by the server's statistics.
+    /// About how many rows `counter` has, by the server's statistics.
     ///
     /// # Errors
     /// MySQL's.
@@ -102,8 +106,10 @@ impl Store {
         const ACTION: &str = "estimate the number of counters";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let plan =
-                sqlx::raw_sql("EXPLAIN SELECT COUNT(*) FROM counter").fetch_one(connection).await.tried(ACTION)?;
+            let plan = sqlx::raw_sql("EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM counter")
+                .fetch_one(connection)
+                .await
+                .tried(ACTION)?;
             let rows: Option<u64> = plan.try_get_unchecked("rows").tried(ACTION)?;
             Ok(rows.unwrap_or(0))
         })

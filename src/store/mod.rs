@@ -150,6 +150,19 @@ impl Store {
         Ok(Self { pool, transaction_max: Duration::from_millis(config.transaction_timeout_ms) })
     }
 
+    /// The stores of MySQL's replicas, by their names: `HOST:PORT` each, with one connection.
+    ///
+    /// # Errors
+    /// An address that can't be used.
+    pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
+        let replica = |server: &String| {
+            let url = config.url.at(server)?;
+            let store = Self::new(&Mysql { url, ..config.clone() }, 1).map_err(|error| error.to_string())?;
+            Ok((server.clone(), store))
+        };
+        servers.iter().map(replica).collect()
+    }
+
     /// A connection of its own, given back when it is dropped; one whose work did not end is closed.
     ///
     /// # Errors

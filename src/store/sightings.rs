@@ -24,6 +24,7 @@ impl Store {
                 .await
                 .tried(ACTION)?;
             let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
+            // Sorted by whoever calls, so that two of them don't wait for each other.
             for piece in in_shapes(seen.get(..room.min(seen.len())).unwrap_or_default()) {
                 let sql = format!(
                     "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES {} \
@@ -63,7 +64,7 @@ impl Store {
         .await
     }
 
-    /// Forgets those of `seen` that were not seen again since.
+    /// Forgets those of `seen` that were not kept again since.
     ///
     /// # Errors
     /// MySQL's.

@@ -55,10 +55,10 @@ async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all
         drift(&world, target(3), -1).await;
     }
     let report: serde_json::Value = serde_json::from_str(&stdout(&run.await.unwrap())).unwrap();
-    assert_eq!(
-        (&report["undecided"], &report["repaired"], &report["cut"]),
-        (&1.into(), &0.into(), &().into()),
-        "{report}"
+    assert_eq!((&report["undecided"], &report["repaired"]), (&1.into(), &0.into()), "{report}");
+    assert!(
+        report["cut"].is_i64(),
+        "one target that never rests must not keep all others from being compared: {report}"
     );
     world.drained(&publisher).await;
     let report = world.report(&["reconcile", "--changed"]);

@@ -4,8 +4,15 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use std::time::Duration;
+
 use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd::app::Servers;
+use tallyd::job::{Ran, Report};
+use tallyd::reconciler::progress::Show;
+use tallyd::reconciler::{Mode, Order};
+use tokio_util::sync::CancellationToken;
 
 use super::common::{World, drift, eventually, stderr, stdout, target};
 
@@ -99,7 +106,19 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
     let reason = behind["waited_for"].as_str().unwrap();
     assert!(reason.contains(&format!("the replica 127.0.0.1:{} is behind", replica.port)), "{reason}");
+    // One that has others behind it waits for so long and no longer, and stays due.
+    let servers = Servers::new(&world.config).unwrap();
+    let order = Order { wait_max: Some(Duration::from_secs(1)), ..Order::scheduled(Mode::Full) };
+    let ran = servers.reconcile(&world.config, &order, Show::Log, &CancellationToken::new()).await.unwrap();
+    let Ran::Ended(report) = ran else { panic!("{ran:?}") };
+    assert!(!report.is_done() && report.ended_early.unwrap().contains("is behind"));
     run(&pool, "START SLAVE SQL_THREAD".to_owned()).await;
+    let checked = world.tallyd(&["check-config"]);
+    assert!(
+        stdout(&checked).contains(&format!("the replica 127.0.0.1:{} answers", replica.port)),
+        "{}",
+        stdout(&checked)
+    );
 
     let caught_up = world.report(&["reconcile"]);
     assert_eq!((&caught_up["ended"], &caught_up["repaired"]), (&"done".into(), &1.into()), "{caught_up}");
@@ -107,6 +126,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let output = world.tallyd(&["reconcile", "--run-time", "3s"]);
     assert!(stdout(&output).contains("ended early"), "{}", stdout(&output));
     assert!(stderr(&output).contains("can't be read"), "{}", stderr(&output));
+    let checked = world.tallyd(&["check-config"]);
+    assert!(stderr(&checked).contains("the replica 127.0.0.1:"), "{}", stderr(&checked));
     let _kept = (primary.folder.path(), world.folder.path());
     world.close().await;
 }

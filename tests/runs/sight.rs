@@ -7,6 +7,31 @@ use super::common::{assert_redis_equals, drift, eventually, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
+async fn many_drifts_that_were_seen_are_few_of_what_a_run_compares() {
+    let (world, daemon, model) = settled("seen_many", 2_600, "").await;
+    for id in 1..=120 {
+        drift(&world, target(id), 1).await;
+    }
+    sqlx::query(
+        "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) \
+         SELECT kind, target_id, metric, 1, NOW(6) FROM counter WHERE target_id <= 120",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &120.into()), "{report}");
+    assert_eq!(
+        (&report["checked"], world.count("SELECT COUNT(*) FROM drift_seen").await),
+        (&2_600.into(), 0),
+        "{report}"
+    );
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drift_is_seen_by_the_events_and_looked_at_first() {
     let (world, daemon, model) = settled("seen", 20, "").await;
     let model = std::cell::RefCell::new(model);

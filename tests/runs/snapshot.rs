@@ -53,7 +53,7 @@ async fn a_terminal_shows_how_far_a_run_is() {
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let shown = stdout(&output);
-    assert!(shown.contains("10 targets checked of about "), "{shown}");
+    assert!(shown.contains("10 targets checked (about "), "{shown}");
     assert!(shown.contains("now after video:10"), "{shown}");
     // The bar is gone before the report comes, and nothing else stands in its line.
     let report = shown.lines().rev().find(|line| line.contains("full: 30 targets checked, 30 exact")).unwrap();
