@@ -1,22 +1,70 @@
--- Adds to a member of a board, in all of the board's current zsets at once.
+-- Adds to a member of a board, in all of the board's current zsets at once, and keeps the order right among equals.
 --
--- KEYS     the zsets of the periods that now lies in, for instance board:{likes}:2026-11-21, board:{likes}:2026-W47.
---          The name in braces is the Cluster's hash tag, so that all of them are in one slot.
+-- KEYS     the zsets of the periods that now lies in, for instance board:{likes}:2026-11-21, board:{likes}:2026-W47,
+--          board:{likes}:total. The name in braces is the Cluster's hash tag, so that all of them are in one slot.
 -- ARGV[1]  the member
--- ARGV[2]  what is added to its score
+-- ARGV[2]  what is added to its primary number
+-- ARGV[3]  what is added to its second number; 0 where the board has none
+-- ARGV[4]  "plain", "second" or "earliest": what decides between members whose primary numbers are equal
+-- ARGV     then for each key two numbers: how many bits of the score the second number has; and, for "earliest", the
+--          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in seconds
 --
--- Returns the member's new score in each zset, as text. A member whose score falls to zero or below is removed, and its
--- score is zero.
+-- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. low is the second number; or, for
+-- "earliest", the steps that are left until the time runs out, as of when the primary number was last changed, so that
+-- of two equals the one who got there first is ahead. "plain" scores are what was added, of any kind.
+--
+-- Returns the member's new score in each zset, as text. A member whose primary number falls to zero or below is removed,
+-- and its score is zero; a second number never falls below zero. What doesn't fit is an error, which names the key and
+-- the member, and then nothing is changed in any zset.
 --
 -- A zset that the archiver has taken away meanwhile is made anew by this: what comes late is merged into the frozen one.
 
+local member, kind = ARGV[1], ARGV[4]
 local scores = {}
-for index = 1, #KEYS do
-    local score = redis.call('ZINCRBY', KEYS[index], ARGV[2], ARGV[1])
-    if tonumber(score) <= 0 then
-        redis.call('ZREM', KEYS[index], ARGV[1])
-        score = '0'
+if kind == 'plain' or not kind then
+    for index = 1, #KEYS do
+        local score = redis.call('ZINCRBY', KEYS[index], ARGV[2], member)
+        if tonumber(score) <= 0 then
+            redis.call('ZREM', KEYS[index], member)
+            score = '0'
+        end
+        scores[index] = score
     end
-    scores[index] = score
+    return scores
+end
+
+if kind ~= 'second' and kind ~= 'earliest' then
+    return redis.error_reply('ERR board.lua: ARGV[4] is none of "plain", "second" and "earliest"')
+end
+local now = tonumber(redis.call('TIME')[1])
+for index = 1, #KEYS do
+    local at = 5 + 3 * (index - 1)
+    local low_end = 2 ^ tonumber(ARGV[at])
+    local score = tonumber(redis.call('ZSCORE', KEYS[index], member) or '0')
+    local primary, low = math.floor(score / low_end), score % low_end
+    primary = primary + tonumber(ARGV[2])
+    if kind == 'second' then
+        low = math.max(0, low + tonumber(ARGV[3]))
+    elseif tonumber(ARGV[2]) ~= 0 then
+        low = math.floor((tonumber(ARGV[at + 1]) - now) / tonumber(ARGV[at + 2]))
+        -- What comes late has no time left.
+        low = math.min(math.max(0, low), low_end - 1)
+    end
+    if primary <= 0 then
+        scores[index] = '0'
+    elseif low >= low_end or primary >= 2 ^ 53 / low_end then
+        local what = low >= low_end and 'second' or 'primary'
+        return redis.error_reply('ERR board.lua: the ' .. what .. ' number of ' .. member .. ' in ' .. KEYS[index]
+            .. ' no longer fits into its score')
+    else
+        scores[index] = string.format('%.0f', primary * low_end + low)
+    end
+end
+for index = 1, #KEYS do
+    if scores[index] == '0' then
+        redis.call('ZREM', KEYS[index], member)
+    else
+        redis.call('ZADD', KEYS[index], scores[index], member)
+    end
 end
 return scores

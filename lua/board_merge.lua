@@ -5,11 +5,14 @@
 -- KEYS[3]  the frozen zset
 -- ARGV[1]  the number of the run that does it
 -- ARGV[2]  how many members at most
+-- ARGV[3]  "plain", "second" or "earliest", as in board.lua
+-- ARGV[4]  how many bits of the score the second number has
 --
 -- Returns how many were moved; -1 where the claim is not this run's (any more); -2 where there is no frozen zset: then
 -- nothing moves, because what came late alone is no board.
 --
--- Each member is added and removed in one piece, so however often and late this runs, each score is added once.
+-- Each member is added and removed in one piece, so however often and late this runs, each score is added once. What
+-- doesn't fit is an error, which names the key and the member; what was moved before it stays moved.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -18,8 +21,26 @@ if redis.call('EXISTS', KEYS[3]) == 0 then
     return -2
 end
 local page = redis.call('ZRANGE', KEYS[2], 0, ARGV[2] - 1, 'WITHSCORES')
+local low_end = 2 ^ tonumber(ARGV[4] or '0')
 for index = 1, #page, 2 do
-    redis.call('ZINCRBY', KEYS[3], page[index + 1], page[index])
-    redis.call('ZREM', KEYS[2], page[index])
+    local member, late = page[index], page[index + 1]
+    if ARGV[3] == 'second' or ARGV[3] == 'earliest' then
+        local known = tonumber(redis.call('ZSCORE', KEYS[3], member) or '0')
+        late = tonumber(late)
+        local primary = math.floor(known / low_end) + math.floor(late / low_end)
+        local low = late % low_end
+        if ARGV[3] == 'second' then
+            low = low + known % low_end
+        end
+        -- "earliest": it got there with what came late.
+        if low >= low_end or primary >= 2 ^ 53 / low_end then
+            return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[3]
+                .. ' no longer holds what came late')
+        end
+        redis.call('ZADD', KEYS[3], string.format('%.0f', primary * low_end + low), member)
+    else
+        redis.call('ZINCRBY', KEYS[3], late, member)
+    end
+    redis.call('ZREM', KEYS[2], member)
 end
 return #page / 2

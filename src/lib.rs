@@ -17,6 +17,7 @@
 
 pub mod app;
 pub mod archiver;
+pub mod boards;
 pub mod broker;
 pub mod cache;
 pub mod cli;

@@ -166,7 +166,9 @@ impl Archiver {
         if scope.dry_run {
             let open = self.find(candidates.open, |(candidate, _)| candidate.at.clone()).await?;
             report.periods.extend(open.into_iter().filter(|(_, keys)| keys.live).map(|((candidate, closes), _)| {
-                PeriodReport::new(&candidate.at, Outcome::Open).because(format!("until {}", instant(closes)))
+                let until =
+                    if closes >= Micros::MAX { "for ever".to_owned() } else { format!("until {}", instant(closes)) };
+                PeriodReport::new(&candidate.at, Outcome::Open).because(until)
             }));
         }
         Ok(boards)

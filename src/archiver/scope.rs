@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use super::period::{LOOK_BACK, Period, PeriodError};
+use crate::cache::score::Rule;
 use crate::config::Board;
 use crate::model::{BoardPeriod, Micros};
 
@@ -66,6 +67,8 @@ pub(super) struct Candidate {
     pub(super) at: BoardPeriod,
     /// None where the configuration doesn't have the board.
     pub(super) expire_after: Option<Duration>,
+    /// How its scores are made.
+    pub(super) rule: Rule,
 }
 
 /// The periods in scope that are closed and those that are not, newest first for each board.
@@ -124,7 +127,8 @@ impl Scope {
         }
         let kind = at.period.parse().ok().map(Period::kind);
         let board = boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
-        Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0) })
+        let rule = board.map_or(Rule::PLAIN, Board::rule);
+        Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0), rule })
     }
 
     fn has_board(&self, name: &str) -> bool {
@@ -134,16 +138,17 @@ impl Scope {
 
 fn candidate(board: &Board, period: Period) -> Candidate {
     let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
-    Candidate { at, expire_after: Some(board.expire_after.0) }
+    Candidate { at, expire_after: Some(board.expire_after.0), rule: board.rule() }
 }
 
 fn closed(board: &Board, period: Period, zone: &TimeZone, now: Micros) -> Result<Candidate, ScopeError> {
-    let Candidate { at, expire_after } = candidate(board, period);
+    let candidate = candidate(board, period);
     let closes = closes(board, period, zone);
     if closes > now {
+        let at = candidate.at;
         return Err(ScopeError::Open { at, end: instant(period.end(zone)), closes: instant(closes) });
     }
-    Ok(Candidate { at, expire_after })
+    Ok(candidate)
 }
 
 /// The period that now lies in, and those before it whose grace has not passed, with the instants at which they close.
@@ -167,6 +172,7 @@ pub(super) fn instant(at: Micros) -> String {
 mod tests {
     use super::*;
     use crate::archiver::period::PeriodKind;
+    use crate::cache::score::Tie;
     use crate::config::Pause;
 
     fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
@@ -174,6 +180,9 @@ mod tests {
             name: name.to_owned(),
             period,
             time_zone: time_zone.to_owned(),
+            score: vec!["like".to_owned()],
+            tie: Tie::Member,
+            second_bits: 20,
             archive_grace: Pause::from_secs(3_600),
             expire_after: Pause::from_secs(60),
         }

@@ -11,6 +11,7 @@ use super::report::{Outcome, PeriodReport};
 use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
 use crate::cache::boards::{BoardKeys, Changed};
+use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::store::boards::{PeriodRow, PeriodState};
@@ -105,7 +106,7 @@ impl Run<'_> {
         };
         match (plan::decide(keys, row, candidate.expire_after, self.now), row, candidate.expire_after) {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
-            (Plan::Archive, row, Some(expire_after)) => self.archive(at, keys, row, expire_after).await,
+            (Plan::Archive, row, Some(expire_after)) => self.archive(candidate, keys, row, expire_after).await,
             (Plan::End, Some(row), _) => self.end(at, row).await,
             (Plan::NoteEnded, _, _) => {
                 store.note_ended(self.number, at, self.now).await?;
@@ -125,7 +126,7 @@ impl Run<'_> {
 
     async fn archive(
         &self,
-        at: &BoardPeriod,
+        Candidate { at, rule, .. }: &Candidate,
         keys: BoardKeys,
         row: Option<PeriodRow>,
         expire_after: Duration,
@@ -142,7 +143,7 @@ impl Run<'_> {
         // Before anything is merged: its EXPIRE would take away what is not archived yet.
         self.present(cache.keep_frozen(at, self.number).await?)?;
         fault::point("archive:persisted");
-        let late_members = self.merge_late(at).await?;
+        let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
         let copied = self.copy(at).await?;
         fault::point("archive:copied");
@@ -164,12 +165,12 @@ impl Run<'_> {
     }
 
     /// Moves what came late into the frozen zset, until a page is not full: what comes still later is the next run's.
-    async fn merge_late(&self, at: &BoardPeriod) -> Step<u64> {
+    async fn merge_late(&self, at: &BoardPeriod, rule: Rule) -> Step<u64> {
         let Archiver { cache, page_members, .. } = self.archiver;
         let mut merged = 0;
         loop {
             self.check_stop()?;
-            let moved = self.present(cache.merge_late(at, self.number, *page_members).await?)?;
+            let moved = self.present(cache.merge_late(at, self.number, *page_members, rule).await?)?;
             merged += moved;
             if moved > 0 {
                 fault::point("archive:merged-page");

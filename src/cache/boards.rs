@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
 
+use super::ranks::{self, Before, Placed, Ranking};
+use super::score::Rule;
 use super::{
-    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text,
-    unexpected,
+    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
+    Result, text, unexpected,
 };
 use crate::model::{BoardMember, BoardPeriod};
 
@@ -37,6 +39,28 @@ pub enum Changed {
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim: nothing was changed.
     Refused,
+}
+
+/// Members that are read at once to count their different scores.
+const DISTINCT_PAGE: u64 = 1_000;
+
+/// Which part of a board is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// `count` members after the first `after`.
+    Page {
+        /// How many are left out.
+        after: u64,
+        /// How many are read at most.
+        count: u64,
+    },
+    /// A member and its neighbours.
+    Around {
+        /// Whose.
+        member: &'a [u8],
+        /// On each side, at most.
+        count: u64,
+    },
 }
 
 impl Cache {
@@ -84,9 +108,10 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize) -> Result<Changed> {
+    pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize, rule: Rule) -> Result<Changed> {
         let call = self.claimed(&BOARD_MERGE, at).key(self.live(at)).key(self.frozen(at));
-        self.change("merge what came late", call.arg(run.to_string()).arg(members_max.to_string())).await
+        let call = call.number(run).number(members_max).arg(rule.name()).number(rule.packing.low_bits());
+        self.change("merge what came late", call).await
     }
 
     /// Lets the frozen zset stay until it is ended.
@@ -147,6 +172,72 @@ impl Cache {
         read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))
     }
 
+    /// A part of a live board at one instant, and how many members the board has. [`Ranking::Dense`] takes further round
+    /// trips for what stands before it: one for each thousand members.
+    ///
+    /// # Errors
+    /// Redis is away, or the key holds something else.
+    pub async fn read_board(&self, at: &BoardPeriod, part: Part<'_>, ranking: Ranking) -> Result<(u64, Vec<Placed>)> {
+        const ACTION: &str = "read a board";
+        let call = Call::new(&BOARD_READ, self.live(at));
+        let call = match part {
+            Part::Page { after, count } => call.arg("page").number(after).number(count),
+            Part::Around { member, count } => call.arg("around").arg(member).number(count),
+        };
+        let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
+        let (members, mut before, page) = read_part(&answer).ok_or_else(|| unexpected(ACTION, &answer))?;
+        if ranking == Ranking::Dense
+            && let Some(first) = page.first()
+        {
+            before.distinct = self.count_distinct(at, before.members, first.score).await?;
+        }
+        Ok((members, ranks::place(ranking, before, page)))
+    }
+
+    /// Those of `members` that are on a live board, placed among themselves.
+    ///
+    /// # Errors
+    /// Redis is away, or the key holds something else.
+    pub async fn board_of(&self, at: &BoardPeriod, members: &[Vec<u8>], ranking: Ranking) -> Result<Vec<Placed>> {
+        const ACTION: &str = "read a board of some members";
+        if members.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("ZMSCORE");
+        command.arg(self.live(at)).arg(members);
+        let answer = self.answer(ACTION, command).await?;
+        let Value::Array(scores) = &answer else { return Err(unexpected(ACTION, &answer)) };
+        let score = |(member, score): (&Vec<u8>, &Value)| {
+            Some(BoardMember { member: member.clone(), score: text(score)?.parse().ok()? })
+        };
+        let mut found: Vec<BoardMember> = members.iter().zip(scores).filter_map(score).collect();
+        found.sort_unstable_by(ranks::order);
+        found.dedup();
+        Ok(ranks::place(ranking, Before::default(), found))
+    }
+
+    /// How many different scores above `score` the first `members` of a live board have.
+    async fn count_distinct(&self, at: &BoardPeriod, members: u64, score: f64) -> Result<u64> {
+        const ACTION: &str = "count the scores of a board";
+        let (mut distinct, mut last, mut from) = (0, score, 0);
+        while from < members {
+            let until = members.min(from + DISTINCT_PAGE) - 1;
+            let mut command = redis::cmd("ZRANGE");
+            command.arg(self.live(at)).arg(from).arg(until).arg("REV").arg("WITHSCORES");
+            let answer = self.answer(ACTION, command).await?;
+            let page = read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))?;
+            if page.is_empty() {
+                break;
+            }
+            for member in &page {
+                distinct += u64::from(member.score > score && member.score != last);
+                last = member.score;
+            }
+            from += page.len() as u64;
+        }
+        Ok(distinct)
+    }
+
     fn live(&self, at: &BoardPeriod) -> String {
         self.keys.board(&at.board, &at.period)
     }
@@ -179,6 +270,16 @@ impl Cache {
         let results = self.run(action, pipeline).await?;
         results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
     }
+}
+
+/// What lua/board_read.lua returns: how many members the board has, what is before the page, and the page.
+fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
+    let Value::Array(parts) = answer else { return None };
+    let [Value::Int(members), Value::Int(before), Value::Int(higher), page @ ..] = parts.as_slice() else {
+        return parts.is_empty().then(Default::default);
+    };
+    let before = Before { members: before.unsigned_abs(), higher: higher.unsigned_abs(), distinct: 0 };
+    Some((members.unsigned_abs(), before, read_members(&Value::Array(page.to_vec()))?))
 }
 
 /// `member, score, member, score, ...`, scores as text that gives back the very same number.

@@ -9,6 +9,8 @@ pub mod counters;
 pub mod keys;
 pub mod layout;
 pub mod missing;
+pub mod ranks;
+pub mod score;
 
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
@@ -84,6 +86,7 @@ pub(crate) static BOARD: Script = script!("board.lua");
 static SAMPLE: Script = script!("sample.lua");
 static REPAIR: Script = script!("repair.lua");
 static LOAD: Script = script!("load.lua");
+static BOARD_READ: Script = script!("board_read.lua");
 static BOARD_FREEZE: Script = script!("board_freeze.lua");
 static BOARD_MERGE: Script = script!("board_merge.lua");
 static BOARD_STAY: Script = script!("board_stay.lua");

@@ -3,20 +3,20 @@
 //! A thin layer over lua/like.lua and lua/board.lua, which any language can call: docs/events.md has the contract. The
 //! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
 
+pub mod boards;
+
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use jiff::tz::TimeZone;
 use redis::Value;
 use tokio::sync::Mutex;
 use tracing::debug;
 
-use crate::archiver::period::Period;
 use crate::broker::{Broker, Publisher};
 use crate::cache::keys::KindNames;
 use crate::cache::missing::Number;
-use crate::cache::{BOARD, Cache, Call, LIKE, text};
-use crate::config::{Board, Config, Kinds};
+use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, text};
+use crate::config::{Board, Config, Kinds, LIKE};
 use crate::event::{LikeEvent, encode_like};
 use crate::model::{Metric, Micros, Target, UserId};
 
@@ -136,32 +136,17 @@ impl Client {
         anyhow::ensure!(known, "kind {} is not in [kinds]", target.kind);
         let kind = self.kinds.name(target.kind);
         let keys = &self.cache.keys;
-        let like = Call::new(&LIKE, keys.counters(&kind, keys.bucket(target)))
+        let like = Call::new(&LIKE_SCRIPT, keys.counters(&kind, keys.bucket(target)))
             .arg(target.id.to_string())
             .arg(self.metric.0.to_string())
             .arg(if liked { "like" } else { "unlike" });
         let mut calls = vec![like];
         for on in boards {
-            calls.push(self.board_call(on, if liked { "1" } else { "-1" })?);
+            calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
         }
         let answers = self.cache.eval("count a like", &calls).await?;
         let (at, count) = answers.first().and_then(read_counted).context("like.lua returned something else")?;
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count })
-    }
-
-    fn board_call(&self, on: &OnBoard<'_>, delta: &str) -> Result<Call> {
-        let now = Micros::now();
-        let mut call: Option<Call> = None;
-        for board in self.boards.iter().filter(|board| board.name == on.board) {
-            let period = Period::containing(board.period, now, &TimeZone::get(&board.time_zone)?);
-            let key = self.cache.keys.board(&board.name, &period.to_string());
-            call = Some(match call {
-                Some(call) => call.key(key),
-                None => Call::new(&BOARD, key),
-            });
-        }
-        let call = call.with_context(|| format!("no [[board]] is named {}", on.board))?;
-        Ok(call.arg(on.member).arg(delta))
     }
 
     /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is

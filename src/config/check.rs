@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::tz::TimeZone;
 
-use super::{Board, Config, LIKE, ServerUrl};
+use super::{Board, Config, LIKE, Metrics, ServerUrl};
+use crate::cache::score::{LOW_BITS_MAX, Tie};
 use crate::runtime::schedule;
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
@@ -27,7 +28,7 @@ pub(super) fn problems(config: &Config) -> Vec<String> {
     if !config.metrics.0.contains_key(LIKE) {
         found.push("[metrics] must name `like`".to_owned());
     }
-    boards(&config.boards, &mut found);
+    boards(&config.boards, &config.metrics, &mut found);
     found
 }
 
@@ -150,7 +151,7 @@ fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Vec<String>) {
     }
 }
 
-fn boards(boards: &[Board], found: &mut Vec<String>) {
+fn boards(boards: &[Board], metrics: &Metrics, found: &mut Vec<String>) {
     let mut seen = std::collections::BTreeSet::new();
     for board in boards {
         if !is_name(&board.name) {
@@ -158,6 +159,27 @@ fn boards(boards: &[Board], found: &mut Vec<String>) {
         }
         if !seen.insert((&board.name, board.period)) {
             found.push(format!("[[board]] {} stands twice with the same period", board.name));
+        }
+        let other = boards.iter().find(|other| other.name == board.name);
+        if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
+            found.push(format!("[[board]] {}: all of its periods must have the same score and tie", board.name));
+        }
+        let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
+        if !columns.contains(&board.score.len()) {
+            found.push(format!(
+                "[[board]] {}: score has {} names; it needs two with tie = \"second\", and one otherwise",
+                board.name,
+                board.score.len()
+            ));
+        }
+        for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
+            found.push(format!("[[board]] {}: score names {name}, which is not in [metrics]", board.name));
+        }
+        if !(1..=LOW_BITS_MAX).contains(&board.second_bits) {
+            found.push(format!(
+                "[[board]] {}: second_bits is {}, allowed are 1 to {LOW_BITS_MAX}",
+                board.name, board.second_bits
+            ));
         }
         if let Err(error) = TimeZone::get(&board.time_zone) {
             found.push(format!("[[board]] {}: time_zone \"{}\": {error}", board.name, board.time_zone));
@@ -201,6 +223,12 @@ mod tests {
             ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
             ("[metrics]\nview = 2", "must name `like`"),
             ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "it needs two with tie"),
+            (
+                "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",
+                "score names view, which is not in [metrics]",
+            ),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 33", "allowed are 1 to 32"),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {

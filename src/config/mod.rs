@@ -4,6 +4,7 @@
 //! The way: file -> types (an unknown key is an error with its line) -> environment (`TALLYD__SECTION__KEY`) -> password
 //! files -> cross-checks. All problems are reported, not just the first.
 
+mod board;
 mod check;
 mod load;
 mod reconcile;
@@ -14,11 +15,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+pub use board::Board;
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
-use crate::archiver::period::PeriodKind;
 use crate::model::{Kind, Metric};
 
 /// What is wrong with the configuration: one sentence per problem.
@@ -266,37 +267,6 @@ impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 1_000 }
     }
-}
-
-/// `[[board]]`: a leaderboard, one zset per period.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Board {
-    /// Its name in keys, tables and commands.
-    pub name: String,
-    /// How long one zset lasts.
-    pub period: PeriodKind,
-    /// Where its days begin: an IANA name.
-    #[serde(default = "utc")]
-    pub time_zone: String,
-    /// How long after a period's end late writes are waited for.
-    #[serde(default = "hour")]
-    pub archive_grace: Pause,
-    /// How long an archived board stays in Redis.
-    #[serde(default = "month")]
-    pub expire_after: Pause,
-}
-
-fn utc() -> String {
-    "UTC".to_owned()
-}
-
-fn hour() -> Pause {
-    Pause::from_secs(3_600)
-}
-
-fn month() -> Pause {
-    Pause::from_secs(30 * 86_400)
 }
 
 /// `[kinds]`

@@ -46,7 +46,8 @@ pub struct PeriodRow {
 }
 
 impl PeriodState {
-    fn text(self) -> &'static str {
+    /// Its name.
+    pub fn text(self) -> &'static str {
         match self {
             Self::Frozen => "frozen",
             Self::Done => "done",
@@ -83,6 +84,32 @@ impl Store {
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let mut lent = self.lend().await?;
         lent.limit("read how far a board is", |connection| read_period(connection, at)).await
+    }
+
+    /// The latest periods of the board that were frozen, at most `limit` of them, newest first.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn board_periods(&self, board: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
+        const ACTION: &str = "list a board's periods";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT state, members, checksum, done_at, period FROM leaderboard_period WHERE board = ? \
+                 ORDER BY frozen_at DESC, period DESC LIMIT ?",
+            )
+            .bind(board)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(4)? };
+                Ok((at, read_row(row)?))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
     }
 
     /// The same, for a run that will change it.
@@ -297,15 +324,17 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
             .fetch_optional(connection)
             .await
             .tried(ACTION)?;
-    let read = |row: MySqlRow| {
-        let state = match row.try_get::<String, _>(0)?.as_str() {
-            "frozen" => PeriodState::Frozen,
-            "done" => PeriodState::Done,
-            "ended" => PeriodState::Ended,
-            other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
-        };
-        let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
-        Ok(PeriodRow { state, tally, done_at: row.try_get::<Option<NaiveDateTime>, _>(3)?.map(micros) })
+    row.as_ref().map(read_row).transpose().tried(ACTION)
+}
+
+/// Reads `state, members, checksum, done_at`.
+fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
+    let state = match row.try_get::<String, _>(0)?.as_str() {
+        "frozen" => PeriodState::Frozen,
+        "done" => PeriodState::Done,
+        "ended" => PeriodState::Ended,
+        other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
     };
-    row.map(read).transpose().tried(ACTION)
+    let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
+    Ok(PeriodRow { state, tally, done_at: row.try_get::<Option<NaiveDateTime>, _>(3)?.map(micros) })
 }

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use redis::AsyncCommands;
 use tallyd::archiver::Scope;
 use tallyd::cache::boards::Changed;
+use tallyd::cache::score::Rule;
 use tallyd::job::{Ran, Report as _};
 use tallyd::model::BoardMember;
 use tallyd::store::StoreError;
@@ -156,7 +157,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
         assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Refused);
         stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
         let before = stage.everything().await;
-        assert_eq!(stage.world.cache.merge_late(&at, 1, 10).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
         assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
         assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
         stage.redis.del::<_, ()>(&live).await.unwrap();
@@ -182,7 +183,7 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
     // Without a frozen zset nothing is merged: what came late alone is no board.
     stage.redis.del::<_, ()>(&frozen).await.unwrap();
-    assert_eq!(stage.world.cache.merge_late(&at, 1, 10).await.unwrap(), Changed::Absent);
+    assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
     assert_eq!(stage.ranked(&live).await.len(), 1);
     assert!(!stage.exists(&frozen).await);
     stage.close().await;

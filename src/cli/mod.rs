@@ -1,5 +1,7 @@
 //! The commands: what each prints and how it exits.
 
+mod board;
+
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
 use crate::archiver::{Scope, ScopeError};
+use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
@@ -63,6 +66,9 @@ enum Command {
     Reconcile(ReconcileArgs),
     /// Archives the boards of closed periods, and ends those that were archived long enough ago.
     Archive(ArchiveArgs),
+    /// Shows boards.
+    #[command(subcommand)]
+    Board(board::BoardCommand),
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
     Migrate,
     /// Checks the configuration and, unless --offline, the servers that it names.
@@ -167,6 +173,7 @@ fn run(cli: Cli) -> Result<u8> {
             None => app::run(config).await.map(|()| EXIT_DONE),
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
+            Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
             Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
         }
@@ -329,7 +336,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         if cause.is::<ConfigError>() {
             return EXIT_CONFIG;
         }
-        if cause.is::<Usage>() || cause.is::<ScopeError>() {
+        if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() {
             return EXIT_USAGE;
         }
         let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)

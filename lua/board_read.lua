@@ -1,0 +1,31 @@
+-- Reads a part of a board, in rank order, at one instant.
+--
+-- KEYS[1]  the zset
+-- ARGV[1]  "page" or "around"
+-- ARGV[2]  page: how many members are left out before it; around: the member
+-- ARGV[3]  page: how many members; around: how many before and after it
+--
+-- Returns { members, before, higher, member, score, member, score, ... }: how many members the zset has; how many are
+-- before the first one that is returned; how many of those have a higher score than it; the members from the highest
+-- score on, of equals the greater member first. An empty list where the board doesn't have the member.
+
+local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
+if ARGV[1] == 'around' then
+    local rank = redis.call('ZREVRANK', KEYS[1], ARGV[2])
+    if not rank then
+        return {}
+    end
+    from, last = math.max(0, rank - ARGV[3]), rank + ARGV[3]
+else
+    from = tonumber(ARGV[2])
+    last = from + ARGV[3] - 1
+end
+local page = redis.call('ZRANGE', KEYS[1], from, last, 'REV', 'WITHSCORES')
+local higher = 0
+if page[2] then
+    higher = redis.call('ZCOUNT', KEYS[1], '(' .. page[2], '+inf')
+end
+table.insert(page, 1, higher)
+table.insert(page, 1, from)
+table.insert(page, 1, count)
+return page

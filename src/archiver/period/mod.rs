@@ -1,0 +1,222 @@
+//! The periods of boards: days, ISO weeks and months in a time zone, and all time. Pure: no I/O, and "now" is an argument.
+//!
+//! A period lasts from its start to the next one's start, so every instant is in exactly one, whatever the clocks of
+//! the zone do at midnight.
+
+use std::fmt;
+use std::iter;
+use std::str::FromStr;
+use std::time::Duration;
+
+use jiff::civil::{Date, ISOWeekDate, Weekday};
+use jiff::tz::{AmbiguousOffset, TimeZone};
+use jiff::{Span, Timestamp, ToSpan};
+
+use crate::model::Micros;
+
+/// How many closed periods are looked at: what was missed for longer than 400 days (or weeks, or months) is asked for
+/// by name.
+pub const LOOK_BACK: usize = 400;
+
+/// The length of a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PeriodKind {
+    /// A calendar day.
+    Day,
+    /// An ISO week.
+    Week,
+    /// A calendar month.
+    Month,
+    /// All time: it never ends.
+    Total,
+}
+
+impl PeriodKind {
+    /// How many bits the time that is left takes, in steps of [`Self::step_s`]: an hour more than the longest one lasts.
+    pub const fn time_bits(self) -> u32 {
+        match self {
+            Self::Day => 17,
+            Self::Week => 20,
+            Self::Month => 22,
+            Self::Total => 26,
+        }
+    }
+
+    /// Seconds of one step of the time that is left.
+    pub const fn step_s(self) -> i64 {
+        match self {
+            Self::Day | Self::Week | Self::Month => 1,
+            Self::Total => 60,
+        }
+    }
+}
+
+/// When the time of [`PeriodKind::Total`] runs out, in seconds since the epoch: in 2097.
+pub const TOTAL_ENDS_S: i64 = 60 << 26;
+
+/// One day, ISO week or month, or all time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period {
+    kind: PeriodKind,
+    first_day: Date,
+}
+
+/// A text that names no period.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "\"{0}\" is no period: write a day as 2026-11-21, an ISO week as 2026-W47, a month as 2026-11, all time as total"
+)]
+pub struct PeriodError(String);
+
+impl Period {
+    /// The period that `at` lies in. An instant before 1970 counts as 1970.
+    pub fn containing(kind: PeriodKind, at: Micros, zone: &TimeZone) -> Self {
+        if kind == PeriodKind::Total {
+            return Self { kind, first_day: Date::ZERO };
+        }
+        let at = at.max(Micros(0));
+        let timestamp = Timestamp::from_microsecond(at.0).unwrap_or(Timestamp::MAX);
+        let period = Self::of_day(kind, zone.to_datetime(timestamp).date());
+        // A clock that is set back over midnight shows yesterday's date once more: the first midnight was the end.
+        if period.end(zone) <= at { period.next().unwrap_or(period) } else { period }
+    }
+
+    fn of_day(kind: PeriodKind, day: Date) -> Self {
+        let first_day = match kind {
+            PeriodKind::Day => day,
+            // Fails only before the calendar's first Monday, in the year -9999.
+            PeriodKind::Week => day.checked_sub(day.weekday().to_monday_zero_offset().days()).unwrap_or(day),
+            PeriodKind::Month => day.first_of_month(),
+            PeriodKind::Total => Date::ZERO,
+        };
+        Self { kind, first_day }
+    }
+
+    /// Its length.
+    pub fn kind(self) -> PeriodKind {
+        self.kind
+    }
+
+    /// Its first instant in the zone.
+    pub fn start(self, zone: &TimeZone) -> Micros {
+        if self.kind == PeriodKind::Total {
+            return Micros(0);
+        }
+        let midnight = self.first_day.at(0, 0, 0, 0);
+        let ambiguous = zone.to_ambiguous_timestamp(midnight);
+        let first = match ambiguous.offset() {
+            // The clock jumps over midnight: the day begins with the jump. The later offset's midnight lies before it.
+            AmbiguousOffset::Gap { after, .. } => after
+                .to_timestamp(midnight)
+                .ok()
+                .and_then(|before| zone.following(before).next().map(|jump| jump.timestamp())),
+            // Of a midnight that comes twice, the first.
+            AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => ambiguous.compatible().ok(),
+        };
+        first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
+    }
+
+    /// The first instant after it in the zone.
+    pub fn end(self, zone: &TimeZone) -> Micros {
+        self.next().map_or(Micros::MAX, |next| next.start(zone))
+    }
+
+    /// The one after it; none at the calendar's end.
+    #[must_use]
+    pub fn next(self) -> Option<Self> {
+        Some(Self { first_day: self.first_day.checked_add(self.length()?).ok()?, ..self })
+    }
+
+    /// The one before it; none at the calendar's beginning.
+    #[must_use]
+    pub fn previous(self) -> Option<Self> {
+        Some(Self { first_day: self.first_day.checked_sub(self.length()?).ok()?, ..self })
+    }
+
+    /// None for all time.
+    fn length(self) -> Option<Span> {
+        match self.kind {
+            PeriodKind::Day => Some(1.day()),
+            PeriodKind::Week => Some(1.week()),
+            PeriodKind::Month => Some(1.month()),
+            PeriodKind::Total => None,
+        }
+    }
+
+    /// When its time runs out, in seconds since the epoch, as `tie = "earliest"` counts it.
+    pub fn time_ends_s(self, zone: &TimeZone) -> i64 {
+        match self.kind {
+            PeriodKind::Total => TOTAL_ENDS_S,
+            _ => self.end(zone).0.div_euclid(1_000_000),
+        }
+    }
+
+    /// The [`LOOK_BACK`] latest periods that had ended at `now`, and `grace` had passed; newest first.
+    pub fn closed(kind: PeriodKind, zone: &TimeZone, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
+        let open = Self::containing(kind, now.before(grace), zone);
+        iter::successors(open.previous(), |period| period.previous()).take(LOOK_BACK)
+    }
+}
+
+impl fmt::Display for PeriodKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Total => "total",
+        })
+    }
+}
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (year, month, day) = (self.first_day.year(), self.first_day.month(), self.first_day.day());
+        match self.kind {
+            PeriodKind::Day => write!(f, "{year:04}-{month:02}-{day:02}"),
+            PeriodKind::Week => {
+                let week = self.first_day.iso_week_date();
+                write!(f, "{:04}-W{:02}", week.year(), week.week())
+            }
+            PeriodKind::Month => write!(f, "{year:04}-{month:02}"),
+            PeriodKind::Total => f.write_str("total"),
+        }
+    }
+}
+
+impl FromStr for Period {
+    type Err = PeriodError;
+
+    fn from_str(text: &str) -> Result<Self, PeriodError> {
+        let read = read(text);
+        // Only the one spelling that keys and rows have: 2026-W07, not 2026-W7.
+        read.filter(|period| period.to_string() == text).ok_or_else(|| PeriodError(text.to_owned()))
+    }
+}
+
+fn read(text: &str) -> Option<Period> {
+    if text == "total" {
+        return Some(Period { kind: PeriodKind::Total, first_day: Date::ZERO });
+    }
+    let mut parts = text.split('-');
+    let (year, second, third) = (parts.next()?.parse().ok()?, parts.next()?, parts.next());
+    match (second.strip_prefix('W'), third) {
+        (Some(week), None) => {
+            let monday = ISOWeekDate::new(year, week.parse().ok()?, Weekday::Monday).ok()?;
+            Some(Period { kind: PeriodKind::Week, first_day: monday.date() })
+        }
+        (None, None) => {
+            let first_day = Date::new(year, second.parse().ok()?, 1).ok()?;
+            Some(Period { kind: PeriodKind::Month, first_day })
+        }
+        (None, Some(day)) => {
+            let first_day = Date::new(year, second.parse().ok()?, day.parse().ok()?).ok()?;
+            Some(Period { kind: PeriodKind::Day, first_day })
+        }
+        (Some(_), Some(_)) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

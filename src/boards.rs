@@ -1,0 +1,269 @@
+//! Boards as an operator sees them: which periods there are and how far each is, and the best of one, from wherever it
+//! is: Redis while it is open, MySQL once it is archived.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Result;
+use jiff::tz::TimeZone;
+use serde::Serialize;
+
+use crate::archiver::period::{Period, PeriodKind};
+use crate::cache::Cache;
+use crate::cache::boards::Part;
+use crate::cache::ranks::{Before, Placed, Ranking, place};
+use crate::cache::score::Rule;
+use crate::config::Board;
+use crate::model::{BoardPeriod, Micros};
+use crate::store::Store;
+use crate::store::boards::PeriodState;
+
+/// Periods of a board that are listed from MySQL at most.
+const LISTED_MAX: usize = 20;
+
+/// A board can't be shown: a mistake of the caller.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotShown(String);
+
+/// One period of a board.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    /// The board.
+    pub board: String,
+    /// The period.
+    pub period: String,
+    /// `open`: it is written to; `frozen`: it is being archived; `done`: archived, and in Redis for a while; `ended`:
+    /// archived, and gone from Redis.
+    pub state: &'static str,
+    /// Its members: in Redis while it is open, in MySQL after it.
+    pub members: u64,
+    /// Seconds until it ends; none where it has, or never will.
+    pub ends_in_s: Option<u64>,
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct List(pub Vec<Listed>);
+
+/// The best of a board.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Top {
+    /// The board.
+    pub board: String,
+    /// The period.
+    pub period: String,
+    /// Where it was read: `redis` or `mysql`.
+    pub from: &'static str,
+    /// The first place first.
+    pub entries: Vec<Row>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// From 1.
+    pub place: u64,
+    /// As text; what is no UTF-8 in it is replaced.
+    pub member: String,
+    /// As the zset has it.
+    pub score: f64,
+    /// What is ranked by, where the board's `tie` packs two numbers into its scores.
+    pub primary: Option<u64>,
+    /// What decides between equals, there.
+    pub second: Option<u64>,
+}
+
+/// The configured boards and where they are.
+pub struct Boards<'a> {
+    /// As configured.
+    pub boards: &'a [Board],
+    /// MySQL.
+    pub store: &'a Store,
+    /// Redis.
+    pub cache: &'a Cache,
+}
+
+impl Boards<'_> {
+    /// Each board's current period, then those that MySQL knows, newest first.
+    ///
+    /// # Errors
+    /// A server is away.
+    pub async fn list(&self, now: Micros) -> Result<List> {
+        let mut list = List::default();
+        for board in self.boards {
+            let zone = TimeZone::get(&board.time_zone)?;
+            let period = Period::containing(board.period, now, &zone);
+            let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
+            let (members, _) = self.cache.count_board(&at).await?;
+            let left = (period.end(&zone).0 - now.0).max(0).unsigned_abs() / 1_000_000;
+            let ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
+            list.0.push(Listed { board: at.board, period: at.period, state: "open", members, ends_in_s });
+            for (at, row) in self.store.board_periods(&board.name, LISTED_MAX).await? {
+                if at.period.parse().is_ok_and(|period: Period| period.kind() == board.period) {
+                    let (state, members) = (row.state.text(), row.tally.members);
+                    list.0.push(Listed { board: at.board, period: at.period, state, members, ends_in_s: None });
+                }
+            }
+        }
+        Ok(list)
+    }
+
+    /// The first `count` places of a board; of its current period where none is named. Where the configuration has the
+    /// board for several lengths of period, one must be.
+    ///
+    /// # Errors
+    /// [`NotShown`]; a server is away.
+    pub async fn top(
+        &self,
+        name: &str,
+        period: Option<&str>,
+        count: u64,
+        ranking: Ranking,
+        now: Micros,
+    ) -> Result<Top> {
+        let board = self.find(name, period)?;
+        let period = match period {
+            Some(period) => period.to_owned(),
+            None => Period::containing(board.period, now, &TimeZone::get(&board.time_zone)?).to_string(),
+        };
+        let at = BoardPeriod { board: name.to_owned(), period };
+        let (from, placed) = self.read(&at, count, ranking).await?;
+        let rule = board.rule();
+        let entries = placed.into_iter().map(|placed| row(placed, rule)).collect();
+        Ok(Top { board: at.board, period: at.period, from, entries })
+    }
+
+    /// Archived rows are whole from "done" on; before that the zset is.
+    async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(&'static str, Vec<Placed>)> {
+        let row = self.store.board_period(at).await?;
+        if row.is_some_and(|row| row.state != PeriodState::Frozen) {
+            let rows = self.store.archived_page(at, 0, usize::try_from(count).unwrap_or(usize::MAX)).await?;
+            let page = rows.into_iter().map(|(_, member)| member).collect();
+            return Ok(("mysql", place(ranking, Before::default(), page)));
+        }
+        if row.is_some() {
+            let page = self.cache.frozen_page(at, 0, usize::try_from(count).unwrap_or(usize::MAX)).await?;
+            return Ok(("redis", place(ranking, Before::default(), page)));
+        }
+        let (_, placed) = self.cache.read_board(at, Part::Page { after: 0, count }, ranking).await?;
+        Ok(("redis", placed))
+    }
+
+    fn find(&self, name: &str, period: Option<&str>) -> Result<&Board> {
+        let named: Vec<&Board> = self.boards.iter().filter(|board| board.name == name).collect();
+        let kind = period.map(|period| period.parse().map(Period::kind)).transpose();
+        let kind = kind.map_err(|error| NotShown(format!("{error}")))?;
+        match (named.as_slice(), kind) {
+            ([], _) => {
+                let mut known: Vec<&str> = self.boards.iter().map(|board| board.name.as_str()).collect();
+                known.dedup();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                Err(NotShown(format!("no board is called \"{name}\": the configuration has {known}")).into())
+            }
+            ([board], None) => Ok(board),
+            (_, None) => {
+                let periods: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
+                let wish = "name a period, for instance 2026-11-21, 2026-W47, 2026-11 or total";
+                Err(NotShown(format!("{name} has boards by {}: {wish}", periods.join(", "))).into())
+            }
+            (_, Some(kind)) => {
+                let board = named.into_iter().find(|board| board.period == kind);
+                board.ok_or_else(|| NotShown(format!("{name} has no board by {kind}")).into())
+            }
+        }
+    }
+}
+
+fn row(placed: Placed, rule: Rule) -> Row {
+    let columns = rule.columns(placed.score);
+    Row {
+        place: placed.place,
+        member: String::from_utf8_lossy(&placed.member).into_owned(),
+        score: placed.score,
+        primary: columns.map(|columns| columns.primary),
+        second: columns.map(|columns| columns.low),
+    }
+}
+
+impl Top {
+    /// As comma-separated values with a header.
+    ///
+    /// # Errors
+    /// Never, in memory.
+    pub fn to_csv(&self) -> Result<String> {
+        let mut csv = csv::Writer::from_writer(Vec::new());
+        for row in &self.entries {
+            csv.serialize(row)?;
+        }
+        Ok(String::from_utf8(csv.into_inner()?)?)
+    }
+}
+
+/// `2 d 3 h`, `3 h 10 min`, `9 min`.
+fn spoken(time: Duration) -> String {
+    let minutes = time.as_secs() / 60;
+    match (minutes / 1_440, minutes / 60 % 24, minutes % 60) {
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no [[board]] is configured");
+        }
+        write!(f, "{:<20} {:<12} {:<8} {:>12}  ENDS", "BOARD", "PERIOD", "STATE", "MEMBERS")?;
+        for Listed { board, period, state, members, ends_in_s } in &self.0 {
+            write!(f, "\n{board:<20} {period:<12} {state:<8} {members:>12}")?;
+            if let Some(seconds) = ends_in_s {
+                write!(f, "  in {}", spoken(Duration::from_secs(*seconds)))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Top {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = if self.from == "redis" { "Redis" } else { "MySQL" };
+        write!(f, "{} {}, from {from}", self.board, self.period)?;
+        for Row { place, member, score, primary, second } in &self.entries {
+            match (primary, second) {
+                (Some(primary), Some(second)) => write!(f, "\n{place:>8}  {member:<24} {primary:>12} {second:>12}")?,
+                _ => write!(f, "\n{place:>8}  {member:<24} {score:>12}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_and_a_top_read_as_tables() {
+        let listed = |period: &str, state, ends_in_s| Listed {
+            board: "likes".to_owned(),
+            period: period.to_owned(),
+            state,
+            members: 1_234,
+            ends_in_s,
+        };
+        let list = List(vec![listed("2026-W47", "open", Some(97_200)), listed("2026-W46", "done", None)]);
+        assert_eq!(
+            list.to_string(),
+            "BOARD                PERIOD       STATE         MEMBERS  ENDS\n\
+             likes                2026-W47     open             1234  in 1 d 3 h\n\
+             likes                2026-W46     done             1234"
+        );
+        let row = Row { place: 1, member: "a,b".to_owned(), score: 5.0, primary: None, second: None };
+        let top = Top { board: "likes".to_owned(), period: "total".to_owned(), from: "mysql", entries: vec![row] };
+        assert_eq!(top.to_string(), "likes total, from MySQL\n       1  a,b                                 5");
+        assert_eq!(top.to_csv().unwrap(), "place,member,score,primary,second\n1,\"a,b\",5.0,,\n");
+    }
+}

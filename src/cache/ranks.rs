@@ -1,0 +1,112 @@
+//! Places on a board, in any of the three usual ways. Pure.
+
+use std::cmp::Ordering;
+
+use crate::model::BoardMember;
+
+/// How members with equal scores are placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ranking {
+    /// 1, 2, 3, 4: each has a place of its own, equals in the order that Redis has them.
+    #[default]
+    Ordinal,
+    /// 1, 2, 2, 4: equals share a place, and the next one is behind all of them.
+    Competition,
+    /// 1, 2, 2, 3: equals share a place, and the next one follows.
+    Dense,
+}
+
+/// A member with its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// From 1.
+    pub place: u64,
+    /// Any bytes.
+    pub member: Vec<u8>,
+    /// As the zset has it.
+    pub score: f64,
+}
+
+/// What stands before a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    /// Members before its first one.
+    pub members: u64,
+    /// Members with a higher score than its first one.
+    pub higher: u64,
+    /// Different scores that are higher than its first one's. Only for [`Ranking::Dense`].
+    pub distinct: u64,
+}
+
+/// The order of a board: the higher score first, of equals the greater member, byte by byte, as Redis' ZRANGE REV has it.
+pub fn order(a: &BoardMember, b: &BoardMember) -> Ordering {
+    b.score.total_cmp(&a.score).then_with(|| b.member.cmp(&a.member))
+}
+
+/// Places the members of a page that is in order, and that follows what stands before it.
+pub fn place(ranking: Ranking, before: Before, page: Vec<BoardMember>) -> Vec<Placed> {
+    let mut placed: Vec<Placed> = Vec::with_capacity(page.len());
+    let (mut shared, mut distinct) = (before.higher + 1, before.distinct + 1);
+    for (ordinal, BoardMember { member, score }) in (before.members + 1..).zip(page) {
+        if placed.last().is_some_and(|last| last.score != score) {
+            (shared, distinct) = (ordinal, distinct + 1);
+        }
+        let place = match ranking {
+            Ranking::Ordinal => ordinal,
+            Ranking::Competition => shared,
+            Ranking::Dense => distinct,
+        };
+        placed.push(Placed { place, member, score });
+    }
+    placed
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn naive(ranking: Ranking, board: &[BoardMember], index: usize) -> u64 {
+        let score = board[index].score;
+        let mut higher: Vec<f64> = board.iter().map(|member| member.score).filter(|other| *other > score).collect();
+        1 + match ranking {
+            Ranking::Ordinal => index as u64,
+            Ranking::Competition => higher.len() as u64,
+            Ranking::Dense => {
+                higher.sort_unstable_by(f64::total_cmp);
+                higher.dedup();
+                higher.len() as u64
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_placed_as_the_whole_board_is(
+            scores in proptest::collection::vec(0..6_u8, 1..40),
+            from in any::<prop::sample::Index>(),
+            count in 1..10_usize,
+        ) {
+            let mut board: Vec<BoardMember> = scores
+                .iter()
+                .enumerate()
+                .map(|(id, score)| BoardMember { member: id.to_string().into_bytes(), score: f64::from(*score) })
+                .collect();
+            board.sort_unstable_by(order);
+            let from = from.index(board.len());
+            let first = board[from].score;
+            let higher: Vec<f64> = board.iter().map(|member| member.score).filter(|score| *score > first).collect();
+            let mut distinct = higher.clone();
+            distinct.dedup();
+            let before = Before { members: from as u64, higher: higher.len() as u64, distinct: distinct.len() as u64 };
+            let page: Vec<BoardMember> = board.iter().skip(from).take(count).cloned().collect();
+            for ranking in [Ranking::Ordinal, Ranking::Competition, Ranking::Dense] {
+                for (index, placed) in place(ranking, before, page.clone()).iter().enumerate() {
+                    prop_assert_eq!(placed.place, naive(ranking, &board, from + index), "{:?}", ranking);
+                    prop_assert_eq!(&placed.member, &board[from + index].member);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A board's score: two columns in the 53 bits that a zset's score, a double, holds exactly. Pure; lua/board.lua packs the
+//! same, and tests/vectors/scores.json holds both to it.
+//!
+//! `score = primary * 2^low_bits + low`. What `low` is depends on the board's `tie`: nothing, a second number, or the time
+//! that was left when the primary one was reached, so that of two equals the one who got there first is ahead.
+
+use std::fmt;
+
+/// The bits of a double's integers: every whole number below 2^53 is exact.
+pub const SCORE_BITS: u32 = 53;
+
+/// How many of them a second number, or a time, may take at most: a billion of primary ones are left.
+pub const LOW_BITS_MAX: u32 = 32;
+
+/// What decides between members whose primary numbers are equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tie {
+    /// The member itself: the greater one, byte by byte, is ahead. Scores are plain numbers.
+    #[default]
+    Member,
+    /// A second number: the higher one is ahead.
+    Second,
+    /// Time: the one who got there first is ahead.
+    Earliest,
+}
+
+/// How a board's scores are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// What decides between equals.
+    pub tie: Tie,
+    /// How many bits that takes.
+    pub packing: Packing,
+}
+
+impl Rule {
+    /// Plain numbers.
+    pub const PLAIN: Self = Self { tie: Tie::Member, packing: Packing::new(0) };
+
+    /// Its name in scripts.
+    pub fn name(self) -> &'static str {
+        match self.tie {
+            Tie::Member => "plain",
+            Tie::Second => "second",
+            Tie::Earliest => "earliest",
+        }
+    }
+
+    /// A score's two columns; none where scores are plain, or this one is none of the rule's.
+    pub fn columns(self, score: f64) -> Option<Columns> {
+        if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
+    }
+}
+
+/// How a score is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packing {
+    low_bits: u32,
+}
+
+/// A score's two columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Columns {
+    /// What is ranked by.
+    pub primary: u64,
+    /// What decides between equals: the higher one is ahead.
+    pub low: u64,
+}
+
+/// A column that doesn't fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{column} is {value}, and the board's scores hold at most {max}")]
+pub struct Overflow {
+    column: Column,
+    value: u64,
+    max: u64,
+}
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// What is ranked by.
+    Primary,
+    /// What decides between equals.
+    Low,
+}
+
+impl fmt::Display for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Primary => "the primary number",
+            Self::Low => "the second number",
+        })
+    }
+}
+
+impl Packing {
+    /// With so many bits for the lower column, at most [`LOW_BITS_MAX`].
+    pub const fn new(low_bits: u32) -> Self {
+        Self { low_bits: if low_bits > LOW_BITS_MAX { LOW_BITS_MAX } else { low_bits } }
+    }
+
+    /// How many bits the lower column has.
+    pub const fn low_bits(self) -> u32 {
+        self.low_bits
+    }
+
+    /// The highest primary number.
+    pub const fn primary_max(self) -> u64 {
+        (1 << (SCORE_BITS - self.low_bits)) - 1
+    }
+
+    /// The highest lower one.
+    pub const fn low_max(self) -> u64 {
+        (1 << self.low_bits) - 1
+    }
+
+    /// The score, in the order of (primary, low).
+    ///
+    /// # Errors
+    /// A column doesn't fit: packed all the same it would rank wrongly.
+    pub fn pack(self, columns: Columns) -> Result<f64, Overflow> {
+        let Columns { primary, low } = columns;
+        for (column, value, max) in [(Column::Primary, primary, self.primary_max()), (Column::Low, low, self.low_max())]
+        {
+            if value > max {
+                return Err(Overflow { column, value, max });
+            }
+        }
+        // Below 2^53, so exact.
+        #[expect(clippy::cast_precision_loss, reason = "below 2^53")]
+        Ok(((primary << self.low_bits) | low) as f64)
+    }
+
+    /// The columns of a score; none where it is no whole number from 0 to 2^53 - 1.
+    pub fn unpack(self, score: f64) -> Option<Columns> {
+        #[expect(clippy::cast_precision_loss, reason = "2^53 is exact")]
+        let end = (1_u64 << SCORE_BITS) as f64;
+        if !(score >= 0.0 && score < end && score.fract() == 0.0) {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number below 2^53")]
+        let whole = score as u64;
+        Some(Columns { primary: whole >> self.low_bits, low: whole & self.low_max() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_its_column() {
+        let packing = Packing::new(20);
+        assert_eq!((packing.primary_max(), packing.low_max()), ((1 << 33) - 1, (1 << 20) - 1));
+        let refused = |primary, low| packing.pack(Columns { primary, low }).unwrap_err().to_string();
+        assert_eq!(
+            refused(1 << 33, 0),
+            "the primary number is 8589934592, and the board's scores hold at most 8589934591"
+        );
+        assert_eq!(refused(0, 1 << 20), "the second number is 1048576, and the board's scores hold at most 1048575");
+        assert_eq!(Packing::new(99).low_bits(), LOW_BITS_MAX);
+    }
+
+    #[test]
+    fn a_score_that_is_none_is_not_unpacked() {
+        for score in [-1.0, 0.5, 9_007_199_254_740_992.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(Packing::new(20).unpack(score), None, "{score}");
+        }
+    }
+
+    fn columns(packing: Packing) -> impl Strategy<Value = Columns> {
+        (0..=packing.primary_max(), 0..=packing.low_max()).prop_map(|(primary, low)| Columns { primary, low })
+    }
+
+    proptest! {
+        #[test]
+        fn packed_scores_keep_the_order_and_come_back(
+            (packing, a, b) in (0..=LOW_BITS_MAX).prop_flat_map(|bits| {
+                let packing = Packing::new(bits);
+                (Just(packing), columns(packing), columns(packing))
+            })
+        ) {
+            let (first, second) = (packing.pack(a).unwrap(), packing.pack(b).unwrap());
+            prop_assert_eq!(a.cmp(&b), first.total_cmp(&second));
+            prop_assert_eq!(packing.unpack(first), Some(a));
+        }
+
+        #[test]
+        fn any_score_is_unpacked_or_refused(score: f64, bits in 0..40_u32) {
+            let packing = Packing::new(bits);
+            if let Some(columns) = packing.unpack(score) {
+                prop_assert_eq!(packing.pack(columns).unwrap(), score);
+            }
+        }
+    }
+}

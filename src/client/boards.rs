@@ -1,0 +1,157 @@
+//! Boards for the API side: adding to a member, and reading places, on all periods that now lies in.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use jiff::tz::TimeZone;
+
+use super::{Client, OnBoard};
+use crate::archiver::period::{Period, PeriodKind};
+use crate::cache::boards::Part;
+use crate::cache::ranks::{Placed, Ranking};
+use crate::cache::score::{Columns, Rule};
+use crate::cache::{BOARD, Call};
+use crate::config::Board;
+use crate::model::{BoardPeriod, Micros};
+
+/// A member's place on a board, with its columns.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// From 1.
+    pub place: u64,
+    /// Any bytes.
+    pub member: Vec<u8>,
+    /// As the zset has it.
+    pub score: f64,
+    /// Its columns, where the board's `tie` packs them.
+    pub columns: Option<Columns>,
+}
+
+/// A part of a board.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// How many members the board has in all.
+    pub members: u64,
+    /// The part, the first place first.
+    pub entries: Vec<Entry>,
+}
+
+impl Client {
+    /// Adds to one of a member's numbers, which `column` names as `score` of the board does, in all of its current periods.
+    ///
+    /// # Errors
+    /// Redis is away; the board or the column is not in the configuration; a number no longer fits into its score.
+    pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
+        let call = self.add_call(&on, column, delta)?;
+        self.cache.eval("add to a board", &[call]).await.with_context(|| format!("board {}", on.board))?;
+        Ok(())
+    }
+
+    pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
+        let now = Micros::now();
+        let boards: Vec<&Board> = self.boards.iter().filter(|board| board.name == on.board).collect();
+        let first = boards.first().with_context(|| format!("no [[board]] is named {}", on.board))?;
+        let (primary, second) = match first.score.iter().position(|name| name == column) {
+            Some(0) => (delta, 0),
+            Some(_) => (0, delta),
+            None => anyhow::bail!("[[board]] {} has no column {column}: it has {}", on.board, first.score.join(", ")),
+        };
+        let mut call: Option<Call> = None;
+        let mut packings = Vec::with_capacity(boards.len());
+        for board in &boards {
+            let zone = TimeZone::get(&board.time_zone)?;
+            let period = Period::containing(board.period, now, &zone);
+            let key = self.cache.keys.board(&board.name, &period.to_string());
+            call = Some(match call {
+                Some(call) => call.key(key),
+                None => Call::new(&BOARD, key),
+            });
+            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&zone), board.period.step_s()));
+        }
+        let call = call.with_context(|| format!("no [[board]] is named {}", on.board))?;
+        let call = call.arg(on.member).number(primary).number(second).arg(first.rule().name());
+        let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
+        Ok(packings.into_iter().fold(call, with))
+    }
+
+    /// A page of the current period: `count` members from place `from` (1 is the best) on.
+    ///
+    /// # Errors
+    /// Redis is away, or there is no such board.
+    pub async fn board_page(
+        &self,
+        (board, period): (&str, PeriodKind),
+        from: u64,
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        ensure!(from > 0, "places begin with 1");
+        let (at, rule) = self.current(board, period)?;
+        self.read_part(&at, Part::Page { after: from - 1, count }, rule, ranking).await
+    }
+
+    /// A member of the current period with up to `count` neighbours on each side; an empty page where it isn't on the
+    /// board.
+    ///
+    /// # Errors
+    /// Redis is away, or there is no such board.
+    pub async fn board_around(
+        &self,
+        (board, period): (&str, PeriodKind),
+        member: &[u8],
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        let (at, rule) = self.current(board, period)?;
+        self.read_part(&at, Part::Around { member, count }, rule, ranking).await
+    }
+
+    /// Those of `members` that are on the current period's board, placed among themselves: a friends' board, which costs
+    /// one round trip and stores nothing.
+    ///
+    /// # Errors
+    /// Redis is away, or there is no such board.
+    pub async fn board_of(
+        &self,
+        (board, period): (&str, PeriodKind),
+        members: &[Vec<u8>],
+        ranking: Ranking,
+    ) -> Result<Vec<Entry>> {
+        let (at, rule) = self.current(board, period)?;
+        let placed = self.cache.board_of(&at, members, ranking).await?;
+        Ok(entries(placed, rule))
+    }
+
+    /// How long the current period of the board lasts; none for all time.
+    ///
+    /// # Errors
+    /// There is no such board.
+    pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
+        let board = self.board(board, period)?;
+        let (zone, now) = (TimeZone::get(&board.time_zone)?, Micros::now());
+        let ends = Period::containing(period, now, &zone).end(&zone);
+        let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
+        Ok(if period == PeriodKind::Total { None } else { Some(left) })
+    }
+
+    fn board(&self, name: &str, period: PeriodKind) -> Result<&Board> {
+        let found = self.boards.iter().find(|board| board.name == name && board.period == period);
+        found.with_context(|| format!("no [[board]] is named {name} and has period \"{period}\""))
+    }
+
+    fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
+        let board = self.board(name, period)?;
+        let current = Period::containing(period, Micros::now(), &TimeZone::get(&board.time_zone)?);
+        Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
+    }
+
+    async fn read_part(&self, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
+        let (members, placed) = self.cache.read_board(at, part, ranking).await?;
+        Ok(Page { members, entries: entries(placed, rule) })
+    }
+}
+
+fn entries(placed: Vec<Placed>, rule: Rule) -> Vec<Entry> {
+    let entry = |Placed { place, member, score }| Entry { place, member, score, columns: rule.columns(score) };
+    placed.into_iter().map(entry).collect()
+}

@@ -1,0 +1,67 @@
+//! `[[board]]`: a leaderboard, one zset per period.
+
+use serde::Deserialize;
+
+use super::{LIKE, Pause};
+use crate::archiver::period::PeriodKind;
+use crate::cache::score::{Packing, Rule, Tie};
+
+/// One board and length of period.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Board {
+    /// Its name in keys, tables and commands.
+    pub name: String,
+    /// How long one zset lasts.
+    pub period: PeriodKind,
+    /// Where its days begin: an IANA name.
+    #[serde(default = "utc")]
+    pub time_zone: String,
+    /// What is ranked by, and what is the second number: one or two names of `[metrics]`.
+    #[serde(default = "like")]
+    pub score: Vec<String>,
+    /// What decides between equals.
+    #[serde(default)]
+    pub tie: Tie,
+    /// How many of a score's 53 bits the second number has.
+    #[serde(default = "twenty")]
+    pub second_bits: u32,
+    /// How long after a period's end late writes are waited for.
+    #[serde(default = "hour")]
+    pub archive_grace: Pause,
+    /// How long an archived board stays in Redis.
+    #[serde(default = "month")]
+    pub expire_after: Pause,
+}
+
+impl Board {
+    /// How its scores are made.
+    pub fn rule(&self) -> Rule {
+        let low_bits = match self.tie {
+            Tie::Member => 0,
+            Tie::Second => self.second_bits,
+            Tie::Earliest => self.period.time_bits(),
+        };
+        Rule { tie: self.tie, packing: Packing::new(low_bits) }
+    }
+}
+
+fn utc() -> String {
+    "UTC".to_owned()
+}
+
+fn like() -> Vec<String> {
+    vec![LIKE.to_owned()]
+}
+
+fn twenty() -> u32 {
+    20
+}
+
+fn hour() -> Pause {
+    Pause::from_secs(3_600)
+}
+
+fn month() -> Pause {
+    Pause::from_secs(30 * 86_400)
+}
