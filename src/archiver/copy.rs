@@ -1,4 +1,6 @@
-//! From the frozen zset to rows, and the proof that they are equal. A page of each store is all that is held.
+//! From the frozen zset to rows, and the proof that they are equal. A few pages are all that is held.
+
+use tokio::task::JoinHandle;
 
 use super::Archiver;
 use super::settle::{Halt, Run, Step};
@@ -9,26 +11,29 @@ use crate::store::boards::Tally;
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it, and leaderboard_archive may hold a part of \
     the board, or a mixture of two copies";
 
+/// Pages that one transaction writes: each commit waits for the disk.
+const PAGES_PER_COMMIT: usize = 5;
+
 impl Run<'_> {
     /// Writes the frozen zset to its places, the highest score first; says how many. What an earlier copy left at these
-    /// places is written over.
+    /// places is written over. The next pages are read while some are written.
     pub(super) async fn copy(&self, at: &BoardPeriod) -> Step<u64> {
-        let Archiver { store, cache, page_members, .. } = self.archiver;
-        let (_, members) = cache.count_board(at).await?;
+        let (_, members) = self.archiver.cache.count_board(at).await?;
         let mut copied = 0;
-        while copied < members {
+        let mut pages = read_pages(self.archiver.clone(), at.clone(), 0).await?;
+        while !pages.is_empty() {
             self.check_stop()?;
-            let page = cache.frozen_page(at, copied, *page_members).await?;
-            if page.is_empty() {
-                break;
-            }
-            if let Some(place) = page.iter().position(|member| !member.score.is_finite()) {
+            if let Some(place) = pages.iter().position(|member| !member.score.is_finite()) {
                 let place = copied + place as u64 + 1;
                 return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
             }
-            store.copy_places(self.number, at, copied + 1, &page).await?;
+            let after = copied + pages.len() as u64;
+            // In a task of its own: taking answers apart is work, too.
+            let reading = tokio::spawn(read_pages(self.archiver.clone(), at.clone(), after));
+            self.archiver.store.copy_places(self.number, at, copied + 1, &pages).await?;
+            let next = joined(reading).await?;
             fault::point("archive:copied-page");
-            copied += page.len() as u64;
+            (copied, pages) = (after, next);
         }
         // An empty zset is none: nothing may be trimmed for the sake of a zset that Redis has lost.
         if copied == 0 || copied < members { Err(Halt::Kept(GONE.to_owned())) } else { Ok(copied) }
@@ -45,14 +50,12 @@ impl Run<'_> {
     }
 
     /// Reads both back, place by place, until both end. Equal members and scores in equal order are equal counts and
-    /// equal checksums; what they come to is kept, so that later changes are seen.
+    /// equal checksums; what they come to is kept, so that later changes are seen. Both stores are read at once.
     pub(super) async fn verify(&self, at: &BoardPeriod) -> Step<Tally> {
-        let Archiver { store, cache, page_members, .. } = self.archiver;
         let mut tally = Tally::default();
+        let (mut page, mut rows) = self.read_both(at, 0).await?;
         loop {
             self.check_stop()?;
-            let page = cache.frozen_page(at, tally.members, *page_members).await?;
-            let rows = store.archived_page(at, tally.members, *page_members).await?;
             if let Some(place) = first_difference(tally.members + 1, &page, &rows) {
                 return Err(Halt::Kept(format!("Redis and leaderboard_archive differ at place {place}")));
             }
@@ -60,9 +63,38 @@ impl Run<'_> {
                 break;
             }
             add(&mut tally, &page);
+            (page, rows) = self.read_both(at, tally.members).await?;
         }
         if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
     }
+
+    async fn read_both(&self, at: &BoardPeriod, after: u64) -> Step<(Vec<BoardMember>, Vec<(u64, BoardMember)>)> {
+        let Archiver { store, cache, page_members, .. } = self.archiver;
+        let (store, period, members) = (store.clone(), at.clone(), *page_members);
+        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, after, members).await?) });
+        let page = cache.frozen_page(at, after, *page_members).await?;
+        Ok((page, joined(rows).await?))
+    }
+}
+
+/// The next pages of the frozen zset, as many as one transaction writes.
+async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64) -> Step<Vec<BoardMember>> {
+    let Archiver { cache, page_members, .. } = archiver;
+    let mut pages = Vec::new();
+    for _ in 0..PAGES_PER_COMMIT {
+        let page = cache.frozen_page(&at, after + pages.len() as u64, page_members).await?;
+        let is_last = page.len() < page_members;
+        pages.extend(page);
+        if is_last {
+            break;
+        }
+    }
+    Ok(pages)
+}
+
+/// What a task gives. Only a panic gives nothing, and goes on here.
+async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
+    task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }
 
 /// The first place from `first` on at which the stores differ, or only one of them has a member.

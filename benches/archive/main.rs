@@ -1,0 +1,236 @@
+//! what an archive costs: rows a second against bare inserts, the stalls that others see in Redis, memory
+
+#[path = "../common/mod.rs"]
+mod common;
+mod stall;
+
+use std::collections::BTreeMap;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use common::cpu::peak_rss_mib;
+use common::machine::Machine;
+use common::report::{Aim, Results, median, print_figures};
+use common::world::{Setup, World};
+use jiff::tz::TimeZone;
+use serde::Serialize;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use stall::{Stalls, beside};
+use tallyd::archiver::period::{Period, PeriodKind};
+use tallyd::cache::Cache;
+use tallyd::model::Micros;
+use tokio::process::Command;
+
+const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
+
+/// The board of the generated configuration.
+const BOARD: &str = "bench";
+
+/// Rows of one bare statement: as many as a page of the archive.
+const ROWS: u64 = 1_000;
+
+/// Fills last week's board, then runs the real binary on it.
+#[derive(Clone, Copy, Debug, Parser)]
+struct Arguments {
+    /// Members of the board.
+    #[arg(long, default_value_t = 1_000_000)]
+    members: u64,
+
+    /// Of the small board, whose archive must need no less memory.
+    #[arg(long, default_value_t = 10_000)]
+    small_members: u64,
+
+    /// How often each is measured; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One archive.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Ran {
+    seconds: f64,
+    peak_rss_mib: f64,
+}
+
+/// What is written beside the figures.
+#[derive(Default, Serialize)]
+struct Seen {
+    bare_s: Vec<f64>,
+    archives: Vec<Ran>,
+    small: Vec<Ran>,
+    /// The longest call of another client, in milliseconds: with nothing else going on, during an archive, and when a board
+    /// of as many members expires.
+    quiet_ms: Vec<f64>,
+    archive_ms: Vec<f64>,
+    expire_ms: Vec<f64>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run(arguments))
+}
+
+async fn run(arguments: Arguments) -> Result<()> {
+    let machine = Machine::look().await?;
+    let world = World::new("archive", Setup::default()).await?;
+    let mut seen = Seen::default();
+    let measured = measure(&world, arguments, &mut seen).await;
+    world.close().await?;
+    measured?;
+    let figures = figures(&seen, arguments.members);
+    print_figures(&figures, &AIMS);
+    let results = Results {
+        figures,
+        machine,
+        arguments: std::env::args().skip(1).collect(),
+        missing: BTreeMap::new(),
+        results: seen,
+    };
+    results.write("archive")
+}
+
+async fn measure(world: &World, arguments: Arguments, seen: &mut Seen) -> Result<()> {
+    let Arguments { members, small_members, rounds, .. } = arguments;
+    for round in 1..=rounds {
+        let bare_s = bare_inserts(world, members).await?;
+        fill(world, small_members).await?;
+        let small = archive(world, small_members).await?;
+        fill(world, members).await?;
+        let (ran, during) = beside(world, archive(world, members)).await?;
+        let quiet = Duration::from_secs_f64(ran.seconds);
+        let nothing = async {
+            tokio::time::sleep(quiet).await;
+            Ok::<(), anyhow::Error>(())
+        };
+        let (_, without) = beside(world, nothing).await?;
+        let key = format!("{}:expiring", world.name);
+        fill_key(world, &key, members).await?;
+        let (_, expiring) = beside(world, expire(world, &key)).await?;
+        println!(
+            "round {round}: bare {bare_s:.1} s, archive {:.1} s, {:.0} MiB ({:.0} MiB for {small_members}); longest call \
+             {:.1} ms, {:.1} ms without, {:.1} ms at an EXPIRE",
+            ran.seconds,
+            ran.peak_rss_mib,
+            small.peak_rss_mib,
+            during.longest_ms,
+            without.longest_ms,
+            expiring.longest_ms
+        );
+        seen.bare_s.push(bare_s);
+        seen.archives.push(ran);
+        seen.small.push(small);
+        for (kept, Stalls { longest_ms }) in
+            [(&mut seen.quiet_ms, without), (&mut seen.archive_ms, during), (&mut seen.expire_ms, expiring)]
+        {
+            kept.push(longest_ms);
+        }
+    }
+    Ok(())
+}
+
+fn figures(seen: &Seen, members: u64) -> BTreeMap<String, f64> {
+    let archive_s = median(seen.archives.iter().map(|ran| ran.seconds));
+    let quiet_ms = median(seen.quiet_ms.iter().copied());
+    BTreeMap::from([
+        ("rows_per_second".to_owned(), members as f64 / archive_s),
+        ("insert_ratio".to_owned(), median(seen.bare_s.iter().copied()) / archive_s),
+        ("stall_extra_ms".to_owned(), median(seen.archive_ms.iter().copied()) - quiet_ms),
+        ("expire_extra_ms".to_owned(), median(seen.expire_ms.iter().copied()) - quiet_ms),
+        ("peak_rss_mib".to_owned(), median(seen.archives.iter().map(|ran| ran.peak_rss_mib))),
+        ("peak_rss_mib_small".to_owned(), median(seen.small.iter().map(|ran| ran.peak_rss_mib))),
+    ])
+}
+
+fn last_week() -> Result<String> {
+    let now = Period::containing(PeriodKind::Week, Micros::now(), &TimeZone::UTC);
+    Ok(now.previous().context("there is no week before this one")?.to_string())
+}
+
+/// The same rows in statements of as many as a page has, by one connection, each its own transaction.
+async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
+    let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
+    sqlx::raw_sql("CREATE TABLE bare LIKE leaderboard_archive").execute(&mut connection).await?;
+    let began = Instant::now();
+    let mut place = 0;
+    while place < members {
+        let until = members.min(place + ROWS);
+        let rows: Vec<String> =
+            (place + 1..=until).map(|place| format!("('bench','2026-W01',{place},'member-{place}',{place})")).collect();
+        let sql = format!("INSERT INTO bare (board, period, place, member, score) VALUES {}", rows.join(","));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await?;
+        place = until;
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    sqlx::raw_sql("DROP TABLE bare").execute(&mut connection).await?;
+    Ok(seconds)
+}
+
+/// Last week's board, with nothing in MySQL.
+async fn fill(world: &World, members: u64) -> Result<()> {
+    sqlx::raw_sql("TRUNCATE leaderboard_archive; TRUNCATE leaderboard_period").execute(&world.pool).await?;
+    fill_key(world, &Cache::new(&world.config.redis)?.keys.board(BOARD, &last_week()?), members).await
+}
+
+async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
+    let client = redis::Client::open(world.config.redis.url.expose())?;
+    let mut redis = client.get_multiplexed_async_connection().await?;
+    let all: Vec<u64> = (1..=members).collect();
+    for some in all.chunks(5_000) {
+        let mut add = redis::cmd("ZADD");
+        add.arg(key);
+        for member in some {
+            // Scores in no order of the members.
+            add.arg(member.wrapping_mul(2_654_435_761) % 1_000_003).arg(format!("member-{member}"));
+        }
+        let () = add.query_async(&mut redis).await?;
+    }
+    Ok(())
+}
+
+/// A board that nobody archives, as it leaves Redis by EXPIRE.
+async fn expire(world: &World, key: &str) -> Result<()> {
+    let client = redis::Client::open(world.config.redis.url.expose())?;
+    let mut redis = client.get_multiplexed_async_connection().await?;
+    let () = redis::cmd("PEXPIRE").arg(key).arg(1).query_async(&mut redis).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok(())
+}
+
+/// Runs `tallyd archive` to its end.
+async fn archive(world: &World, members: u64) -> Result<Ran> {
+    let began = Instant::now();
+    let child = Command::new(env!("CARGO_BIN_EXE_tallyd"))
+        .arg("--config")
+        .arg(world.config_path())
+        .arg("archive")
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("start tallyd")?;
+    let pid = child.id().context("tallyd has ended")?;
+    let mut ended = Box::pin(child.wait_with_output());
+    let mut peak: f64 = 0.0;
+    let output = loop {
+        tokio::select! {
+            output = &mut ended => break output?,
+            () = tokio::time::sleep(Duration::from_millis(20)) => peak = peak.max(peak_rss_mib(pid).unwrap_or(0.0)),
+        }
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    if !output.status.success() {
+        bail!("tallyd archive ended with {}:\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&world.pool).await?;
+    ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
+    Ok(Ran { seconds, peak_rss_mib: peak })
+}

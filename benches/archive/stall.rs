@@ -1,0 +1,37 @@
+//! How long another client's call of Redis takes at most while something goes on.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::common::world::World;
+
+/// Between two calls.
+const EVERY: Duration = Duration::from_millis(1);
+
+/// What the other client saw.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stalls {
+    pub longest_ms: f64,
+}
+
+/// Does `work`, while a client adds to another board all the time.
+pub async fn beside<T>(world: &World, work: impl Future<Output = Result<T>>) -> Result<(T, Stalls)> {
+    let client = redis::Client::open(world.config.redis.url.expose())?;
+    let mut redis = client.get_multiplexed_async_connection().await?;
+    let key = format!("{}:other", world.name);
+    let mut stalls = Stalls::default();
+    let mut work = std::pin::pin!(work);
+    let done = loop {
+        tokio::select! {
+            biased;
+            done = &mut work => break done?,
+            () = tokio::time::sleep(EVERY) => {}
+        }
+        let began = Instant::now();
+        let () = redis::cmd("ZINCRBY").arg(&key).arg(1).arg("m").query_async(&mut redis).await?;
+        stalls.longest_ms = stalls.longest_ms.max(began.elapsed().as_secs_f64() * 1e3);
+    };
+    let () = redis::cmd("UNLINK").arg(&key).query_async(&mut redis).await?;
+    Ok((done, stalls))
+}
