@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Dice, Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
+use common::{Dice, Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
 use tallyd::model::{Target, UserId};
 use tokio::task::JoinSet;
@@ -149,11 +149,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
     let site = Site::open(&client);
     site.clicked(2_000).await;
-    let mut redis = world.redis().await;
-    for bucket in 0..world.cache.keys.buckets() {
-        let _: i64 =
-            redis::cmd("UNLINK").arg(world.cache.keys.counters("video", bucket)).query_async(&mut redis).await.unwrap();
-    }
+    lose(&world).await;
     site.clicked(500).await;
     let one = world.report(&["reconcile", "--target", "video:1"]);
     assert_eq!((&one["unknown"], &one["drifted"]), (&1.into(), &0.into()), "{one}");

@@ -5,12 +5,11 @@ mod common;
 mod stall;
 
 use std::collections::BTreeMap;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use common::cpu::peak_rss_mib;
+use common::command::{self, Ended};
 use common::machine::Machine;
 use common::report::{Aim, Results, median, print_figures};
 use common::world::{Setup, World};
@@ -21,7 +20,6 @@ use stall::{Stalls, beside};
 use tallyd::archiver::period::{Period, PeriodKind};
 use tallyd::cache::Cache;
 use tallyd::model::Micros;
-use tokio::process::Command;
 
 const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
 
@@ -205,32 +203,8 @@ async fn expire(world: &World, key: &str) -> Result<()> {
 
 /// Runs `tallyd archive` to its end.
 async fn archive(world: &World, members: u64) -> Result<Ran> {
-    let began = Instant::now();
-    let child = Command::new(env!("CARGO_BIN_EXE_tallyd"))
-        .arg("--config")
-        .arg(world.config_path())
-        .arg("archive")
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .context("start tallyd")?;
-    let pid = child.id().context("tallyd has ended")?;
-    let mut ended = Box::pin(child.wait_with_output());
-    let mut peak: f64 = 0.0;
-    let output = loop {
-        tokio::select! {
-            output = &mut ended => break output?,
-            () = tokio::time::sleep(Duration::from_millis(20)) => peak = peak.max(peak_rss_mib(pid).unwrap_or(0.0)),
-        }
-    };
-    let seconds = began.elapsed().as_secs_f64();
-    if !output.status.success() {
-        bail!("tallyd archive ended with {}:\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    }
+    let Ended { seconds, peak_rss_mib, .. } = command::tallyd(world, &["archive"]).await?;
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&world.pool).await?;
     ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
-    Ok(Ran { seconds, peak_rss_mib: peak })
+    Ok(Ran { seconds, peak_rss_mib })
 }

@@ -10,6 +10,7 @@
 
 #![allow(dead_code, reason = "every benchmark uses a part of it")]
 
+pub mod command;
 pub mod contender;
 pub mod cpu;
 pub mod lineup;

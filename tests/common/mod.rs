@@ -403,6 +403,15 @@ pub async fn drift(world: &World, target: Target, by: i64) {
     let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
 }
 
+/// Takes every bucket of videos away from Redis, as a flush does.
+pub async fn lose(world: &World) {
+    let mut redis = world.redis().await;
+    for bucket in 0..world.cache.keys.buckets() {
+        let key = world.cache.keys.counters("video", bucket);
+        let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
+    }
+}
+
 /// Fails unless Redis has every number of the model, and no other.
 pub async fn assert_redis_equals(world: &World, model: &Model) {
     let mut expected = model.counters();

@@ -1,15 +1,7 @@
 //! Redis is flushed while a run is at it.
 
-use crate::common::{World, drift, target};
+use crate::common::{drift, lose, target};
 use crate::stage::{Stage, assert_numbers, repair};
-
-async fn flush(world: &World) {
-    let mut redis = world.redis().await;
-    for bucket in 0..world.cache.keys.buckets() {
-        let key = world.cache.keys.counters("video", bucket);
-        let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exactly() {
@@ -18,7 +10,7 @@ async fn a_flush_between_look_and_repair_adds_nothing_and_the_next_run_loads_exa
     drift(&stage.world, target(2), -2).await;
     let mut run = stage.run(&["--full"], &["reconcile:noted"]);
     run.paused().await;
-    flush(&stage.world).await;
+    lose(&stage.world).await;
     stage.like(1, 50).await;
     stage.like(2, 50).await;
     let report = run.report().await;
@@ -37,7 +29,7 @@ async fn a_flush_between_two_looks_makes_the_targets_unknown() {
     drift(&stage.world, target(1), 2).await;
     let mut run = stage.run(&["--full"], &["reconcile:looked"]);
     run.paused().await;
-    flush(&stage.world).await;
+    lose(&stage.world).await;
     stage.like(1, 50).await;
     assert_numbers(&run.report().await, &[("unknown", 1), ("drifted", 0), ("repaired", 0)]);
     assert_eq!(stage.repairs().await, []);
@@ -48,11 +40,11 @@ async fn a_flush_between_two_looks_makes_the_targets_unknown() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run() {
     let mut stage = Stage::new("lost_load", "").await;
-    flush(&stage.world).await;
+    lose(&stage.world).await;
     stage.like(1, 50).await;
     let mut run = stage.run(&["--changed"], &["reconcile:loading"]);
     run.paused().await;
-    flush(&stage.world).await;
+    lose(&stage.world).await;
     stage.like(1, 51).await;
     let report = run.report().await;
     assert_numbers(&report, &[("buckets_loaded", 0), ("drifted", 0)]);

@@ -10,7 +10,7 @@ mod scrub;
 mod sight;
 mod snapshot;
 
-use common::{Model, World, assert_redis_equals, drift, eventually, stderr, stdout, target};
+use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
 use tallyd::model::UserId;
 
@@ -29,14 +29,6 @@ async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Da
     }
     world.drained(&publisher).await;
     (world, daemon, model)
-}
-
-async fn lose(world: &World) {
-    let mut redis = world.redis().await;
-    for bucket in 0..world.cache.keys.buckets() {
-        let key = world.cache.keys.counters("video", bucket);
-        let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
