@@ -13,9 +13,10 @@
 -- "earliest", the steps that are left until the time runs out, as of when the primary number was last changed, so that
 -- of two equals the one who got there first is ahead. "plain" scores are what was added, of any kind.
 --
--- Returns the member's new score in each zset, as text. A member whose primary number falls to zero or below is removed,
--- and its score is zero; a second number never falls below zero. What doesn't fit is an error, which names the key and
--- the member, and then nothing is changed in any zset.
+-- Returns the member's new score in each zset, as text. A member whose score falls to zero or below is removed, and its
+-- score is zero. Of "second" neither number falls below zero, and a member stays while it has one of them; of "earliest"
+-- it goes with its primary number. What doesn't fit is an error, which names the key and the member, and then nothing is
+-- changed in any zset.
 --
 -- A zset that the archiver has taken away meanwhile is made anew by this: what comes late is merged into the frozen one.
 
@@ -36,29 +37,36 @@ end
 if kind ~= 'second' and kind ~= 'earliest' then
     return redis.error_reply('ERR board.lua: ARGV[4] is none of "plain", "second" and "earliest"')
 end
+local primary_delta, low_delta = tonumber(ARGV[2]), tonumber(ARGV[3])
+if primary_delta ~= math.floor(primary_delta) or low_delta ~= math.floor(low_delta) then
+    return redis.error_reply('ERR board.lua: ARGV[2] and ARGV[3] must be whole numbers where a score holds two')
+end
 local now = tonumber(redis.call('TIME')[1])
 for index = 1, #KEYS do
     local at = 5 + 3 * (index - 1)
     local low_end = 2 ^ tonumber(ARGV[at])
     local score = tonumber(redis.call('ZSCORE', KEYS[index], member) or '0')
+    if score < 0 or score ~= math.floor(score) or (kind == 'earliest' and score > 0 and score < low_end) then
+        return redis.error_reply('ERR board.lua: the score of ' .. member .. ' in ' .. KEYS[index]
+            .. ' was not made by this tie')
+    end
     local primary, low = math.floor(score / low_end), score % low_end
-    primary = primary + tonumber(ARGV[2])
+    primary = math.max(0, primary + primary_delta)
     if kind == 'second' then
-        low = math.max(0, low + tonumber(ARGV[3]))
-    elseif tonumber(ARGV[2]) ~= 0 then
+        low = math.max(0, low + low_delta)
+    elseif primary == 0 then
+        low = 0
+    elseif primary_delta ~= 0 then
         low = math.floor((tonumber(ARGV[at + 1]) - now) / tonumber(ARGV[at + 2]))
         -- What comes late has no time left.
         low = math.min(math.max(0, low), low_end - 1)
     end
-    if primary <= 0 then
-        scores[index] = '0'
-    elseif low >= low_end or primary >= 2 ^ 53 / low_end then
+    if low >= low_end or primary >= 2 ^ 53 / low_end then
         local what = low >= low_end and 'second' or 'primary'
         return redis.error_reply('ERR board.lua: the ' .. what .. ' number of ' .. member .. ' in ' .. KEYS[index]
             .. ' no longer fits into its score')
-    else
-        scores[index] = string.format('%.0f', primary * low_end + low)
     end
+    scores[index] = string.format('%.0f', primary * low_end + low)
 end
 for index = 1, #KEYS do
     if scores[index] == '0' then

@@ -27,6 +27,11 @@ for index = 1, #page, 2 do
     if ARGV[3] == 'second' or ARGV[3] == 'earliest' then
         local known = tonumber(redis.call('ZSCORE', KEYS[3], member) or '0')
         late = tonumber(late)
+        if late < 0 or late ~= math.floor(late) or known ~= math.floor(known)
+            or (ARGV[3] == 'earliest' and (late < low_end or (known > 0 and known < low_end))) then
+            return redis.error_reply('ERR board_merge.lua: the score of ' .. member .. ' in ' .. KEYS[2] .. ' or ' .. KEYS[3]
+                .. ' was not made by the board\'s tie')
+        end
         local primary = math.floor(known / low_end) + math.floor(late / low_end)
         local low = late % low_end
         if ARGV[3] == 'second' then

@@ -10,15 +10,20 @@
 -- score on, of equals the greater member first. An empty list where the board doesn't have the member.
 
 local count, from, last = redis.call('ZCARD', KEYS[1]), 0, 0
+-- What no board has is asked for by nobody but by mistake; and -1 would be the last member.
+local wanted = math.min(math.max(0, tonumber(ARGV[3])), count)
 if ARGV[1] == 'around' then
     local rank = redis.call('ZREVRANK', KEYS[1], ARGV[2])
     if not rank then
         return {}
     end
-    from, last = math.max(0, rank - ARGV[3]), rank + ARGV[3]
+    from, last = math.max(0, rank - wanted), rank + wanted
 else
-    from = tonumber(ARGV[2])
-    last = from + ARGV[3] - 1
+    from = math.min(tonumber(ARGV[2]), count)
+    last = from + wanted - 1
+    if wanted == 0 then
+        return { count, from, 0 }
+    end
 end
 local page = redis.call('ZRANGE', KEYS[1], from, last, 'REV', 'WITHSCORES')
 local higher = 0

@@ -2,13 +2,14 @@
 //! is: Redis while it is open, MySQL once it is archived.
 
 use std::fmt;
+use std::iter;
 use std::time::Duration;
 
 use anyhow::Result;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 
-use crate::archiver::period::{Period, PeriodKind};
+use crate::archiver::period::{LOOK_BACK, Period, PeriodKind};
 use crate::cache::Cache;
 use crate::cache::boards::Part;
 use crate::cache::ranks::{Before, Placed, Ranking, place};
@@ -20,6 +21,9 @@ use crate::store::boards::PeriodState;
 
 /// Periods of a board that are listed from MySQL at most.
 const LISTED_MAX: usize = 20;
+
+/// Periods before the current one that are looked for in Redis, where MySQL doesn't know them yet.
+const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board can't be shown: a mistake of the caller.
 #[derive(Debug, thiserror::Error)]
@@ -33,10 +37,10 @@ pub struct Listed {
     pub board: String,
     /// The period.
     pub period: String,
-    /// `open`: it is written to; `frozen`: it is being archived; `done`: archived, and in Redis for a while; `ended`:
+    /// `open`: it is written to; `closed`: its end is over, and it waits for the archive; `frozen`: it is being archived; `done`: archived, and in Redis for a while; `ended`:
     /// archived, and gone from Redis.
     pub state: &'static str,
-    /// Its members: in Redis while it is open, in MySQL after it.
+    /// Its members: in Redis until it is archived, in MySQL after that.
     pub members: u64,
     /// Seconds until it ends; none where it has, or never will.
     pub ends_in_s: Option<u64>,
@@ -100,14 +104,34 @@ impl Boards<'_> {
             let left = (period.end(&zone).0 - now.0).max(0).unsigned_abs() / 1_000_000;
             let ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
             list.0.push(Listed { board: at.board, period: at.period, state: "open", members, ends_in_s });
-            for (at, row) in self.store.board_periods(&board.name, LISTED_MAX).await? {
-                if at.period.parse().is_ok_and(|period: Period| period.kind() == board.period) {
-                    let (state, members) = (row.state.text(), row.tally.members);
-                    list.0.push(Listed { board: at.board, period: at.period, state, members, ends_in_s: None });
-                }
-            }
+            list.0.extend(self.closed(board, period).await?);
         }
         Ok(list)
+    }
+
+    /// Those before the current period, newest first.
+    async fn closed(&self, board: &Board, current: Period) -> Result<Vec<Listed>> {
+        let rows = self.store.board_periods(&board.name, LOOK_BACK).await?;
+        let of_kind = |at: &BoardPeriod| at.period.parse().is_ok_and(|period: Period| period.kind() == board.period);
+        let mut listed = Vec::new();
+        let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
+        for period in previous.map(|period| period.to_string()).filter(|it| rows.iter().all(|(at, _)| at.period != *it))
+        {
+            let at = BoardPeriod { board: board.name.clone(), period };
+            let (members, _) = self.cache.count_board(&at).await?;
+            if members > 0 {
+                listed.push(Listed { board: at.board, period: at.period, state: "closed", members, ends_in_s: None });
+            }
+        }
+        for (at, row) in rows.into_iter().filter(|(at, _)| of_kind(at)).take(LISTED_MAX) {
+            let members = match row.state {
+                PeriodState::Frozen => self.cache.count_board(&at).await?.1,
+                PeriodState::Done | PeriodState::Ended => row.tally.members,
+            };
+            let state = row.state.text();
+            listed.push(Listed { board: at.board, period: at.period, state, members, ends_in_s: None });
+        }
+        Ok(listed)
     }
 
     /// The first `count` places of a board; of its current period where none is named. Where the configuration has the

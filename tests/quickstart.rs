@@ -10,6 +10,9 @@ use std::process::{Command, Output};
 
 use common::{World, eventually, stderr, stdout, target};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd::archiver::period::PeriodKind;
+use tallyd::cache::ranks::Ranking;
+use tallyd::client::{Client, OnBoard};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -128,9 +131,34 @@ fn permit(world: &World, account: &str, beginning: &str) {
     rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
 }
 
+/// Makes an account in Redis by the documented line that begins so, for the world's keys.
+async fn allow(world: &World, account: &str, beginning: &str) {
+    let rules = documented_line("docs/operations.md", beginning).replace('~', &format!("~{}:", world.name));
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
+    let () = command.query_async(&mut world.redis().await).await.unwrap();
+}
+
+/// Whatever a producer does with boards.
+async fn use_boards(world: &World, redis_url: &str) {
+    let mut config = world.config.clone();
+    config.redis.url = redis_url.into();
+    let client = Client::new(&config).unwrap();
+    let on = OnBoard { board: "first", member: b"42" };
+    client.add_to_board(on, "like", 2).await.unwrap();
+    let first = ("first", PeriodKind::Total);
+    for ranking in [Ranking::Ordinal, Ranking::Dense] {
+        assert_eq!(client.board_page(first, 1, 5, ranking).await.unwrap().members, 1);
+        assert_eq!(client.board_around(first, b"42", 1, ranking).await.unwrap().entries.len(), 1);
+        assert_eq!(client.board_of(first, &[b"42".to_vec()], ranking).await.unwrap().len(), 1);
+    }
+    client.read(&[target(42)]).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_rights_are_enough() {
-    let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"";
+    let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"\n\
+                 [[board]]\nname = \"first\"\nperiod = \"total\"\ntie = \"earliest\"";
     let world = World::new("rights", board).await;
     let (name, daemon_account, producer) =
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
@@ -146,10 +174,7 @@ async fn the_documented_rights_are_enough() {
     permit(&world, &producer, "rabbitmqctl set_permissions api ");
     let mut redis = world.redis().await;
     for (account, beginning) in [(&daemon_account, "ACL SETUSER tallyd "), (&producer, "ACL SETUSER api ")] {
-        let rules = documented_line("docs/operations.md", beginning).replace('~', &format!("~{name}:"));
-        let mut command = redis::cmd("ACL");
-        command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
-        let () = command.query_async(&mut redis).await.unwrap();
+        allow(&world, account, beginning).await;
     }
 
     let mysql = world.config.mysql.url.expose();
@@ -186,6 +211,10 @@ async fn the_documented_rights_are_enough() {
     let output = like_py(&world, &addresses, &["video", "42", "7"]);
     assert!(output.status.success(), "{}", stderr(&output));
     eventually("the event is in MySQL", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
+
+    use_boards(&world, &producer_redis).await;
+    assert!(tallyd(&["board", "top", "first"]).contains("42"));
+    assert!(tallyd(&["board", "list"]).contains("first"));
 
     // Drift to repair, and a board to archive: with what comes late, and with its end.
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(43)));

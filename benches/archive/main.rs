@@ -36,7 +36,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1_000_000)]
     members: u64,
 
-    /// Of the small board, whose archive must need no less memory.
+    /// Of a small board: a large one's archive must need no more memory than its.
     #[arg(long, default_value_t = 10_000)]
     small_members: u64,
 

@@ -12,7 +12,10 @@ const GONE: &str = "its frozen zset went away while it was read: Redis lost it, 
     the board, or a mixture of two copies";
 
 /// Pages that one transaction writes: each commit waits for the disk.
-const PAGES_PER_COMMIT: usize = 5;
+const COMMIT_PAGES: usize = 5;
+
+/// After so many members no other page is added to them: a transaction holds the job's lock.
+const COMMIT_MEMBERS: usize = 5_000;
 
 impl Run<'_> {
     /// Writes the frozen zset to its places, the highest score first; says how many. What an earlier copy left at these
@@ -81,7 +84,7 @@ impl Run<'_> {
 async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64) -> Step<Vec<BoardMember>> {
     let Archiver { cache, page_members, .. } = archiver;
     let mut pages = Vec::new();
-    for _ in 0..PAGES_PER_COMMIT {
+    while pages.len() < COMMIT_MEMBERS.min(COMMIT_PAGES * page_members) {
         let page = cache.frozen_page(&at, after + pages.len() as u64, page_members).await?;
         let is_last = page.len() < page_members;
         pages.extend(page);

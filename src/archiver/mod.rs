@@ -12,7 +12,7 @@
 //!
 //! A run has no input but the truth: it looks at every closed period and does what is missing, so that the next run is
 //! the retry of this one, wherever it died. What must hold: a zset leaves Redis only after its rows are committed and
-//! were read back equal, place by place; memory holds one page of each store, however large the board.
+//! were read back equal, place by place; memory holds 10,000 members, or two pages, however large the board.
 //!
 //! # The races
 //!

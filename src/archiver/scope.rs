@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-use super::period::{LOOK_BACK, Period, PeriodError};
+use super::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 use crate::cache::score::Rule;
 use crate::config::Board;
 use crate::model::{BoardPeriod, Micros};
@@ -41,6 +41,9 @@ pub enum ScopeError {
     /// Not a period.
     #[error(transparent)]
     Period(#[from] PeriodError),
+    /// All time is no period that is closed one day.
+    #[error("total never ends, and is not archived")]
+    NeverEnds,
     /// No board in scope has such periods.
     #[error("{period} is a {kind}, and no board that is asked for has a zset for each {kind}")]
     NoSuchBoard {
@@ -91,6 +94,9 @@ impl Scope {
     /// The periods of the configured boards, by the clock alone.
     pub(super) fn candidates(&self, boards: &[Board], now: Micros) -> Result<Candidates> {
         let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
+        if period.is_some_and(|period| period.kind() == PeriodKind::Total) {
+            return Err(ScopeError::NeverEnds.into());
+        }
         let named: Vec<&Board> = boards.iter().filter(|board| self.has_board(&board.name)).collect();
         if let (Some(name), []) = (&self.board, named.as_slice()) {
             let known: BTreeSet<&str> = boards.iter().map(|board| board.name.as_str()).collect();
@@ -171,7 +177,6 @@ pub(super) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::archiver::period::PeriodKind;
     use crate::cache::score::Tie;
     use crate::config::Pause;
 

@@ -217,6 +217,14 @@ impl Cache {
     /// # Errors
     /// Redis is away, or one call failed: those before and after it may have run.
     pub(crate) async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
+        self.eval_each(action, calls).await?.into_iter().collect()
+    }
+
+    /// The same, with each call's own failure.
+    ///
+    /// # Errors
+    /// Redis is away: any of them may have run.
+    pub(crate) async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
         let mut answers = Vec::with_capacity(calls.len());
         for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(piece.len());
@@ -224,20 +232,16 @@ impl Cache {
                 pipeline.add_command(call.command(false));
             }
             for (call, answer) in piece.iter().zip(self.run(action, &pipeline).await?) {
-                answers.push(match answer {
-                    Ok(answer) => answer,
+                let answer = match answer {
                     // A new server, or SCRIPT FLUSH: this call did not run, and its text makes it known again.
                     Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                         let mut again = Pipeline::new();
                         again.add_command(call.command(true));
-                        self.run(action, &again)
-                            .await?
-                            .pop()
-                            .unwrap_or(Err(error))
-                            .map_err(|source| CacheError { action, source })?
+                        self.run(action, &again).await?.pop().unwrap_or(Err(error))
                     }
-                    Err(source) => return Err(CacheError { action, source }),
-                });
+                    answer => answer,
+                };
+                answers.push(answer.map_err(|source| CacheError { action, source }));
             }
         }
         Ok(answers)

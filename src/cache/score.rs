@@ -9,8 +9,11 @@ use std::fmt;
 /// The bits of a double's integers: every whole number below 2^53 is exact.
 pub const SCORE_BITS: u32 = 53;
 
-/// How many of them a second number, or a time, may take at most: a billion of primary ones are left.
-pub const LOW_BITS_MAX: u32 = 32;
+/// How many of them a time may take at most, as that of all time does: 134 million of the primary number are left.
+pub const LOW_BITS_MAX: u32 = 26;
+
+/// How many a second number may take at most: a billion of the primary one are left.
+pub const SECOND_BITS_MAX: u32 = 23;
 
 /// What decides between members whose primary numbers are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use redis::Value;
 use tokio::sync::Mutex;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::broker::{Broker, Publisher};
 use crate::cache::keys::KindNames;
@@ -47,6 +47,8 @@ pub struct Counted {
     pub event: LikeEvent,
     /// The target's number after it; none where that is unknown, because Redis has lost it.
     pub count: Option<i64>,
+    /// How many of the boards that it was for refused it: the log says why.
+    pub boards_failed: usize,
 }
 
 /// Why a like was not counted, or not published.
@@ -144,9 +146,17 @@ impl Client {
         for on in boards {
             calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
         }
-        let answers = self.cache.eval("count a like", &calls).await?;
-        let (at, count) = answers.first().and_then(read_counted).context("like.lua returned something else")?;
-        Ok(Counted { event: LikeEvent { target, user, at, liked }, count })
+        let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
+        let answer = answers.next().context("like.lua was not called")??;
+        let (at, count) = read_counted(&answer).context("like.lua returned something else")?;
+        // The like counts and must be published, whatever became of the boards.
+        let mut boards_failed = 0;
+        for (on, error) in boards.iter().zip(answers).filter_map(|(on, answer)| Some((on, answer.err()?))) {
+            boards_failed += 1;
+            let (board, error) = (on.board, format!("{:#}", anyhow::Error::from(error)));
+            warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
+        }
+        Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
     /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is
@@ -155,7 +165,7 @@ impl Client {
     /// # Errors
     /// The broker is away or didn't confirm.
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
-        let Counted { event, count } = counted;
+        let Counted { event, count, .. } = counted;
         let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
         let publisher = self.publisher().await?;
         let published = publisher.publish(&self.broker.exchange(), &event.user.to_string(), &body).await;

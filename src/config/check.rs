@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 
 use super::{Board, Config, LIKE, Metrics, ServerUrl};
-use crate::cache::score::{LOW_BITS_MAX, Tie};
+use crate::cache::score::{SECOND_BITS_MAX, Tie};
 use crate::runtime::schedule;
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
@@ -175,11 +175,14 @@ fn boards(boards: &[Board], metrics: &Metrics, found: &mut Vec<String>) {
         for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
             found.push(format!("[[board]] {}: score names {name}, which is not in [metrics]", board.name));
         }
-        if !(1..=LOW_BITS_MAX).contains(&board.second_bits) {
+        if !(1..=SECOND_BITS_MAX).contains(&board.second_bits) {
             found.push(format!(
-                "[[board]] {}: second_bits is {}, allowed are 1 to {LOW_BITS_MAX}",
+                "[[board]] {}: second_bits is {}, allowed are 1 to {SECOND_BITS_MAX}",
                 board.name, board.second_bits
             ));
+        }
+        if board.score.first() == board.score.get(1) {
+            found.push(format!("[[board]] {}: score names the same number twice", board.name));
         }
         if let Err(error) = TimeZone::get(&board.time_zone) {
             found.push(format!("[[board]] {}: time_zone \"{}\": {error}", board.name, board.time_zone));
@@ -228,7 +231,15 @@ mod tests {
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",
                 "score names view, which is not in [metrics]",
             ),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 33", "allowed are 1 to 32"),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 24", "allowed are 1 to 23"),
+            (
+                "[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"\nscore = [\"like\", \"like\"]",
+                "the same number twice",
+            ),
+            (
+                "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
+                "must have the same score and tie",
+            ),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {

@@ -84,6 +84,7 @@ impl Writer {
         {
             // What was not kept is tried again.
             seen.drifts.extend(kept.await.unwrap_or_default());
+            seen.drifts.truncate(SEEN_MAX);
         }
         let soon = seen.kept.is_some_and(|kept| kept.elapsed() < KEEP_EVERY);
         if seen.drifts.is_empty() || soon || seen.keeping.is_some() {

@@ -37,6 +37,7 @@ impl Run<'_> {
         self.slice_left = self.on.store.estimate_counters().await?.div_ceil(parts).max(SLICE_MIN);
         self.progress.send_modify(|progress| progress.total = Some(self.slice_left));
         let began = self.place_of(last.kind, last.target_id);
+        self.reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
         // Buckets first: they are few, and a run whose time is short gets round them, too.
         let bucket = self.search_buckets(last.bucket, parts).await?;
         let place =

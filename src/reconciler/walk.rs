@@ -72,6 +72,9 @@ impl Run<'_> {
         let first: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
         // Not settled by themselves: what is off of them is few of all that is compared, or too much.
         for page in first.chunks(self.pace.page()) {
+            if self.is_over() {
+                break;
+            }
             self.compare_paced(page).await?;
         }
         let mut before = ChangedBefore::NEWEST;
@@ -247,6 +250,9 @@ impl Run<'_> {
 
     /// Waits until the servers have time for a page, but not for ever where the run has others behind it.
     pub(super) async fn wait(&mut self) -> Result<()> {
+        if self.gave_up {
+            return Ok(());
+        }
         let over = self.order.run_time_max.map(|max| self.began + max);
         let patience = self.order.wait_max.map(|max| Instant::now() + max);
         let until = over.into_iter().chain(patience).min();

@@ -7,7 +7,7 @@ use super::counters::target;
 use super::{Result, Store, Tried, in_shapes, micros, placeholders};
 use crate::model::{Metric, Micros, Target};
 
-/// Targets that are kept at most: a run looks at so many first of all.
+/// Targets that are kept at most: a run looks at half as many first of all.
 const KEPT_MAX: usize = 10_000;
 
 impl Store {
@@ -19,6 +19,18 @@ impl Store {
         const ACTION: &str = "keep drifts that were seen";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
+            // Those that are there already need no room, and must not be taken for ones that were seen no more.
+            for piece in in_shapes(seen) {
+                let sql = format!(
+                    "UPDATE drift_seen SET seen_at = NOW(6) WHERE metric = ? AND (kind, target_id) IN ({})",
+                    placeholders(piece.len(), 2)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0);
+                for (target, _) in piece {
+                    query = query.bind(target.kind.0).bind(target.id.0);
+                }
+                query.execute(&mut *connection).await.tried(ACTION)?;
+            }
             let kept: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen")
                 .fetch_one(&mut *connection)
                 .await
@@ -42,7 +54,7 @@ impl Store {
         .await
     }
 
-    /// The targets that are kept, sorted by key, with the time at which each was seen last.
+    /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each was seen last.
     ///
     /// # Errors
     /// MySQL's.
@@ -51,7 +63,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT kind, target_id, seen_at FROM drift_seen WHERE metric = ? ORDER BY kind, target_id LIMIT ?",
+                "SELECT kind, target_id, seen_at FROM drift_seen WHERE metric = ? ORDER BY seen_at LIMIT ?",
             )
             .bind(metric.0)
             .bind(limit as u64)
@@ -59,7 +71,10 @@ impl Store {
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| Ok((target(row, 0)?, micros(row.try_get(2)?)));
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            let mut seen: Vec<(Target, Micros)> =
+                rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)?;
+            seen.sort_unstable();
+            Ok(seen)
         })
         .await
     }

@@ -43,6 +43,8 @@ async fn boards_are_listed_and_shown_from_wherever_they_are() {
     assert_eq!(places(&["likes", "total"]), ("redis".to_owned(), expected([1, 2, 3, 4])));
     assert_eq!(places(&["likes", &now, "--ranking", "competition"]), ("redis".to_owned(), expected([1, 2, 2, 4])));
 
+    let closed = stdout(&world.tallyd(&["board", "list"]));
+    assert!(closed.lines().any(|line| line.split_whitespace().take(4).eq(["likes", &last, "closed", "4"])), "{closed}");
     assert!(world.tallyd(&["archive"]).status.success());
     for ranking in [("competition", [1, 2, 2, 4]), ("dense", [1, 2, 2, 3])] {
         let shown = places(&["likes", &last, "--ranking", ranking.0]);
@@ -76,8 +78,11 @@ async fn what_can_not_be_shown_is_said_and_is_a_mistake_of_usage() {
         (vec!["top", "likes", "2026-11"], "likes has no board by month"),
         (vec!["top", "likes", "yesterday"], "is no period"),
         (vec!["top", "users", "--count", "0"], "0 is not in 1..=100000"),
+        (vec!["archive", "--period", "total"], "total never ends, and is not archived"),
     ] {
-        let output = world.tallyd(&[&["board"], arguments.as_slice()].concat());
+        let archive = arguments.first() == Some(&"archive");
+        let before: &[&str] = if archive { &[] } else { &["board"] };
+        let output = world.tallyd(&[before, arguments.as_slice()].concat());
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
         assert!(stderr(&output).contains(said), "{arguments:?}: {}", stderr(&output));
     }

@@ -24,7 +24,7 @@ type Model = BTreeMap<Vec<u8>, (u64, u64)>;
 
 /// Places them all, one by one.
 fn placed(model: &Model, ranking: Ranking) -> Vec<(u64, Vec<u8>, (u64, u64))> {
-    let mut board: Vec<_> = model.iter().filter(|(_, (likes, _))| *likes > 0).collect();
+    let mut board: Vec<_> = model.iter().collect();
     board.sort_unstable_by(|a, b| (b.1, b.0).cmp(&(a.1, a.0)));
     let place = |index: usize, score: &(u64, u64)| {
         let higher = board.iter().filter(|(_, other)| *other > score).map(|(_, other)| *other);
@@ -53,7 +53,7 @@ async fn filled(name: &str, members: u64) -> (World, Client, Model) {
         let member = format!("m{}", dice.below(members)).into_bytes();
         let on = OnBoard { board: "videos", member: &member };
         let (likes, comments) = model.entry(member.clone()).or_default();
-        if *likes > 0 && dice.percent(30) {
+        if dice.percent(30) {
             client.add_to_board(on, "comment", 1).await.unwrap();
             *comments += 1;
         } else {
@@ -78,6 +78,10 @@ async fn pages_have_the_places_of_the_whole_board_in_every_ranking() {
         }
     }
     assert!(client.board_page(TOTAL, 0, 1, Ranking::Ordinal).await.is_err(), "places begin with 1");
+    let none = client.board_page(TOTAL, 1, 0, Ranking::Dense).await.unwrap();
+    assert_eq!((none.entries, none.members), (Vec::new(), model.len() as u64));
+    let all = client.board_page(TOTAL, 1, u64::MAX, Ranking::Dense).await.unwrap();
+    assert_eq!(all.entries.len(), model.len());
     world.close().await;
 }
 

@@ -49,8 +49,6 @@ async fn lua_and_rust_pack_the_shared_vectors_the_same_way() {
         let key = format!("{}:board:{{v}}:{number}", world.name);
         let deltas = (primary.parse().unwrap(), low.parse().unwrap());
         match add(&mut redis, &key, deltas, ("second", *low_bits), (0, 0)).await {
-            // A member without any primary number is none.
-            Ok(lua) if columns.primary == 0 => assert_eq!(lua, "0"),
             Ok(lua) => assert_eq!(Some(&lua), score.as_ref(), "{primary}, {low}"),
             Err(error) => {
                 assert!(score.is_none(), "{error}");
@@ -72,10 +70,10 @@ async fn any_additions_end_as_the_two_columns_say() {
     for _ in 0..400 {
         let deltas = (dice.below(2_001) as i64 - 900, dice.below(400_001) as i64 - 150_000);
         let (primary, second) = model.unwrap_or_default();
-        let (primary, second) = (primary + deltas.0, (second + deltas.1).max(0));
+        let (primary, second) = ((primary + deltas.0).max(0), (second + deltas.1).max(0));
         let answer = add(&mut redis, &key, deltas, ("second", 20), (0, 0)).await;
         match answer {
-            Ok(score) if primary <= 0 => {
+            Ok(score) if (primary, second) == (0, 0) => {
                 assert_eq!(score, "0");
                 model = None;
             }
@@ -108,7 +106,14 @@ async fn of_two_equals_the_one_who_got_there_first_is_ahead() {
     assert_eq!((late.primary, late.low), (7, 0), "after the end no time is left");
     let far = left(add(&mut redis, &key, (1, 0), ("earliest", 20), (now + (1 << 30), 1)).await.unwrap());
     assert_eq!(far.low, (1 << 20) - 1, "no more time than fits");
+    assert_eq!(add(&mut redis, &key, (-9, 0), ("earliest", 20), (now, 1)).await.unwrap(), "0");
+    assert!(!redis.exists::<_, bool>(&key).await.unwrap());
     assert!(add(&mut redis, &key, (1, 0), ("latest", 20), (0, 1)).await.unwrap_err().contains("is none of"));
+    let () = redis.zadd(&key, "m", 500).await.unwrap();
+    let foreign = add(&mut redis, &key, (1, 0), ("earliest", 20), (now, 1)).await.unwrap_err();
+    assert!(foreign.contains("was not made by this tie"), "{foreign}");
+    let () = redis.zadd(&key, "m", 0.5).await.unwrap();
+    assert!(add(&mut redis, &key, (1, 0), ("second", 20), (0, 0)).await.unwrap_err().contains("was not made by"));
     world.close().await;
 }
 
@@ -153,6 +158,14 @@ async fn what_comes_late_is_added_column_by_column() {
     let columns = |primary, low| Columns { primary, low };
     assert_eq!(merged(&mut redis, "2026-W01", Tie::Second).await, [columns(7, 1_000_000), columns(1, 7)]);
     assert_eq!(merged(&mut redis, "2026-W02", Tie::Earliest).await, [columns(7, 100_000), columns(1, 7)]);
+    // Plain scores, from before the board had a tie, are not taken for packed ones.
+    let (live, frozen) =
+        (world.cache.keys.board("likes", "2026-W04"), world.cache.keys.frozen_board("likes", "2026-W04"));
+    let () = redis.zadd(&frozen, "a", 500).await.unwrap();
+    let () = redis.zadd(&live, "a", pack(1, 7)).await.unwrap();
+    let rule = Rule { tie: Tie::Earliest, packing: Packing::new(20) };
+    let error = world.cache.merge_late(&at("2026-W04"), 1, 10, rule).await.unwrap_err();
+    assert!(format!("{:#}", anyhow::Error::from(error)).contains("was not made by the board's tie"));
     // What doesn't fit stays where it is, and the reason names it.
     let (live, frozen) =
         (world.cache.keys.board("likes", "2026-W03"), world.cache.keys.frozen_board("likes", "2026-W03"));

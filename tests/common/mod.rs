@@ -123,7 +123,9 @@ impl World {
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // The library's own half second is too short for a machine that runs other tests.
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
     }
 
     /// Makes exchange and queues, as a daemon would, and connects a publisher.

@@ -1,0 +1,54 @@
+//! A command of the real binary, run to its end, with its time and its memory.
+
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tokio::process::Command;
+
+use super::cpu::peak_rss_mib;
+use super::world::World;
+
+/// Between two looks at the process' memory.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What became of it.
+pub struct Ended {
+    pub output: Output,
+    pub seconds: f64,
+    pub peak_rss_mib: f64,
+}
+
+/// Runs `tallyd` with `arguments`.
+///
+/// # Errors
+/// It failed: with what it said.
+pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
+    let began = Instant::now();
+    let child = Command::new(env!("CARGO_BIN_EXE_tallyd"))
+        .arg("--config")
+        .arg(world.config_path())
+        .args(arguments)
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("start tallyd")?;
+    let pid = child.id().context("tallyd has ended")?;
+    let mut ended = Box::pin(child.wait_with_output());
+    let mut peak: f64 = 0.0;
+    let output = loop {
+        tokio::select! {
+            output = &mut ended => break output?,
+            () = tokio::time::sleep(LOOK_EVERY) => peak = peak.max(peak_rss_mib(pid).unwrap_or(0.0)),
+        }
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    if !output.status.success() {
+        let log = String::from_utf8_lossy(&output.stderr);
+        bail!("tallyd {} ended with {}:\n{log}", arguments.join(" "), output.status);
+    }
+    Ok(Ended { output, seconds, peak_rss_mib: peak })
+}
