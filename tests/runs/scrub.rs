@@ -48,6 +48,21 @@ async fn scrubs_go_on_where_the_last_one_ended_and_see_everything_in_a_round() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_scrub_that_is_cut_short_stays_where_the_last_one_ended() {
+    let (world, daemon, _) = settled("scrub_short", 90, "[reconcile]\nscrub_parts = 4\npage_targets = 10").await;
+    let first = world.report(&["reconcile", "--scrub"]);
+    let place = first["slice"]["until"].as_str().unwrap().to_owned();
+    let short = world.report(&["reconcile", "--scrub", "--run-time", "1ms"]);
+    assert_eq!((&short["ended"], &short["checked"]), (&"time-over".into(), &0.into()), "{short}");
+    assert_eq!((&short["slice"]["after"], &short["slice"]["until"]), (&place.as_str().into(), &place.as_str().into()));
+    let next = world.report(&["reconcile", "--scrub"]);
+    assert_eq!(next["slice"]["after"], place, "{next}");
+    assert!(next["checked"].as_u64().unwrap() > 0, "{next}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_daemon_scrubs_by_its_schedule() {
     let (world, daemon, model) = settled("scrub_cron", 5, "").await;
     drift(&world, target(3), 2).await;
