@@ -37,8 +37,8 @@ pub struct Listed {
     pub board: String,
     /// The period.
     pub period: String,
-    /// `open`: it is written to; `closed`: its end is over, and it waits for the archive; `frozen`: it is being archived; `done`: archived, and in Redis for a while; `ended`:
-    /// archived, and gone from Redis.
+    /// `open`: it is written to; `closed`: its end is over, and it waits for the archive; `frozen`: it is being archived;
+    /// `done`: archived, and in Redis for a while; `ended`: archived, and gone from Redis.
     pub state: &'static str,
     /// Its members: in Redis until it is archived, in MySQL after that.
     pub members: u64,

@@ -54,7 +54,8 @@ impl Store {
         .await
     }
 
-    /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each was seen last.
+    /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each
+    /// was seen last.
     ///
     /// # Errors
     /// MySQL's.

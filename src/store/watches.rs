@@ -54,8 +54,9 @@ impl Store {
         .await
     }
 
-    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until [`Store::unwatch`] or for `seconds`. When this
-    /// returns, every batch that begins later logs. A later run's watch stays.
+    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until
+    /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
+    /// stays.
     ///
     /// # Errors
     /// MySQL's.
