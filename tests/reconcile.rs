@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Dice, Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
+use tallyd::model::{Micros, Target, UserId};
 use tokio::task::JoinSet;
 
 /// Users that click at once, each on few hot and many cold targets.
@@ -225,6 +225,10 @@ async fn one_target_is_repaired_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
+    let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
+    // A run looks again at what was liked less than `publish_grace` before it.
+    let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
+    eventually("the likes are older than publish_grace", || async { Micros::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
     assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "nothing changed since");
