@@ -3,10 +3,13 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
+-- KEYS[4]  where there is a snapshot of the board: its mark
 -- ARGV[1]  the number of the run that does it
+-- ARGV     then, where there is a snapshot, the marks that it may have
 --
 -- Returns 1 where it did; 0 where a frozen zset is there already, which is never renamed over; -1 where the claim is not
--- this run's (any more); -2 where there is no live zset.
+-- this run's (any more); -2 where there is no live zset; -3 where the mark is another one or gone: Redis has lost the board, and the
+-- live zset is only what came since.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -16,6 +19,16 @@ if redis.call('EXISTS', KEYS[3]) == 1 then
 end
 if redis.call('EXISTS', KEYS[2]) == 0 then
     return -2
+end
+if KEYS[4] then
+    local mark = redis.call('GET', KEYS[4])
+    local known = false
+    for index = 2, #ARGV do
+        known = known or mark == ARGV[index]
+    end
+    if not known then
+        return -3
+    end
 end
 redis.call('RENAME', KEYS[2], KEYS[3])
 return 1

@@ -1,15 +1,18 @@
--- Moves one page of what was written to a closed period after it was frozen into the frozen zset, by adding.
+-- Moves one page of what was written to a closed period after it was frozen into the frozen zset, by adding; or of what was
+-- written to a board since Redis lost it into the one that is restored, which takes the live one's place in the end.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the live zset, made anew by what came late
--- KEYS[3]  the frozen zset
+-- KEYS[2]  the live zset, made anew by what came late, or since
+-- KEYS[3]  the frozen zset, or the restored one
+-- KEYS[4]  of a restored one, the mark of its snapshot
 -- ARGV[1]  the number of the run that does it
 -- ARGV[2]  how many members at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
+-- ARGV[5]  of a restored one, the number that the mark gets
 --
 -- Returns how many were moved; -1 where the claim is not this run's (any more); -2 where there is no frozen zset: then
--- nothing moves, because what came late alone is no board.
+-- nothing moves, because what came late alone is no board; -4 where nothing is left to be moved and the restored zset is the live one.
 --
 -- Each member is added and removed in one piece, so however often and late this runs, each score is added once. What
 -- doesn't fit is an error, which names the key and the member; what was moved before it stays moved.
@@ -47,5 +50,10 @@ for index = 1, #page, 2 do
         redis.call('ZINCRBY', KEYS[3], late, member)
     end
     redis.call('ZREM', KEYS[2], member)
+end
+if KEYS[4] and redis.call('EXISTS', KEYS[2]) == 0 then
+    redis.call('RENAME', KEYS[3], KEYS[2])
+    redis.call('SET', KEYS[4], ARGV[5])
+    return -4
 end
 return #page / 2

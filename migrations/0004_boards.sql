@@ -8,15 +8,41 @@ CREATE TABLE IF NOT EXISTS leaderboard_archive (
     PRIMARY KEY (board, period, place)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- How far each closed period has come: frozen -> done -> ended.
+-- How far each closed period has come: frozen -> done -> ended -> pruned.
 CREATE TABLE IF NOT EXISTS leaderboard_period (
     board     VARCHAR(32)     NOT NULL,
     period    VARCHAR(16)     NOT NULL,
     state     VARCHAR(16)     NOT NULL,
     members   BIGINT UNSIGNED NOT NULL DEFAULT 0,
     checksum  BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'over members and scores, in any order',
+    left_out  BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'members beyond archive_top',
     frozen_at DATETIME(6)     NOT NULL,
     done_at   DATETIME(6)     NULL COMMENT 'copied and verified',
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
+    pruned_at DATETIME(6)     NULL COMMENT 'gone from leaderboard_archive: archive_keep is over',
+    PRIMARY KEY (board, period)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- What Redis had of each board that is not archived yet, when it was looked at the last time. The index reads a board in rank order.
+CREATE TABLE IF NOT EXISTS leaderboard_snapshot (
+    board         VARCHAR(32)    NOT NULL,
+    period        VARCHAR(16)    NOT NULL COMMENT 'or total',
+    member        VARBINARY(255) NOT NULL,
+    score         DOUBLE         NOT NULL COMMENT 'as the zset has it',
+    primary_value DOUBLE         NOT NULL COMMENT 'what is ranked by',
+    second_value  INT UNSIGNED   NOT NULL COMMENT 'what decides between equals, where the score holds it',
+    PRIMARY KEY (board, period, member),
+    KEY by_rank (board, period, primary_value, second_value, member)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- How far each snapshot is. Redis holds the number, too: if it is gone there, so is the board.
+CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
+    board        VARCHAR(32)     NOT NULL,
+    period       VARCHAR(16)     NOT NULL,
+    number       BIGINT UNSIGNED NOT NULL COMMENT 'the run that began the last one',
+    former       BIGINT UNSIGNED NOT NULL COMMENT 'the one before it',
+    members      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'when it was complete',
+    began_at     DATETIME(6)     NOT NULL,
+    taken_at     DATETIME(6)     NULL COMMENT 'when the last complete one began',
     PRIMARY KEY (board, period)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::archiver::clock::SnapshotClock;
 use crate::archiver::{self, Archiver, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
@@ -21,10 +22,10 @@ use crate::consumer::Partition;
 use crate::job::{self, Job, Next, Ran, Timetable};
 use crate::model::Micros;
 use crate::reconciler::lookout::Lookout;
-use crate::reconciler::progress::Show;
 use crate::reconciler::{self, Mode, Order, Reconciler};
 use crate::runtime::progress::{Beat, Progress};
 use crate::runtime::schedule::Bells;
+use crate::runtime::show::Show;
 use crate::runtime::{shutdown, systemd};
 use crate::store::Store;
 use crate::store::schema::Schema;
@@ -88,11 +89,49 @@ impl Servers {
         &self,
         config: &Config,
         scope: &Scope,
+        to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job = Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner };
-        job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), stop).await }).await
+        job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), to, stop).await })
+            .await
+    }
+
+    /// Snapshots of boards, under the same lock: of those in `scope`, or of all that are due.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn snapshot(
+        &self,
+        config: &Config,
+        scope: Option<&Scope>,
+        force: bool,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner };
+        let work = |run| async move { archiver.snapshot(run, scope, force, Micros::now(), to, stop).await };
+        job::run_once(&self.store, job, work).await
+    }
+
+    /// One period of a board is put back into Redis, under the same lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn restore(
+        &self,
+        config: &Config,
+        board: (&str, &str),
+        dry_run: bool,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: archiver::RESTORE_MODE, owner: &self.owner };
+        let work = |run| async move { archiver.restore(run, board, dry_run, Micros::now(), to, stop).await };
+        job::run_once(&self.store, job, work).await
     }
 
     /// Whether MySQL has the schema that this version needs.
@@ -209,7 +248,20 @@ async fn start_tasks(
         "lookout".to_owned()
     });
     tasks.spawn(task.clone().reconcile(timetables, Arc::clone(&reconcile_bell), progress.register("reconciler")));
-    let timetables = vec![Timetable::new(archiver::JOB, archiver::MODE, &config.archive.cron)?];
+    let timetables = vec![
+        Timetable::new(archiver::JOB, archiver::MODE, &config.archive.cron)?,
+        Timetable::new(archiver::JOB, archiver::SNAPSHOT_MODE, "")?,
+    ];
+    let clock = SnapshotClock {
+        archiver: Archiver::new(config, servers.store.clone(), servers.cache.clone()),
+        asked: timetables.last().map(|snapshot| Arc::clone(&snapshot.asked)).unwrap_or_default(),
+        bell: Arc::clone(&archive_bell),
+    };
+    let (beat, stopped) = (progress.register("snapshot clock"), stop.clone());
+    tasks.spawn(async move {
+        clock.run(beat, stopped).await;
+        "snapshot clock".to_owned()
+    });
     tasks.spawn(task.archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
     Bells::start(vec![
         (config.reconcile.full_cron.clone(), Arc::clone(&reconcile_bell)),
@@ -245,8 +297,11 @@ impl Task {
 
     async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
         let Self { config, servers, stop } = &self;
-        job::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async {
-            next(servers.archive(config, &Scope::default(), stop).await)
+        job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| async move {
+            next(match place {
+                0 => servers.archive(config, &Scope::default(), Show::Log, stop).await,
+                _ => servers.snapshot(config, None, false, Show::Log, stop).await,
+            })
         })
         .await;
         "archiver".to_owned()

@@ -1,12 +1,12 @@
 //! Boards as an operator sees them: which periods there are and how far each is, and the best of one, from wherever it
 //! is: Redis while it is open, MySQL once it is archived.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::iter;
 use std::time::Duration;
 
 use anyhow::Result;
-use jiff::tz::TimeZone;
 use serde::Serialize;
 
 use crate::archiver::period::{LOOK_BACK, Period, PeriodKind};
@@ -18,6 +18,7 @@ use crate::config::Board;
 use crate::model::{BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::PeriodState;
+use crate::store::snapshots::Snapshot;
 
 /// Periods of a board that are listed from MySQL at most.
 const LISTED_MAX: usize = 20;
@@ -37,13 +38,16 @@ pub struct Listed {
     pub board: String,
     /// The period.
     pub period: String,
-    /// `open`: it is written to; `closed`: its end is over, and it waits for the archive; `frozen`: it is being archived;
-    /// `done`: archived, and in Redis for a while; `ended`: archived, and gone from Redis.
+    /// `open`: it is written to; `lost`: Redis has lost it since its snapshot; `closed`: its end is over, and it waits for the
+    /// archive; `frozen`: it is being archived; `done`: archived, and in Redis for a while; `ended`: archived, and gone from Redis;
+    /// `pruned`: its archive is deleted.
     pub state: &'static str,
     /// Its members: in Redis until it is archived, in MySQL after that.
     pub members: u64,
     /// Seconds until it ends; none where it has, or never will.
     pub ends_in_s: Option<u64>,
+    /// Seconds since its last snapshot; none where it has none, or is archived.
+    pub saved_s_ago: Option<u64>,
 }
 
 /// All of them.
@@ -95,41 +99,64 @@ impl Boards<'_> {
     /// # Errors
     /// A server is away.
     pub async fn list(&self, now: Micros) -> Result<List> {
+        let saved: BTreeMap<BoardPeriod, Snapshot> = self.store.snapshots().await?.into_iter().collect();
         let mut list = List::default();
         for board in self.boards {
-            let zone = TimeZone::get(&board.time_zone)?;
-            let period = Period::containing(board.period, now, &zone);
-            let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
-            let (members, _) = self.cache.count_board(&at).await?;
-            let left = (period.end(&zone).0 - now.0).max(0).unsigned_abs() / 1_000_000;
-            let ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
-            list.0.push(Listed { board: at.board, period: at.period, state: "open", members, ends_in_s });
-            list.0.extend(self.closed(board, period).await?);
+            let calendar = board.calendar()?;
+            let period = Period::containing(board.period, now, &calendar);
+            let mut open = self.in_redis(&board.name, period, "open", &saved, now).await?;
+            let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
+            open.ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
+            list.0.push(open);
+            list.0.extend(self.closed(board, period, &saved, now).await?);
         }
         Ok(list)
     }
 
+    /// A period that is not archived.
+    async fn in_redis(
+        &self,
+        board: &str,
+        period: Period,
+        state: &'static str,
+        saved: &BTreeMap<BoardPeriod, Snapshot>,
+        now: Micros,
+    ) -> Result<Listed> {
+        let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
+        let (members, _) = self.cache.count_board(&at).await?;
+        let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
+        let snapshot = saved.get(&at);
+        let state = if snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark)) { "lost" } else { state };
+        let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
+        let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);
+        Ok(Listed { board: at.board, period: at.period, state, members, ends_in_s: None, saved_s_ago })
+    }
+
     /// Those before the current period, newest first.
-    async fn closed(&self, board: &Board, current: Period) -> Result<Vec<Listed>> {
+    async fn closed(
+        &self,
+        board: &Board,
+        current: Period,
+        saved: &BTreeMap<BoardPeriod, Snapshot>,
+        now: Micros,
+    ) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, LOOK_BACK).await?;
         let of_kind = |at: &BoardPeriod| at.period.parse().is_ok_and(|period: Period| period.kind() == board.period);
         let mut listed = Vec::new();
         let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
-        for period in previous.map(|period| period.to_string()).filter(|it| rows.iter().all(|(at, _)| at.period != *it))
-        {
-            let at = BoardPeriod { board: board.name.clone(), period };
-            let (members, _) = self.cache.count_board(&at).await?;
-            if members > 0 {
-                listed.push(Listed { board: at.board, period: at.period, state: "closed", members, ends_in_s: None });
+        for period in previous.filter(|period| rows.iter().all(|(at, _)| at.period != period.to_string())) {
+            let closed = self.in_redis(&board.name, period, "closed", saved, now).await?;
+            if closed.members > 0 || closed.saved_s_ago.is_some() {
+                listed.push(closed);
             }
         }
         for (at, row) in rows.into_iter().filter(|(at, _)| of_kind(at)).take(LISTED_MAX) {
             let members = match row.state {
                 PeriodState::Frozen => self.cache.count_board(&at).await?.1,
-                PeriodState::Done | PeriodState::Ended => row.tally.members,
+                PeriodState::Done | PeriodState::Ended | PeriodState::Pruned => row.tally.members,
             };
-            let state = row.state.text();
-            listed.push(Listed { board: at.board, period: at.period, state, members, ends_in_s: None });
+            let (BoardPeriod { board, period }, state) = (at, row.state.text());
+            listed.push(Listed { board, period, state, members, ends_in_s: None, saved_s_ago: None });
         }
         Ok(listed)
     }
@@ -150,7 +177,7 @@ impl Boards<'_> {
         let board = self.find(name, period)?;
         let period = match period {
             Some(period) => period.to_owned(),
-            None => Period::containing(board.period, now, &TimeZone::get(&board.time_zone)?).to_string(),
+            None => Period::containing(board.period, now, &board.calendar()?).to_string(),
         };
         let at = BoardPeriod { board: name.to_owned(), period };
         let (from, placed) = self.read(&at, count, ranking).await?;
@@ -162,6 +189,9 @@ impl Boards<'_> {
     /// Archived rows are whole from "done" on; before that the zset is.
     async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(&'static str, Vec<Placed>)> {
         let row = self.store.board_period(at).await?;
+        if row.is_some_and(|row| row.state == PeriodState::Pruned) {
+            return Err(NotShown(format!("{at}: its archive is deleted, archive_keep is over")).into());
+        }
         if row.is_some_and(|row| row.state != PeriodState::Frozen) {
             let rows = self.store.archived_page(at, 0, usize::try_from(count).unwrap_or(usize::MAX)).await?;
             let page = rows.into_iter().map(|(_, member)| member).collect();
@@ -240,12 +270,13 @@ impl fmt::Display for List {
         if self.0.is_empty() {
             return f.write_str("no [[board]] is configured");
         }
-        write!(f, "{:<20} {:<12} {:<8} {:>12}  ENDS", "BOARD", "PERIOD", "STATE", "MEMBERS")?;
-        for Listed { board, period, state, members, ends_in_s } in &self.0 {
-            write!(f, "\n{board:<20} {period:<12} {state:<8} {members:>12}")?;
-            if let Some(seconds) = ends_in_s {
-                write!(f, "  in {}", spoken(Duration::from_secs(*seconds)))?;
-            }
+        write!(f, "{:<20} {:<12} {:<8} {:>12}  {:<14}  SNAPSHOT", "BOARD", "PERIOD", "STATE", "MEMBERS", "ENDS")?;
+        for Listed { board, period, state, members, ends_in_s, saved_s_ago } in &self.0 {
+            let time = |seconds: &u64| spoken(Duration::from_secs(*seconds));
+            let ends = ends_in_s.as_ref().map_or_else(String::new, |seconds| format!("in {}", time(seconds)));
+            let saved = saved_s_ago.as_ref().map_or_else(String::new, |seconds| format!("{} ago", time(seconds)));
+            let line = format!("{board:<20} {period:<12} {state:<8} {members:>12}  {ends:<14}  {saved}");
+            write!(f, "\n{}", line.trim_end())?;
         }
         Ok(())
     }
@@ -271,18 +302,20 @@ mod tests {
 
     #[test]
     fn a_list_and_a_top_read_as_tables() {
-        let listed = |period: &str, state, ends_in_s| Listed {
+        let listed = |period: &str, state, ends_in_s, saved_s_ago| Listed {
             board: "likes".to_owned(),
             period: period.to_owned(),
             state,
             members: 1_234,
             ends_in_s,
+            saved_s_ago,
         };
-        let list = List(vec![listed("2026-W47", "open", Some(97_200)), listed("2026-W46", "done", None)]);
+        let open = listed("2026-W47", "open", Some(97_200), Some(240));
+        let list = List(vec![open, listed("2026-W46", "done", None, None)]);
         assert_eq!(
             list.to_string(),
-            "BOARD                PERIOD       STATE         MEMBERS  ENDS\n\
-             likes                2026-W47     open             1234  in 1 d 3 h\n\
+            "BOARD                PERIOD       STATE         MEMBERS  ENDS            SNAPSHOT\n\
+             likes                2026-W47     open             1234  in 1 d 3 h      4 min ago\n\
              likes                2026-W46     done             1234"
         );
         let row = Row { place: 1, member: "a,b".to_owned(), score: 5.0, primary: None, second: None };

@@ -225,6 +225,14 @@ async fn the_documented_rights_are_enough() {
     assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
     tallyd(&["reconcile", "--changed"]);
 
+    // A board that is saved, lost and restored, and one that is put back from its archive.
+    tallyd(&["board", "snapshot", "first", "total"]);
+    tallyd(&["board", "snapshot", "first", "total"]);
+    let (live, mark) = (world.cache.keys.board("first", "total"), world.cache.keys.board_mark("first", "total"));
+    let () = redis::cmd("DEL").arg(&[&live, &mark]).query_async(&mut redis).await.unwrap();
+    assert!(tallyd(&["board", "restore", "first", "total"]).contains("restored"));
+    assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
+
     assert!(daemon.stop().success());
     for account in [&daemon_account, &producer] {
         rabbitmqctl(&["delete_user", account]);

@@ -13,11 +13,10 @@ use common::command::{self, Ended};
 use common::machine::Machine;
 use common::report::{Aim, Results, median, print_figures};
 use common::world::{Setup, World};
-use jiff::tz::TimeZone;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
-use tallyd::archiver::period::{Period, PeriodKind};
+use tallyd::archiver::period::{Calendar, Period, PeriodKind};
 use tallyd::cache::Cache;
 use tallyd::model::Micros;
 
@@ -147,7 +146,7 @@ fn figures(seen: &Seen, members: u64) -> BTreeMap<String, f64> {
 }
 
 fn last_week() -> Result<String> {
-    let now = Period::containing(PeriodKind::Week, Micros::now(), &TimeZone::UTC);
+    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 

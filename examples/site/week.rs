@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result};
-use jiff::tz::TimeZone;
 use sqlx::Row;
-use tallyd::archiver::period::{Period, PeriodKind};
+use tallyd::archiver::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 
 use crate::dice::Dice;
@@ -40,7 +39,7 @@ pub struct Archived {
 impl Week {
     /// Fills last week's zset in one command, so that the archiver sees all of it or nothing.
     pub async fn close(servers: &Servers) -> Result<Self> {
-        let now = Period::containing(PeriodKind::Week, Micros::now(), &TimeZone::UTC);
+        let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
         let period = now.previous().context("there is no week before this one")?.to_string();
         let mut dice = Dice::new(u64::from(u16::MAX));
         let scores: HashMap<String, u64> =

@@ -6,7 +6,7 @@ use super::Archiver;
 use super::settle::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::boards::Tally;
+use crate::store::boards::{PeriodRow, Tally};
 
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it, and leaderboard_archive may hold a part of \
     the board, or a mixture of two copies";
@@ -17,13 +17,26 @@ const COMMIT_PAGES: usize = 5;
 /// After so many members no other page is added to them: a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
 
+/// What was copied, and verified.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Copied {
+    /// The rows.
+    pub tally: Tally,
+    /// Members beyond them, which are not archived.
+    pub left_out: u64,
+}
+
 impl Run<'_> {
-    /// Writes the frozen zset to its places, the highest score first; says how many. What an earlier copy left at these
-    /// places is written over. The next pages are read while some are written.
-    pub(super) async fn copy(&self, at: &BoardPeriod) -> Step<u64> {
+    /// Writes the frozen zset to its places, the highest score first, up to place `top`. What an earlier copy left at these places
+    /// is written over. The next pages are read while some are written, and those that were are read back from both stores.
+    pub(super) async fn copy(&self, at: &BoardPeriod, top: u64) -> Step<Copied> {
         let (_, members) = self.archiver.cache.count_board(at).await?;
+        let wanted = members.min(top);
+        self.show(at, "copied", wanted);
+        let mut tally = Tally::default();
         let mut copied = 0;
-        let mut pages = read_pages(self.archiver.clone(), at.clone(), 0).await?;
+        let mut verifying: Option<JoinHandle<Step<Tally>>> = None;
+        let mut pages = read_pages(self.archiver.clone(), at.clone(), 0, wanted).await?;
         while !pages.is_empty() {
             self.check_stop()?;
             if let Some(place) = pages.iter().position(|member| !member.score.is_finite()) {
@@ -31,15 +44,26 @@ impl Run<'_> {
                 return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
             }
             let after = copied + pages.len() as u64;
-            // In a task of its own: taking answers apart is work, too.
-            let reading = tokio::spawn(read_pages(self.archiver.clone(), at.clone(), after));
+            // In tasks of their own: taking answers apart is work, too.
+            let reading = tokio::spawn(read_pages(self.archiver.clone(), at.clone(), after, wanted));
             self.archiver.store.copy_places(self.number, at, copied + 1, &pages).await?;
             let next = joined(reading).await?;
+            let verify = tokio::spawn(verify(self.archiver.clone(), at.clone(), copied, after));
+            if let Some(former) = verifying.replace(verify) {
+                tally.add(joined(former).await?);
+            }
             fault::point("archive:copied-page");
             (copied, pages) = (after, next);
+            self.show_done(copied);
+        }
+        if let Some(last) = verifying {
+            tally.add(joined(last).await?);
         }
         // An empty zset is none: nothing may be trimmed for the sake of a zset that Redis has lost.
-        if copied == 0 || copied < members { Err(Halt::Kept(GONE.to_owned())) } else { Ok(copied) }
+        if copied == 0 || copied < wanted {
+            return Err(Halt::Kept(GONE.to_owned()));
+        }
+        Ok(Copied { tally, left_out: members - copied })
     }
 
     /// Deletes the places beyond the board's end, which an earlier copy left.
@@ -52,41 +76,74 @@ impl Run<'_> {
         }
     }
 
-    /// Reads both back, place by place, until both end. Equal members and scores in equal order are equal counts and
-    /// equal checksums; what they come to is kept, so that later changes are seen. Both stores are read at once.
-    pub(super) async fn verify(&self, at: &BoardPeriod) -> Step<Tally> {
-        let mut tally = Tally::default();
-        let (mut page, mut rows) = self.read_both(at, 0).await?;
-        loop {
-            self.check_stop()?;
-            if let Some(place) = first_difference(tally.members + 1, &page, &rows) {
-                return Err(Halt::Kept(format!("Redis and leaderboard_archive differ at place {place}")));
-            }
-            if page.is_empty() {
-                break;
-            }
-            add(&mut tally, &page);
-            (page, rows) = self.read_both(at, tally.members).await?;
+    /// Whether both stores end where the copy did: all before that was verified as it was written.
+    pub(super) async fn verify_end(&self, at: &BoardPeriod, Copied { tally, left_out }: Copied) -> Step<()> {
+        let (_, members) = self.archiver.cache.count_board(at).await?;
+        if members != tally.members + left_out {
+            return Err(Halt::Kept(format!(
+                "its frozen zset had {} members while it was copied, and has {members} now",
+                tally.members + left_out
+            )));
         }
-        if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
+        let beyond = self.archiver.store.archived_page(at, tally.members, 1).await?;
+        match beyond.first() {
+            Some((place, _)) => Err(Halt::Kept(differ(*place))),
+            None => Ok(()),
+        }
     }
 
-    async fn read_both(&self, at: &BoardPeriod, after: u64) -> Step<(Vec<BoardMember>, Vec<(u64, BoardMember)>)> {
-        let Archiver { store, cache, page_members, .. } = self.archiver;
-        let (store, period, members) = (store.clone(), at.clone(), *page_members);
-        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, after, members).await?) });
-        let page = cache.frozen_page(at, after, *page_members).await?;
-        Ok((page, joined(rows).await?))
+    /// Reads an archived board back from both stores, as far as it is archived.
+    pub(super) async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
+        // Its end, too, where there must be none beyond.
+        let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
+        self.show(at, "verified", row.tally.members);
+        let tally = tokio::select! {
+            tally = verify(self.archiver.clone(), at.clone(), 0, until) => tally?,
+            () = self.stop.cancelled() => return Err(Halt::Stopped),
+        };
+        if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
     }
 }
 
-/// The next pages of the frozen zset, as many as one transaction writes.
-async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64) -> Step<Vec<BoardMember>> {
+/// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal members and scores in
+/// equal order are equal counts and equal checksums; what they come to is kept, so that later changes are seen.
+async fn verify(archiver: Archiver, at: BoardPeriod, from: u64, until: u64) -> Step<Tally> {
+    let mut tally = Tally::default();
+    loop {
+        let after = from + tally.members;
+        let limit = archiver.page_members.min(usize::try_from(until - after).unwrap_or(usize::MAX));
+        if limit == 0 {
+            return Ok(tally);
+        }
+        let (store, period) = (archiver.store.clone(), at.clone());
+        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, after, limit).await?) });
+        let page = archiver.cache.frozen_page(&at, after, limit).await?;
+        let rows = joined(rows).await?;
+        if let Some(place) = first_difference(after + 1, &page, &rows) {
+            let gone = archiver.cache.count_board(&at).await?.1 == 0;
+            return Err(Halt::Kept(if gone { GONE.to_owned() } else { differ(place) }));
+        }
+        if page.is_empty() {
+            return Ok(tally);
+        }
+        tally.add_members(&page);
+    }
+}
+
+fn differ(place: u64) -> String {
+    format!("Redis and leaderboard_archive differ at place {place}")
+}
+
+/// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
+async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64, until: u64) -> Step<Vec<BoardMember>> {
     let Archiver { cache, page_members, .. } = archiver;
+    let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
+    let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
     let mut pages = Vec::new();
-    while pages.len() < COMMIT_MEMBERS.min(COMMIT_PAGES * page_members) {
-        let page = cache.frozen_page(&at, after + pages.len() as u64, page_members).await?;
-        let is_last = page.len() < page_members;
+    while pages.len() < most {
+        let limit = page_members.min(most - pages.len());
+        let page = cache.frozen_page(&at, after + pages.len() as u64, limit).await?;
+        let is_last = page.len() < limit;
         pages.extend(page);
         if is_last {
             break;
@@ -109,9 +166,16 @@ fn first_difference(first: u64, page: &[BoardMember], rows: &[(u64, BoardMember)
     unequal.or_else(|| (page.len() != rows.len()).then_some(first + shorter))
 }
 
-fn add(tally: &mut Tally, page: &[BoardMember]) {
-    tally.members += page.len() as u64;
-    tally.checksum = page.iter().fold(tally.checksum, |sum, member| sum.wrapping_add(digest(member)));
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.members += other.members;
+        self.checksum = self.checksum.wrapping_add(other.checksum);
+    }
+
+    fn add_members(&mut self, page: &[BoardMember]) {
+        let checksum = page.iter().fold(0_u64, |sum, member| sum.wrapping_add(digest(member)));
+        self.add(Self { members: page.len() as u64, checksum });
+    }
 }
 
 /// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, the lowest first: easily computed again
@@ -164,7 +228,7 @@ mod tests {
     fn a_tally_does_not_depend_on_the_order_but_on_every_member_and_score() {
         let tally = |scores: &[(&str, f64)]| {
             let mut tally = Tally::default();
-            add(&mut tally, &members(scores));
+            tally.add_members(&members(scores));
             tally
         };
         let board = tally(&[("a", 3.0), ("b", 2.0)]);

@@ -45,20 +45,28 @@
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
+pub mod clock;
 mod copy;
 pub mod period;
 mod plan;
+mod progress;
+mod prune;
 mod report;
+mod restore;
 mod scope;
 mod settle;
+mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use report::{Outcome, PeriodReport, Report};
+pub use restore::{NotRestored, RESTORE_MODE};
 pub use scope::{MODE, Scope, ScopeError};
+pub use snapshot::SNAPSHOT_MODE;
 
 pub use crate::store::boards::JOB;
 
@@ -67,8 +75,11 @@ use crate::cache::boards::BoardKeys;
 use crate::config::{Board, Config};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
+use crate::runtime::show::{self, Show};
 use crate::store::Store;
+use period::PeriodKind;
 use plan::Plan;
+use progress::Progress;
 use scope::{Candidate, instant};
 use settle::{Halt, Run};
 
@@ -88,6 +99,21 @@ pub const FAULT_POINTS: [&str; 14] = [
     "archive:expiring",
     "archive:unlinked",
     "archive:ended",
+];
+
+/// The same for what is deleted, saved and put back.
+pub const SAVE_FAULT_POINTS: [&str; 11] = [
+    "archive:pruning",
+    "archive:forgetting",
+    "snapshot:noted",
+    "snapshot:marked",
+    "snapshot:saved-page",
+    "snapshot:saved",
+    "snapshot:looked",
+    "restore:filled-page",
+    "restore:filled",
+    "restore:merged-page",
+    "restore:put",
 ];
 
 /// The archiver and what it works with.
@@ -110,12 +136,27 @@ impl Archiver {
     ///
     /// # Errors
     /// [`ScopeError`]; a server is away; another run took over.
-    pub async fn run(&self, run: u64, scope: &Scope, now: Micros, stop: &CancellationToken) -> Result<Report> {
-        let mut report = Report { dry_run: scope.dry_run, ..Report::default() };
+    pub async fn run(
+        &self,
+        run: u64,
+        scope: &Scope,
+        now: Micros,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
         if !scope.dry_run {
             self.store.check_archive_run(run).await?;
         }
-        let run = Run { archiver: self, number: run, now, stop };
+        let (progress, shown) = watch::channel(Progress::default());
+        let run = Run { archiver: self, number: run, now, stop, progress };
+        tokio::select! {
+            report = self.settle_all(&run, scope, now) => report,
+            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+        }
+    }
+
+    async fn settle_all(&self, run: &Run<'_>, scope: &Scope, now: Micros) -> Result<Report> {
+        let mut report = Report { dry_run: scope.dry_run, ..Report::default() };
         for (board, candidates) in self.candidates(scope, now, &mut report).await? {
             if !scope.dry_run {
                 self.cache.claim_board(&board, run.number).await?;
@@ -123,7 +164,7 @@ impl Archiver {
             }
             for candidate in candidates {
                 let settled = match scope.dry_run {
-                    true => self.foresee(&candidate, now).await.map_err(Halt::Failed),
+                    true => self.foresee(&candidate, now).await,
                     false => run.settle(&candidate).await,
                 };
                 match settled {
@@ -140,6 +181,12 @@ impl Archiver {
                 }
             }
         }
+        match run.clear(scope, &mut report).await {
+            Err(Halt::Stopped) => report.stopped = true,
+            Err(Halt::Kept(reason)) => anyhow::bail!("delete what is over: {reason}"),
+            Err(Halt::Failed(error)) => return Err(error.context("delete what is over")),
+            Ok(()) => {}
+        }
         Ok(report)
     }
 
@@ -154,7 +201,12 @@ impl Archiver {
         let candidates = scope.candidates(&self.boards, now)?;
         let closed = self.find(candidates.closed, |candidate| candidate.at.clone()).await?;
         let unfinished = self.store.unfinished_periods().await?;
-        let unfinished = unfinished.into_iter().filter_map(|at| scope.known(&self.boards, at));
+        let open: BTreeSet<&BoardPeriod> = candidates.open.iter().map(|(candidate, _)| &candidate.at).collect();
+        // Of a board that Redis has lost nothing else may tell that it was there.
+        let saved = self.store.snapshots().await?.into_iter().map(|(at, _)| at).filter(|at| !open.contains(at));
+        let saved = saved.filter(|at| at.period != PeriodKind::Total.to_string());
+        let saved = saved.filter_map(|at| scope.known(&self.boards, at)).filter(|saved| saved.expire_after.is_some());
+        let unfinished = unfinished.into_iter().filter_map(|at| scope.known(&self.boards, at)).chain(saved);
         let closed = closed.into_iter().filter(|(_, keys)| keys.live || keys.frozen || scope.period.is_some());
         let mut seen = BTreeSet::new();
         let mut boards: BTreeMap<String, Vec<Candidate>> = BTreeMap::new();
@@ -181,13 +233,14 @@ impl Archiver {
     }
 
     /// What would become of a period.
-    async fn foresee(&self, candidate: &Candidate, now: Micros) -> Result<PeriodReport> {
+    async fn foresee(&self, candidate: &Candidate, now: Micros) -> Result<PeriodReport, Halt> {
         let at = &candidate.at;
         let row = self.store.board_period(at).await?;
         let keys = self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
         let archived = row.map_or(0, |row| row.tally.members);
         let report = |outcome| PeriodReport { members: archived, ..PeriodReport::new(at, outcome) };
-        Ok(match plan::decide(keys, row, candidate.expire_after, now) {
+        let (saved, _) = self.saved(at).await?;
+        Ok(match plan::decide(keys, row, saved, candidate.expire_after, now) {
             Plan::Nothing => report(Outcome::Nothing),
             Plan::Archive => {
                 let (live, frozen) = self.cache.count_board(at).await?;
@@ -210,11 +263,19 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let sources = [include_str!("mod.rs"), include_str!("settle.rs"), include_str!("copy.rs")].concat();
-        for point in FAULT_POINTS {
+        let sources = [
+            include_str!("mod.rs"),
+            include_str!("settle.rs"),
+            include_str!("copy.rs"),
+            include_str!("prune.rs"),
+            include_str!("snapshot.rs"),
+            include_str!("restore.rs"),
+        ]
+        .concat();
+        for point in FAULT_POINTS.into_iter().chain(SAVE_FAULT_POINTS) {
             assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
         }
-        let call = ["fault::", "point(\"archive:"].concat();
-        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len());
+        let call = ["fault::", "point(\""].concat();
+        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len() + SAVE_FAULT_POINTS.len());
     }
 }

@@ -23,12 +23,32 @@ pub(super) enum Plan {
     Keep(&'static str),
 }
 
+/// Whether the period has a snapshot, and whether Redis still has the board that it is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Saved {
+    /// There is no snapshot.
+    None,
+    /// Redis has its mark: nothing was lost since.
+    Marked,
+    /// Redis has another mark or none.
+    Lost,
+}
+
 pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a \
     part of it; what the live zset holds, if there is one, came late (or is the board, if a replica took over): delete \
     its row of leaderboard_period to have that archived as the whole board";
 
+pub(super) const LOST_SAVED: &str = "Redis lost its frozen zset before the copy was verified, but there is a snapshot: \
+    `tallyd board restore` puts that in its place";
+
+pub(super) const LOST_LIVE: &str = "Redis has lost it since its snapshot, and what the live zset holds, if there is one, \
+    was added after that: `tallyd board restore` puts the snapshot back and adds it";
+
 pub(super) const LATE: &str = "it was written to after its zset had ended: what came late is in the live zset and not in \
-    leaderboard_archive";
+    leaderboard_archive; `tallyd board restore` puts the archive back, and the next run merges it";
+
+pub(super) const LATE_PRUNED: &str = "it was written to after its archive had been pruned: the live zset holds that, and \
+    can be unlinked";
 
 pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
     and stays as it is, the zset can be unlinked";
@@ -37,10 +57,18 @@ pub(super) const UNKNOWN: &str = "the configuration has no such board any more, 
     put the board back, or delete its row of leaderboard_period";
 
 /// Decides. `expire_after` is the board's; none where the configuration no longer has it.
-pub(super) fn decide(keys: BoardKeys, row: Option<PeriodRow>, expire_after: Option<Duration>, now: Micros) -> Plan {
+pub(super) fn decide(
+    keys: BoardKeys,
+    row: Option<PeriodRow>,
+    saved: Saved,
+    expire_after: Option<Duration>,
+    now: Micros,
+) -> Plan {
     let BoardKeys { live, frozen } = keys;
     let Some(row) = row else {
         return match (live || frozen, expire_after) {
+            // What is left of a board must not be taken for it. One that is frozen was whole when it was.
+            _ if !frozen && saved == Saved::Lost => Plan::Keep(LOST_LIVE),
             (true, Some(_)) => Plan::Archive,
             (true, None) => Plan::Keep(UNKNOWN),
             (false, _) => Plan::Nothing,
@@ -48,7 +76,7 @@ pub(super) fn decide(keys: BoardKeys, row: Option<PeriodRow>, expire_after: Opti
     };
     match (row.state, frozen, expire_after) {
         // A live zset alone is what came late, never the board: it is not frozen a second time.
-        (PeriodState::Frozen, false, _) => Plan::Keep(LOST),
+        (PeriodState::Frozen, false, _) => Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED }),
         // Its rows are whole, so nothing is lost with it.
         (PeriodState::Done, false, _) => Plan::NoteEnded,
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
@@ -58,9 +86,10 @@ pub(super) fn decide(keys: BoardKeys, row: Option<PeriodRow>, expire_after: Opti
             Duration::ZERO => Plan::End,
             left => Plan::Wait(left),
         },
-        (PeriodState::Ended, true, _) => Plan::Keep(CAME_BACK),
+        (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(CAME_BACK),
         (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
-        (PeriodState::Ended, false, _) => Plan::Nothing,
+        (PeriodState::Pruned, false, _) if live => Plan::Keep(LATE_PRUNED),
+        (PeriodState::Ended | PeriodState::Pruned, false, _) => Plan::Nothing,
     }
 }
 
@@ -86,13 +115,24 @@ mod tests {
         expire_after: Option<Duration>,
         at: Micros,
     ) -> Plan {
-        let row = state.map(|state| PeriodRow { state, tally: Tally::default(), done_at: Some(DONE_AT) });
-        decide(BoardKeys { live, frozen }, row, expire_after, at)
+        decided_saved(live, frozen, state, Saved::None, expire_after, at)
+    }
+
+    fn decided_saved(
+        live: bool,
+        frozen: bool,
+        state: Option<PeriodState>,
+        saved: Saved,
+        expire_after: Option<Duration>,
+        at: Micros,
+    ) -> Plan {
+        let row = state.map(|state| PeriodRow { state, tally: Tally::default(), left_out: 0, done_at: Some(DONE_AT) });
+        decide(BoardKeys { live, frozen }, row, saved, expire_after, at)
     }
 
     #[test]
     fn every_case_has_its_plan() {
-        use PeriodState::{Done, Ended, Frozen};
+        use PeriodState::{Done, Ended, Frozen, Pruned};
         for (live, frozen, state, expected) in [
             (false, false, None, Plan::Nothing),
             (true, false, None, Plan::Archive),
@@ -110,8 +150,31 @@ mod tests {
             (true, false, Some(Ended), Plan::Keep(LATE)),
             (false, true, Some(Ended), Plan::Keep(CAME_BACK)),
             (true, true, Some(Ended), Plan::Keep(CAME_BACK)),
+            (false, false, Some(Pruned), Plan::Nothing),
+            (true, false, Some(Pruned), Plan::Keep(LATE_PRUNED)),
+            (false, true, Some(Pruned), Plan::Keep(CAME_BACK)),
+            (true, true, Some(Pruned), Plan::Keep(CAME_BACK)),
         ] {
             assert_eq!(decided(live, frozen, state, Some(STAY), DONE_AT), expected, "{live} {frozen} {state:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_board_that_has_a_snapshot_is_not_taken_for_it() {
+        use PeriodState::Frozen;
+        let plan = |live, frozen, state, saved| decided_saved(live, frozen, state, saved, Some(STAY), DONE_AT);
+        for (live, frozen, state, saved, expected) in [
+            (true, false, None, Saved::Marked, Plan::Archive),
+            (false, false, None, Saved::Marked, Plan::Nothing),
+            (true, false, None, Saved::Lost, Plan::Keep(LOST_LIVE)),
+            (false, false, None, Saved::Lost, Plan::Keep(LOST_LIVE)),
+            (false, true, None, Saved::Lost, Plan::Archive),
+            (true, true, None, Saved::Lost, Plan::Archive),
+            (false, true, Some(Frozen), Saved::Lost, Plan::Archive),
+            (true, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
+            (false, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
+        ] {
+            assert_eq!(plan(live, frozen, state, saved), expected, "{live} {frozen} {state:?} {saved:?}");
         }
     }
 

@@ -29,7 +29,9 @@ pub struct PeriodReport {
     pub outcome: Outcome,
     /// Its members, as far as they are known.
     pub members: u64,
-    /// Members that came late and were merged in this run.
+    /// Members that are not archived, by `archive_top`.
+    pub left_out: u64,
+    /// Members that came late, or since a loss, and were merged in this run.
     pub late_members: u64,
     /// Why, or until when: a sentence.
     pub reason: Option<String>,
@@ -45,12 +47,22 @@ pub enum Outcome {
     Ended,
     /// Archived before; it stays in Redis for a while.
     Waiting,
+    /// A snapshot of it was taken.
+    Saved,
+    /// It is in Redis again.
+    Restored,
+    /// Its archive is over, and deleted.
+    Pruned,
     /// It could not be finished and stays as it is.
     Kept,
     /// A dry run: it would be archived.
     WouldArchive,
     /// A dry run: its zset would be ended.
     WouldEnd,
+    /// A dry run: its archive would be deleted.
+    WouldPrune,
+    /// A dry run: it would be put back.
+    WouldRestore,
     /// Not over yet.
     Open,
     /// There is nothing to archive.
@@ -63,9 +75,14 @@ impl Outcome {
             Self::Archived => "archived",
             Self::Ended => "ended",
             Self::Waiting => "waiting",
+            Self::Saved => "saved",
+            Self::Restored => "restored",
+            Self::Pruned => "pruned",
             Self::Kept => "kept",
             Self::WouldArchive => "would be archived",
             Self::WouldEnd => "would be ended",
+            Self::WouldPrune => "would be pruned",
+            Self::WouldRestore => "would be restored",
             Self::Open => "open",
             Self::Nothing => "nothing to archive",
         }
@@ -81,7 +98,7 @@ impl Report {
 impl PeriodReport {
     pub(super) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
         let BoardPeriod { board, period } = at.clone();
-        Self { board, period, outcome, members: 0, late_members: 0, reason: None }
+        Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, reason: None }
     }
 
     pub(super) fn because(self, reason: impl Into<String>) -> Self {
@@ -91,7 +108,8 @@ impl PeriodReport {
 
 impl job::Report for Report {
     fn is_done(&self) -> bool {
-        let left = [Outcome::Kept, Outcome::WouldArchive, Outcome::WouldEnd];
+        let left =
+            [Outcome::Kept, Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
         !self.stopped && left.iter().all(|outcome| self.count(*outcome) == 0)
     }
 }
@@ -124,6 +142,9 @@ impl fmt::Display for PeriodReport {
         write!(f, "{} {}: {}", self.board, self.period, self.outcome.text())?;
         if self.members > 0 {
             write!(f, ", {} members", self.members)?;
+        }
+        if self.left_out > 0 {
+            write!(f, ", {} left out", self.left_out)?;
         }
         if self.late_members > 0 {
             write!(f, ", {} late", self.late_members)?;

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
-use super::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
+use super::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
 use crate::cache::score::Rule;
 use crate::config::Board;
 use crate::model::{BoardPeriod, Micros};
@@ -72,6 +71,8 @@ pub(super) struct Candidate {
     pub(super) expire_after: Option<Duration>,
     /// How its scores are made.
     pub(super) rule: Rule,
+    /// How many places are archived.
+    pub(super) top: u64,
 }
 
 /// The periods in scope that are closed and those that are not, newest first for each board.
@@ -99,21 +100,19 @@ impl Scope {
         }
         let named: Vec<&Board> = boards.iter().filter(|board| self.has_board(&board.name)).collect();
         if let (Some(name), []) = (&self.board, named.as_slice()) {
-            let known: BTreeSet<&str> = boards.iter().map(|board| board.name.as_str()).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
-            return Err(ScopeError::UnknownBoard { name: name.clone(), known }.into());
+            return Err(unknown(boards, name).into());
         }
         let mut candidates = Candidates::default();
         for board in named {
-            let zone = TimeZone::get(&board.time_zone).with_context(|| format!("read the zone of {}", board.name))?;
+            let calendar = board.calendar().with_context(|| format!("read the zone of {}", board.name))?;
             match period {
                 Some(period) if period.kind() != board.period => {}
-                Some(period) => candidates.closed.push(closed(board, period, &zone, now)?),
+                Some(period) => candidates.closed.push(closed(board, period, &calendar, now)?),
                 None => {
                     let grace = board.archive_grace.0;
-                    let closed = Period::closed(board.period, &zone, grace, now);
+                    let closed = Period::closed(board.period, &calendar, grace, now);
                     candidates.closed.extend(closed.map(|period| candidate(board, period)));
-                    let open = open(board, &zone, now);
+                    let open = open(board, &calendar, now);
                     candidates.open.extend(open.map(|(period, closes)| (candidate(board, period), closes)));
                 }
             }
@@ -134,7 +133,7 @@ impl Scope {
         let kind = at.period.parse().ok().map(Period::kind);
         let board = boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
         let rule = board.map_or(Rule::PLAIN, Board::rule);
-        Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0), rule })
+        Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0), rule, top: board.map_or(0, top) })
     }
 
     fn has_board(&self, name: &str) -> bool {
@@ -142,31 +141,54 @@ impl Scope {
     }
 }
 
-fn candidate(board: &Board, period: Period) -> Candidate {
-    let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
-    Candidate { at, expire_after: Some(board.expire_after.0), rule: board.rule() }
+/// One period of one board, closed or not, all time included.
+pub(super) fn candidate_named(boards: &[Board], name: &str, period: &str) -> Result<Candidate, ScopeError> {
+    let period: Period = period.parse()?;
+    if boards.iter().all(|board| board.name != name) {
+        return Err(unknown(boards, name));
+    }
+    let board = boards.iter().find(|board| board.name == name && board.period == period.kind());
+    let board =
+        board.ok_or_else(|| ScopeError::NoSuchBoard { period: period.to_string(), kind: period.kind().to_string() })?;
+    Ok(candidate(board, period))
 }
 
-fn closed(board: &Board, period: Period, zone: &TimeZone, now: Micros) -> Result<Candidate, ScopeError> {
+fn candidate(board: &Board, period: Period) -> Candidate {
+    let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
+    Candidate { at, expire_after: Some(board.expire_after.0), rule: board.rule(), top: top(board) }
+}
+
+fn unknown(boards: &[Board], name: &str) -> ScopeError {
+    let known: BTreeSet<&str> = boards.iter().map(|board| board.name.as_str()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
+    ScopeError::UnknownBoard { name: name.to_owned(), known }
+}
+
+/// How many places of the board are archived.
+fn top(board: &Board) -> u64 {
+    if board.archive_top == 0 { u64::MAX } else { board.archive_top.into() }
+}
+
+fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Result<Candidate, ScopeError> {
     let candidate = candidate(board, period);
-    let closes = closes(board, period, zone);
+    let closes = closes(board, period, calendar);
     if closes > now {
         let at = candidate.at;
-        return Err(ScopeError::Open { at, end: instant(period.end(zone)), closes: instant(closes) });
+        return Err(ScopeError::Open { at, end: instant(period.end(calendar)), closes: instant(closes) });
     }
     Ok(candidate)
 }
 
 /// The period that now lies in, and those before it whose grace has not passed, with the instants at which they close.
-fn open(board: &Board, zone: &TimeZone, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
-    iter::successors(Some(Period::containing(board.period, now, zone)), |period| period.previous())
-        .map(|period| (period, closes(board, period, zone)))
+fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
+    iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
+        .map(|period| (period, closes(board, period, calendar)))
         .take_while(move |(_, closes)| *closes > now)
         .take(LOOK_BACK)
 }
 
-fn closes(board: &Board, period: Period, zone: &TimeZone) -> Micros {
-    period.end(zone).after(board.archive_grace.0)
+fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
+    period.end(calendar).after(board.archive_grace.0)
 }
 
 /// An instant for a person: `2026-11-23T00:10:00Z`.
@@ -177,6 +199,7 @@ pub(super) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::archiver::period::WeekStart;
     use crate::cache::score::Tie;
     use crate::config::Pause;
 
@@ -185,11 +208,15 @@ mod tests {
             name: name.to_owned(),
             period,
             time_zone: time_zone.to_owned(),
+            week_starts: WeekStart::Monday,
             score: vec!["like".to_owned()],
             tie: Tie::Member,
             second_bits: 20,
             archive_grace: Pause::from_secs(3_600),
             expire_after: Pause::from_secs(60),
+            archive_top: 0,
+            archive_keep: Pause::default(),
+            snapshot_every: Pause::from_secs(3_600),
         }
     }
 

@@ -2,15 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
+use super::copy::Copied;
 use super::plan::{self, Plan};
+use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
 use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
-use crate::cache::boards::{BoardKeys, Changed};
+use crate::cache::boards::Changed;
 use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
@@ -27,6 +30,7 @@ pub(super) struct Run<'a> {
     pub(super) number: u64,
     pub(super) now: Micros,
     pub(super) stop: &'a CancellationToken,
+    pub(super) progress: watch::Sender<Progress>,
 }
 
 /// Why a period was left before its end.
@@ -104,9 +108,16 @@ impl Run<'_> {
             members: row.map_or(0, |row| row.tally.members),
             ..PeriodReport::new(at, outcome)
         };
-        match (plan::decide(keys, row, candidate.expire_after, self.now), row, candidate.expire_after) {
+        let (saved, marks) = self.archiver.saved(at).await?;
+        match (plan::decide(keys, row, saved, candidate.expire_after, self.now), row, candidate.expire_after) {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
-            (Plan::Archive, row, Some(expire_after)) => self.archive(candidate, keys, row, expire_after).await,
+            (Plan::Archive, row, Some(expire_after)) => {
+                if !keys.frozen {
+                    self.present(cache.freeze_board(at, self.number, marks).await?)?;
+                    fault::point("archive:frozen");
+                }
+                self.archive(candidate, row, expire_after).await
+            }
             (Plan::End, Some(row), _) => self.end(at, row).await,
             (Plan::NoteEnded, _, _) => {
                 store.note_ended(self.number, at, self.now).await?;
@@ -126,16 +137,11 @@ impl Run<'_> {
 
     async fn archive(
         &self,
-        Candidate { at, rule, .. }: &Candidate,
-        keys: BoardKeys,
+        Candidate { at, rule, top, .. }: &Candidate,
         row: Option<PeriodRow>,
         expire_after: Duration,
     ) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
-        if !keys.frozen {
-            self.present(cache.freeze_board(at, self.number).await?)?;
-            fault::point("archive:frozen");
-        }
         if row.is_none_or(|row| row.state != PeriodState::Frozen) {
             store.note_frozen(self.number, at, self.now).await?;
             fault::point("archive:noted");
@@ -145,17 +151,19 @@ impl Run<'_> {
         fault::point("archive:persisted");
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
-        let copied = self.copy(at).await?;
+        let copied = self.copy(at, *top).await?;
+        let Copied { tally, left_out } = copied;
         fault::point("archive:copied");
-        self.trim(at, copied).await?;
+        self.trim(at, tally.members).await?;
         fault::point("archive:trimmed");
-        let tally = self.verify(at).await?;
+        self.verify_end(at, copied).await?;
         fault::point("archive:verified");
-        store.note_done(self.number, at, tally, self.now).await?;
+        store.note_done(self.number, at, tally, left_out, self.now).await?;
         fault::point("archive:done");
         self.taken(cache.expire_frozen(at, self.number, expire_after.saturating_add(SAFETY_NET)).await?)?;
         fault::point("archive:expiring");
-        let report = |outcome| PeriodReport { members: tally.members, late_members, ..PeriodReport::new(at, outcome) };
+        let members = tally.members;
+        let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
         if expire_after.is_zero() {
             self.unlink(at).await?;
             return Ok(report(Outcome::Ended));
@@ -183,7 +191,7 @@ impl Run<'_> {
 
     /// Ends an archived zset, if it and the rows are still what was verified.
     async fn end(&self, at: &BoardPeriod, row: PeriodRow) -> Step<PeriodReport> {
-        let verified = match self.verify(at).await {
+        let verified = match self.verify_again(at, row).await {
             Ok(tally) if tally == row.tally => Ok(tally),
             Ok(_) => Err(Halt::Kept("Redis and leaderboard_archive are equal, but not what was verified".to_owned())),
             Err(halt) => Err(halt),
@@ -214,7 +222,7 @@ impl Run<'_> {
     }
 
     /// Where the zset is gone that the step is about, the period is kept.
-    fn present(&self, changed: Changed) -> Step<u64> {
+    pub(super) fn present(&self, changed: Changed) -> Step<u64> {
         self.taken(changed)?.ok_or_else(|| Halt::Kept("its zset is gone from Redis since it was looked for".to_owned()))
     }
 
@@ -222,7 +230,9 @@ impl Run<'_> {
     fn taken(&self, changed: Changed) -> Step<Option<u64>> {
         match changed {
             Changed::Done(times) => Ok(Some(times)),
+            Changed::Put => Ok(Some(0)),
             Changed::Absent => Ok(None),
+            Changed::Lost => Err(Halt::Kept(plan::LOST_LIVE.to_owned())),
             Changed::Refused => {
                 let error = anyhow::Error::from(StoreError::TakenOver("the board".to_owned()));
                 Err(Halt::Failed(error.context(

@@ -39,6 +39,10 @@ pub enum Changed {
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim: nothing was changed.
     Refused,
+    /// The mark of the board's snapshot is another one or gone: Redis has lost the board. Nothing was changed.
+    Lost,
+    /// The restored zset is the live one now.
+    Put,
 }
 
 /// Members that are read at once to count their different scores.
@@ -95,12 +99,17 @@ impl Cache {
         self.answer("claim a board", command).await.map(drop)
     }
 
-    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already.
+    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. Where there is a
+    /// snapshot, its mark must be one of `marks`.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, at).key(self.live(at)).key(self.frozen(at)).arg(run.to_string());
+    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, marks: Option<[u64; 2]>) -> Result<Changed> {
+        let call = self.claimed(&BOARD_FREEZE, at).key(self.live(at)).key(self.frozen(at));
+        let call = match marks {
+            None => call.number(run),
+            Some(marks) => marks.iter().fold(call.key(self.mark(at)).number(run), Call::number),
+        };
         self.change("freeze a board", call).await
     }
 
@@ -238,35 +247,41 @@ impl Cache {
         Ok(distinct)
     }
 
-    fn live(&self, at: &BoardPeriod) -> String {
+    pub(super) fn live(&self, at: &BoardPeriod) -> String {
         self.keys.board(&at.board, &at.period)
     }
 
-    fn frozen(&self, at: &BoardPeriod) -> String {
+    pub(super) fn frozen(&self, at: &BoardPeriod) -> String {
         self.keys.frozen_board(&at.board, &at.period)
     }
 
-    fn claimed(&self, script: &'static super::Script, at: &BoardPeriod) -> Call {
+    pub(super) fn mark(&self, at: &BoardPeriod) -> String {
+        self.keys.board_mark(&at.board, &at.period)
+    }
+
+    pub(super) fn claimed(&self, script: &'static super::Script, at: &BoardPeriod) -> Call {
         Call::new(script, self.keys.board_claim(&at.board))
     }
 
-    async fn change(&self, action: &'static str, call: Call) -> Result<Changed> {
+    pub(super) async fn change(&self, action: &'static str, call: Call) -> Result<Changed> {
         let answer = self.eval(action, &[call]).await?.pop().unwrap_or(Value::Nil);
         match answer {
             Value::Int(-1) => Ok(Changed::Refused),
             Value::Int(-2) => Ok(Changed::Absent),
+            Value::Int(-3) => Ok(Changed::Lost),
+            Value::Int(-4) => Ok(Changed::Put),
             Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
             other => Err(unexpected(action, &other)),
         }
     }
 
-    async fn answer(&self, action: &'static str, command: Cmd) -> Result<Value> {
+    pub(super) async fn answer(&self, action: &'static str, command: Cmd) -> Result<Value> {
         let mut pipeline = Pipeline::new();
         pipeline.add_command(command);
         Ok(self.answers(action, &pipeline).await?.pop().unwrap_or(Value::Nil))
     }
 
-    async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
+    pub(super) async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let results = self.run(action, pipeline).await?;
         results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
     }
@@ -283,7 +298,7 @@ fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
 }
 
 /// `member, score, member, score, ...`, scores as text that gives back the very same number.
-fn read_members(answer: &Value) -> Option<Vec<BoardMember>> {
+pub(super) fn read_members(answer: &Value) -> Option<Vec<BoardMember>> {
     let Value::Array(parts) = answer else { return None };
     let member = |pair: &[Value]| match pair {
         [Value::BulkString(member), score] => {

@@ -51,6 +51,21 @@ impl Keys {
         format!("{}:frozen", self.board(board, period))
     }
 
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. Gone with the zset.
+    pub fn board_mark(&self, board: &str, period: &str) -> String {
+        format!("{}:snapshot", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W47:filling`: a zset that is being restored, as far as it is.
+    pub fn filling_board(&self, board: &str, period: &str) -> String {
+        format!("{}:filling", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W47:restored`: the whole of it, which takes the zset's place next.
+    pub fn restored_board(&self, board: &str, period: &str) -> String {
+        format!("{}:restored", self.board(board, period))
+    }
+
     /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
@@ -97,6 +112,9 @@ mod tests {
         assert_eq!(keys.missing(), "app:tally:missing");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
+        assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
+        assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
+        assert_eq!(keys.restored_board("likes", "total"), "app:board:{likes}:total:restored");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }
 }

@@ -11,6 +11,7 @@ pub mod layout;
 pub mod missing;
 pub mod ranks;
 pub mod score;
+pub mod snapshots;
 
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
@@ -91,6 +92,9 @@ static BOARD_FREEZE: Script = script!("board_freeze.lua");
 static BOARD_MERGE: Script = script!("board_merge.lua");
 static BOARD_STAY: Script = script!("board_stay.lua");
 static BOARD_END: Script = script!("board_end.lua");
+static BOARD_MARK: Script = script!("board_mark.lua");
+static BOARD_SCAN: Script = script!("board_scan.lua");
+static BOARD_FILL: Script = script!("board_fill.lua");
 
 /// One call of a script.
 pub(crate) struct Call {

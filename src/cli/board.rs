@@ -1,16 +1,20 @@
-//! `tallyd board`: shows boards.
+//! `tallyd board`: shows boards, saves them and puts them back.
 
 use std::io::Write;
 
 use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
+use tokio_util::sync::CancellationToken;
 
-use super::{EXIT_DONE, Format, print};
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, to_whom};
 use crate::app::Servers;
+use crate::archiver::{self, Scope};
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
+use crate::job::{Ran, Report};
 use crate::model::Micros;
+use crate::runtime::shutdown;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {
@@ -36,6 +40,32 @@ pub(super) enum BoardCommand {
         #[arg(long, conflicts_with = "format")]
         csv: bool,
         /// How the board looks.
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
+    /// Takes a snapshot of boards that are not archived yet, whether one is due or not.
+    Snapshot {
+        /// Only this board.
+        name: Option<String>,
+        /// Only this period of it: 2026-11-21, 2026-W47, 2026-11 or total.
+        period: Option<String>,
+        /// Even where Redis has lost the board, or most of it: what is left replaces the last snapshot.
+        #[arg(long, requires = "name")]
+        force: bool,
+        /// How the report looks.
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
+    /// Puts a board back into Redis: from its snapshot, adding what came since; or from the archive.
+    Restore {
+        /// The board's name.
+        name: String,
+        /// 2026-11-21, 2026-W47, 2026-11 or total.
+        period: String,
+        /// Changes nothing; says what would be put back.
+        #[arg(long)]
+        dry_run: bool,
+        /// How the report looks.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
@@ -76,6 +106,29 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
                 false => print(&top, format)?,
             }
         }
+        BoardCommand::Snapshot { name, period, force, format } => {
+            let scope = Scope { board: name, period, dry_run: false };
+            let ran = servers.snapshot(config, Some(&scope), force, to_whom(), &stopped()?).await?;
+            return report(ran, false, format);
+        }
+        BoardCommand::Restore { name, period, dry_run, format } => {
+            let ran = servers.restore(config, (&name, &period), dry_run, to_whom(), &stopped()?).await?;
+            return report(ran, dry_run, format);
+        }
     }
     Ok(EXIT_DONE)
+}
+
+/// What a signal cancels.
+fn stopped() -> Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    Ok(stop)
+}
+
+/// Prints what a run says; its exit code.
+pub(super) fn report(ran: Ran<archiver::Report>, dry_run: bool, format: Format) -> Result<u8> {
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, format)?;
+    Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })
 }

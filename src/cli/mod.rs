@@ -17,11 +17,11 @@ use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
-use crate::job::{Ran, Report};
+use crate::job::Ran;
 use crate::model::{Micros, Target, TargetId};
-use crate::reconciler::progress::Show;
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, NotNow, Order};
+use crate::runtime::show::Show;
 use crate::runtime::{log, schedule, shutdown, stack};
 use crate::store::schema::MigrateError;
 use crate::store::{Fate, Store, StoreError};
@@ -66,7 +66,7 @@ enum Command {
     Reconcile(ReconcileArgs),
     /// Archives the boards of closed periods, and ends those that were archived long enough ago.
     Archive(ArchiveArgs),
-    /// Shows boards.
+    /// Shows boards, saves them and puts them back.
     #[command(subcommand)]
     Board(board::BoardCommand),
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
@@ -195,8 +195,7 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     servers.check_schema().await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
     let order = Order { mode, dry_run, force, resume, run_time_max, wait_max: None };
-    let to = if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log };
-    let ran = servers.reconcile(config, &order, to, &stop).await?;
+    let ran = servers.reconcile(config, &order, to_whom(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
@@ -217,10 +216,13 @@ async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
-    let ran = servers.archive(config, &scope, &stop).await?;
-    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
-    print(&report, args.format)?;
-    Ok(if report.is_done() || args.dry_run { EXIT_DONE } else { EXIT_FAILED })
+    let ran = servers.archive(config, &scope, to_whom(), &stop).await?;
+    board::report(ran, args.dry_run, args.format)
+}
+
+/// A bar for someone at a terminal, else lines in the log.
+fn to_whom() -> Show {
+    if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log }
 }
 
 async fn migrate(config: &Config) -> Result<u8> {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use jiff::tz::TimeZone;
 
 use super::{Client, OnBoard};
 use crate::archiver::period::{Period, PeriodKind};
@@ -59,14 +58,14 @@ impl Client {
         let mut call: Option<Call> = None;
         let mut packings = Vec::with_capacity(boards.len());
         for board in &boards {
-            let zone = TimeZone::get(&board.time_zone)?;
-            let period = Period::containing(board.period, now, &zone);
+            let calendar = board.calendar()?;
+            let period = Period::containing(board.period, now, &calendar);
             let key = self.cache.keys.board(&board.name, &period.to_string());
             call = Some(match call {
                 Some(call) => call.key(key),
                 None => Call::new(&BOARD, key),
             });
-            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&zone), board.period.step_s()));
+            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
         }
         let call = call.with_context(|| format!("no [[board]] is named {}", on.board))?;
         let call = call.arg(on.member).number(primary).number(second).arg(first.rule().name());
@@ -128,8 +127,8 @@ impl Client {
     /// There is no such board.
     pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
         let board = self.board(board, period)?;
-        let (zone, now) = (TimeZone::get(&board.time_zone)?, Micros::now());
-        let ends = Period::containing(period, now, &zone).end(&zone);
+        let (calendar, now) = (board.calendar()?, Micros::now());
+        let ends = Period::containing(period, now, &calendar).end(&calendar);
         let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
     }
@@ -141,7 +140,7 @@ impl Client {
 
     fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
         let board = self.board(name, period)?;
-        let current = Period::containing(period, Micros::now(), &TimeZone::get(&board.time_zone)?);
+        let current = Period::containing(period, Micros::now(), &board.calendar()?);
         Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
 

@@ -2,8 +2,10 @@
 
 use serde::Deserialize;
 
+use jiff::tz::TimeZone;
+
 use super::{LIKE, Pause};
-use crate::archiver::period::PeriodKind;
+use crate::archiver::period::{Calendar, PeriodKind, WeekStart};
 use crate::cache::score::{Packing, Rule, Tie};
 
 /// One board and length of period.
@@ -17,6 +19,9 @@ pub struct Board {
     /// Where its days begin: an IANA name.
     #[serde(default = "utc")]
     pub time_zone: String,
+    /// The day that its weeks begin with, where `period` is `week`.
+    #[serde(default)]
+    pub week_starts: WeekStart,
     /// What is ranked by, and what is the second number: one or two names of `[metrics]`.
     #[serde(default = "like")]
     pub score: Vec<String>,
@@ -29,12 +34,29 @@ pub struct Board {
     /// How long after a period's end late writes are waited for.
     #[serde(default = "hour")]
     pub archive_grace: Pause,
+    /// How many places are archived; zero for all.
+    #[serde(default)]
+    pub archive_top: u32,
+    /// How long an archive is kept in MySQL; zero for ever.
+    #[serde(default)]
+    pub archive_keep: Pause,
     /// How long an archived board stays in Redis.
     #[serde(default = "month")]
     pub expire_after: Pause,
+    /// How often what Redis has is copied to MySQL until it is archived; zero for never.
+    #[serde(default = "hour")]
+    pub snapshot_every: Pause,
 }
 
 impl Board {
+    /// Where its periods begin.
+    ///
+    /// # Errors
+    /// The zone is not known: [`super::load`] has refused that.
+    pub fn calendar(&self) -> Result<Calendar, jiff::Error> {
+        Ok(Calendar::new(TimeZone::get(&self.time_zone)?, self.week_starts))
+    }
+
     /// How its scores are made.
     pub fn rule(&self) -> Rule {
         let low_bits = match self.tie {

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use jiff::tz::TimeZone;
-
 use super::{Board, Config, LIKE, Metrics, ServerUrl};
+use crate::archiver::period::{PeriodKind, WeekStart};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
 use crate::runtime::schedule;
 
@@ -181,10 +180,13 @@ fn boards(boards: &[Board], metrics: &Metrics, found: &mut Vec<String>) {
                 board.name, board.second_bits
             ));
         }
+        if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
+            found.push(format!("[[board]] {}: week_starts is for period = \"week\"", board.name));
+        }
         if board.score.first() == board.score.get(1) {
             found.push(format!("[[board]] {}: score names the same number twice", board.name));
         }
-        if let Err(error) = TimeZone::get(&board.time_zone) {
+        if let Err(error) = board.calendar() {
             found.push(format!("[[board]] {}: time_zone \"{}\": {error}", board.name, board.time_zone));
         }
     }
@@ -226,6 +228,7 @@ mod tests {
             ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
             ("[metrics]\nview = 2", "must name `like`"),
             ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
+            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is for period"),
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "it needs two with tie"),
             (
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",

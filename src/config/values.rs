@@ -101,7 +101,7 @@ impl fmt::Debug for ServerUrl {
 }
 
 /// A length of time, written `500ms`, `2s`, `5m`, `1h`, `30d` (days have 24 hours).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pause(pub Duration);
 
 impl Pause {

@@ -61,13 +61,7 @@ impl Lookout {
                     Err(error) => drop(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
                 }
             }
-            let mut left = self.every.max(Duration::from_secs(1));
-            while !left.is_zero() && !stop.is_cancelled() {
-                beat.beat();
-                let pause = left.min(Duration::from_secs(1));
-                left -= pause;
-                stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-            }
+            beat.pause(self.every.max(Duration::from_secs(1)), &stop).await;
         }
     }
 

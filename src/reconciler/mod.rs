@@ -56,6 +56,7 @@ use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{Config, Kinds, Reconcile as Limits};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::runtime::show::{self, Show};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
@@ -65,7 +66,7 @@ use cut::Fences;
 pub use cut::NotNow;
 use pace::Pace;
 use page::Pending;
-use progress::{Progress, Show};
+use progress::Progress;
 use report::{End, Report, Steps};
 
 /// The name of the job in `job_lock` and `job_run`.
@@ -208,7 +209,7 @@ impl Reconciler {
         let (progress, shown) = watch::channel(Progress::default());
         let ran = tokio::select! {
             ran = self.run_showing(number, order, progress, stop) => ran,
-            () = progress::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
         for (_, replica) in &self.replicas {
             replica.close().await;

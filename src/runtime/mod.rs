@@ -5,6 +5,7 @@ pub mod log;
 pub mod progress;
 pub mod retry;
 pub mod schedule;
+pub mod show;
 pub mod shutdown;
 pub mod stack;
 pub mod systemd;

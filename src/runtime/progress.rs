@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio_util::sync::CancellationToken;
+
 /// The beats of all loops.
 #[derive(Clone)]
 pub struct Progress {
@@ -45,6 +47,16 @@ impl Beat {
     /// "I am alive."
     pub fn beat(&self) {
         self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
+    }
+
+    /// Waits, beating, or until the stop.
+    pub async fn pause(&self, mut left: Duration, stop: &CancellationToken) {
+        while !left.is_zero() && !stop.is_cancelled() {
+            self.beat();
+            let pause = left.min(Duration::from_secs(1));
+            left -= pause;
+            stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        }
     }
 
     fn age(&self) -> Duration {

@@ -1,23 +1,16 @@
 //! The archive of boards: the rows of closed periods, and how far each has come. Every write is fenced: it checks in
 //! its own transaction that the job's lock still names its run.
 
-use std::fmt::Write;
-
 use chrono::NaiveDateTime;
-use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Row, Transaction};
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
 
 use super::{Result, Store, Tried, datetime, jobs, micros};
-use crate::model::{BoardMember, BoardPeriod, Micros};
+use crate::model::{BoardPeriod, Micros};
 
 /// The job whose lock fences the archive.
 pub const JOB: &str = "archive";
-
-/// Rows that one statement deletes at most: so that its transaction stays short.
-const TRIM_ROWS_MAX: u64 = 1_000;
-
-/// Rows that one statement writes.
-const STATEMENT_ROWS: usize = 1_000;
 
 /// How far a closed period has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +21,8 @@ pub enum PeriodState {
     Done,
     /// Done, and gone from Redis.
     Ended,
+    /// Its rows are being deleted, or were: its time in MySQL is over, too.
+    Pruned,
 }
 
 /// What the rows of a board come to.
@@ -44,8 +39,10 @@ pub struct Tally {
 pub struct PeriodRow {
     /// How far it has come.
     pub state: PeriodState,
-    /// As it was verified the last time; zeros before that.
+    /// Its rows as they were verified the last time; zeros before that.
     pub tally: Tally,
+    /// How many members the board had beyond those that are archived.
+    pub left_out: u64,
     /// When it was verified the last time.
     pub done_at: Option<Micros>,
 }
@@ -57,6 +54,7 @@ impl PeriodState {
             Self::Frozen => "frozen",
             Self::Done => "done",
             Self::Ended => "ended",
+            Self::Pruned => "pruned",
         }
     }
 }
@@ -71,7 +69,8 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT board, period FROM leaderboard_period WHERE state <> 'ended' ORDER BY board, period DESC",
+                "SELECT board, period FROM leaderboard_period WHERE state IN ('frozen', 'done') \
+                 ORDER BY board, period DESC",
             )
             .fetch_all(connection)
             .await
@@ -100,7 +99,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT state, members, checksum, done_at, period FROM leaderboard_period WHERE board = ? \
+                "SELECT state, members, checksum, left_out, done_at, period FROM leaderboard_period WHERE board = ? \
                  ORDER BY frozen_at DESC, period DESC LIMIT ?",
             )
             .bind(board)
@@ -109,7 +108,7 @@ impl Store {
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(4)? };
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(5)? };
                 Ok((at, read_row(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -172,109 +171,15 @@ impl Store {
         .await
     }
 
-    /// Writes `members` to the places from `first_place` (1 is the best) on, over whatever stood there.
+    /// Notes that the rows were verified, what they come to, and how many members were left out.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn copy_places(
-        &self,
-        run: u64,
-        at: &BoardPeriod,
-        first_place: u64,
-        members: &[BoardMember],
-    ) -> Result<()> {
-        const ACTION: &str = "copy a page of a board";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            for (first, piece) in (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS)) {
-                let sql = insert_places(at, first, piece);
-                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.tried(ACTION)?;
-            }
-            tx.commit().await.tried(ACTION)
-        })
-        .await
-    }
-
-    /// Deletes some of the places beyond `members`, which an earlier copy left; says how many. Zero means none is left.
-    ///
-    /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, members: u64) -> Result<u64> {
-        const ACTION: &str = "delete places beyond a board's end";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            let deleted = sqlx::query(
-                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
-            )
-            .bind(&at.board)
-            .bind(&at.period)
-            .bind(members)
-            .bind(TRIM_ROWS_MAX)
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)?;
-            Ok(deleted.rows_affected())
-        })
-        .await
-    }
-
-    /// The archived places after `after` (0 for all), in order, with their members.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn archived_page(&self, at: &BoardPeriod, after: u64, members: usize) -> Result<Vec<(u64, BoardMember)>> {
-        const ACTION: &str = "read an archived board";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let rows = sqlx::query(
-                "SELECT place, member, score FROM leaderboard_archive \
-                 WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
-            )
-            .bind(&at.board)
-            .bind(&at.period)
-            .bind(after)
-            .bind(members as u64)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-            let read = |row: &MySqlRow| {
-                // Unchecked: a million rows are read like this.
-                let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
-                Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
-            };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
-        })
-        .await
-    }
-
-    /// Notes that the rows were verified, and what they come to.
-    ///
-    /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_done(&self, run: u64, at: &BoardPeriod, tally: Tally, now: Micros) -> Result<()> {
-        const ACTION: &str = "note that a board is archived";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query(
-                "UPDATE leaderboard_period SET state = ?, members = ?, checksum = ?, done_at = ? \
-                 WHERE board = ? AND period = ?",
-            )
-            .bind(PeriodState::Done.text())
-            .bind(tally.members)
-            .bind(tally.checksum)
-            .bind(datetime(now))
-            .bind(&at.board)
-            .bind(&at.period)
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+    pub async fn note_done(&self, run: u64, at: &BoardPeriod, tally: Tally, left_out: u64, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
+                           done_at = ? WHERE board = ? AND period = ?";
+        let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out).bind(datetime(now));
+        self.note("note that a board is archived", run, at, query).await
     }
 
     /// Notes that the board is gone from Redis.
@@ -282,51 +187,76 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
-        const ACTION: &str = "note that a board has ended";
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'ended', ended_at = ? WHERE board = ? AND period = ?";
+        self.note("note that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// Notes that an archived board is in Redis again, from now on.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', done_at = ?, ended_at = NULL \
+                           WHERE board = ? AND period = ?";
+        self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// Notes that the board's rows are no longer to be relied on: they are about to be deleted.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_pruned(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'pruned', pruned_at = COALESCE(pruned_at, ?) \
+                           WHERE board = ? AND period = ?";
+        self.note("note that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// The board's periods that are gone from Redis and were archived before `until`, and those that are being pruned;
+    /// oldest first, at most `limit` of them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn prunable_periods(&self, board: &str, until: Micros, limit: usize) -> Result<Vec<BoardPeriod>> {
+        const ACTION: &str = "list archives that are to be pruned";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query("UPDATE leaderboard_period SET state = ?, ended_at = ? WHERE board = ? AND period = ?")
-                .bind(PeriodState::Ended.text())
-                .bind(datetime(now))
-                .bind(&at.board)
-                .bind(&at.period)
-                .execute(&mut *tx)
-                .await
-                .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
+            let periods: Vec<String> = sqlx::query_scalar(
+                "SELECT period FROM leaderboard_period AS p WHERE board = ? AND done_at < ? AND (state = 'ended' \
+                 OR (state = 'pruned' AND EXISTS (SELECT 1 FROM leaderboard_archive AS a \
+                     WHERE a.board = p.board AND a.period = p.period))) \
+                 ORDER BY done_at LIMIT ?",
+            )
+            .bind(board)
+            .bind(datetime(until))
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(periods.into_iter().map(|period| BoardPeriod { board: board.to_owned(), period }).collect())
+        })
+        .await
+    }
+
+    /// Runs `query`, which lacks board and period, in a transaction of `run`.
+    async fn note(
+        &self,
+        action: &'static str,
+        run: u64,
+        at: &BoardPeriod,
+        query: Query<'_, MySql, MySqlArguments>,
+    ) -> Result<()> {
+        let mut lent = self.lend().await?;
+        lent.limit(action, |connection| async move {
+            let mut tx = begin(connection, run, action).await?;
+            query.bind(&at.board).bind(&at.period).execute(&mut *tx).await.tried(action)?;
+            tx.commit().await.tried(action)
         })
         .await
     }
 }
 
-/// One statement as text, for which the server prepares nothing. Texts are hexadecimal, so that nothing needs quoting; of a
-/// score the shortest digits that give back the very same number.
-fn insert_places(at: &BoardPeriod, first_place: u64, members: &[BoardMember]) -> String {
-    let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
-    let mut sql = "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES ".to_owned();
-    for (place, BoardMember { member, score }) in (first_place..).zip(members) {
-        // A String can't fail.
-        let _ = write!(sql, "({board},{period},{place},{},{score:e}),", hex(member));
-    }
-    sql.pop();
-    sql.push_str(" ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)");
-    sql
-}
-
-/// `x'6d31'`.
-fn hex(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 2 + 3);
-    text.push_str("x'");
-    for byte in bytes {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text.push('\'');
-    text
-}
-
 /// A transaction that holds the job's row to its end: nobody can take the job over before the commit.
-async fn begin<'c>(
+pub(super) async fn begin<'c>(
     connection: &'c mut MySqlConnection,
     run: u64,
     action: &'static str,
@@ -338,44 +268,27 @@ async fn begin<'c>(
 
 async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
     const ACTION: &str = "read how far a board is";
-    let row =
-        sqlx::query("SELECT state, members, checksum, done_at FROM leaderboard_period WHERE board = ? AND period = ?")
-            .bind(&at.board)
-            .bind(&at.period)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
+    let row = sqlx::query(
+        "SELECT state, members, checksum, left_out, done_at FROM leaderboard_period WHERE board = ? AND period = ?",
+    )
+    .bind(&at.board)
+    .bind(&at.period)
+    .fetch_optional(connection)
+    .await
+    .tried(ACTION)?;
     row.as_ref().map(read_row).transpose().tried(ACTION)
 }
 
-/// Reads `state, members, checksum, done_at`.
+/// Reads `state, members, checksum, left_out, done_at`.
 fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let state = match row.try_get::<String, _>(0)?.as_str() {
         "frozen" => PeriodState::Frozen,
         "done" => PeriodState::Done,
         "ended" => PeriodState::Ended,
+        "pruned" => PeriodState::Pruned,
         other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
     };
     let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
-    Ok(PeriodRow { state, tally, done_at: row.try_get::<Option<NaiveDateTime>, _>(3)?.map(micros) })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn members_of_any_bytes_and_scores_of_any_size_are_written_as_they_are() {
-        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W47".to_owned() };
-        let member = |member: &[u8], score| BoardMember { member: member.to_vec(), score };
-        let members = [member(b"a'\\\0\xff", 0.1), member(b"", 9_007_199_254_740_991.0), member(b"m", -1e300)];
-        assert_eq!(
-            insert_places(&at, 7, &members),
-            "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES \
-             (x'6c696b6573',x'323032362d573437',7,x'61275c00ff',1e-1),\
-             (x'6c696b6573',x'323032362d573437',8,x'',9.007199254740991e15),\
-             (x'6c696b6573',x'323032362d573437',9,x'6d',-1e300) \
-             ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)"
-        );
-    }
+    let done_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
+    Ok(PeriodRow { state, tally, left_out: row.try_get(3)?, done_at })
 }

@@ -12,9 +12,11 @@ pub mod jobs;
 pub mod letters;
 pub mod likes;
 pub mod partitions;
+mod places;
 pub mod repairs;
 pub mod schema;
 pub mod sightings;
+pub mod snapshots;
 mod text;
 pub mod watches;
 

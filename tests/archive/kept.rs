@@ -4,6 +4,7 @@ use redis::AsyncCommands;
 use tallyd::archiver::{Outcome, Scope};
 use tallyd::job::Report as _;
 use tallyd::model::BoardPeriod;
+use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;
 
 use crate::common::eventually;
@@ -101,7 +102,9 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let run = stage.take().await;
     let archiver = stage.rival();
     let running =
-        tokio::spawn(async move { archiver.run(run, &Scope::default(), NOW, &CancellationToken::new()).await });
+        tokio::spawn(
+            async move { archiver.run(run, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await },
+        );
     eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
     let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
     stage.redis.del::<_, ()>(&keys).await.unwrap();

@@ -11,7 +11,12 @@ mod asked;
 mod crash;
 mod kept;
 mod late;
+mod pruned;
+mod restored;
 mod rivals;
+mod saved;
+#[cfg(feature = "fault-points")]
+mod saved_crash;
 mod script;
 mod way;
 
@@ -26,6 +31,7 @@ use tallyd::archiver::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::cache::Cache;
 use tallyd::job::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
+use tallyd::runtime::show::Show;
 use tallyd::store::Store;
 use tallyd::store::jobs::Lock;
 use tokio_util::sync::CancellationToken;
@@ -157,7 +163,7 @@ impl Stage {
     }
 
     async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {
-        self.archiver().run(run, scope, now, &CancellationToken::new()).await
+        self.archiver().run(run, scope, now, Show::Log, &CancellationToken::new()).await
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {

@@ -9,6 +9,7 @@ use tallyd::cache::boards::Changed;
 use tallyd::cache::score::Rule;
 use tallyd::job::{Ran, Report as _};
 use tallyd::model::BoardMember;
+use tallyd::runtime::show::Show;
 use tallyd::store::StoreError;
 use tallyd::store::boards::Tally;
 use tokio_util::sync::CancellationToken;
@@ -39,8 +40,9 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     stage.write(&at, &whole).await;
     let overtaken = stage.take().await;
     let archiver = stage.rival();
-    let running =
-        tokio::spawn(async move { archiver.run(overtaken, &Scope::default(), NOW, &CancellationToken::new()).await });
+    let running = tokio::spawn(async move {
+        archiver.run(overtaken, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await
+    });
     eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
     stage.end_lease().await;
 
@@ -132,7 +134,7 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
         stage.store.note_frozen(overtaken, &at, NOW).await,
         stage.store.copy_places(overtaken, &at, 1, &members).await,
         stage.store.trim_places(overtaken, &at, 0).await.map(drop),
-        stage.store.note_done(overtaken, &at, tally, NOW).await,
+        stage.store.note_done(overtaken, &at, tally, 0, NOW).await,
         stage.store.note_ended(overtaken, &at, NOW).await,
     ] {
         assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
@@ -154,7 +156,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
             false => stage.world.cache.claim_board("likes", 2).await.unwrap(),
         }
         stage.write(&at, &board(3)).await;
-        assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Refused);
         stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
         let before = stage.everything().await;
         assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
@@ -174,11 +176,11 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     let at = week("2026-W46");
     let (live, frozen) = (stage.live(&at), stage.frozen(&at));
     stage.world.cache.claim_board("likes", 1).await.unwrap();
-    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Absent);
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Absent);
     stage.write(&at, &board(3)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Done(1));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Done(1));
     stage.write(&at, &board(1)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1).await.unwrap(), Changed::Done(0));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
     // Without a frozen zset nothing is merged: what came late alone is no board.

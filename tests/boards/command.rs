@@ -1,8 +1,7 @@
 //! `tallyd board`, by the real binary.
 
-use jiff::tz::TimeZone;
 use redis::AsyncCommands;
-use tallyd::archiver::period::{Period, PeriodKind};
+use tallyd::archiver::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 
 use super::common::{World, stderr, stdout};
@@ -23,7 +22,7 @@ async fn fill(world: &World, board: &str, period: &str) {
 #[tokio::test]
 async fn boards_are_listed_and_shown_from_wherever_they_are() {
     let world = World::new("board_command", BOARDS).await;
-    let this_week = Period::containing(PeriodKind::Week, Micros::now(), &TimeZone::UTC);
+    let this_week = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
     let (now, last) = (this_week.to_string(), this_week.previous().unwrap().to_string());
     for (board, period) in [("likes", now.as_str()), ("likes", last.as_str()), ("likes", "total")] {
         fill(&world, board, period).await;
@@ -55,7 +54,7 @@ async fn boards_are_listed_and_shown_from_wherever_they_are() {
 
     let list = stdout(&world.tallyd(&["board", "list"]));
     let lines: Vec<Vec<&str>> = list.lines().skip(1).map(|line| line.split_whitespace().take(4).collect()).collect();
-    let today = Period::containing(PeriodKind::Day, Micros::now(), &TimeZone::UTC).to_string();
+    let today = Period::containing(PeriodKind::Day, Micros::now(), &Calendar::UTC).to_string();
     assert_eq!(
         lines,
         [

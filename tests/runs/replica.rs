@@ -10,8 +10,8 @@ use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::app::Servers;
 use tallyd::job::{Ran, Report};
-use tallyd::reconciler::progress::Show;
 use tallyd::reconciler::{Mode, Order};
+use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;
 
 use super::common::{World, drift, eventually, stderr, stdout, target};

@@ -1,7 +1,11 @@
-//! The periods of boards: days, ISO weeks and months in a time zone, and all time. Pure: no I/O, and "now" is an argument.
+//! The periods of boards: days, weeks and months in a time zone, and all time. Pure: no I/O, and "now" is an argument.
+//!
+//! A week has the name of an ISO week, whatever day it begins with: of the one in which most of its days lie.
 //!
 //! A period lasts from its start to the next one's start, so every instant is in exactly one, whatever the clocks of
 //! the zone do at midnight.
+
+mod calendar;
 
 use std::fmt;
 use std::iter;
@@ -9,8 +13,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::civil::{Date, ISOWeekDate, Weekday};
-use jiff::tz::{AmbiguousOffset, TimeZone};
-use jiff::{Span, Timestamp, ToSpan};
+use jiff::{Span, ToSpan};
+
+pub use calendar::{Calendar, WeekStart};
 
 use crate::model::Micros;
 
@@ -24,7 +29,7 @@ pub const LOOK_BACK: usize = 400;
 pub enum PeriodKind {
     /// A calendar day.
     Day,
-    /// An ISO week.
+    /// Seven days.
     Week,
     /// A calendar month.
     Month,
@@ -55,10 +60,11 @@ impl PeriodKind {
 /// When the time of [`PeriodKind::Total`] runs out, in seconds since the epoch: in 2097.
 pub const TOTAL_ENDS_S: i64 = 60 << 26;
 
-/// One day, ISO week or month, or all time.
+/// One day, week or month, or all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Period {
     kind: PeriodKind,
+    /// Of a week, the Monday of the ISO week that it is named after.
     first_day: Date,
 }
 
@@ -71,26 +77,18 @@ pub struct PeriodError(String);
 
 impl Period {
     /// The period that `at` lies in. An instant before 1970 counts as 1970.
-    pub fn containing(kind: PeriodKind, at: Micros, zone: &TimeZone) -> Self {
-        if kind == PeriodKind::Total {
-            return Self { kind, first_day: Date::ZERO };
-        }
+    pub fn containing(kind: PeriodKind, at: Micros, calendar: &Calendar) -> Self {
         let at = at.max(Micros(0));
-        let timestamp = Timestamp::from_microsecond(at.0).unwrap_or(Timestamp::MAX);
-        let period = Self::of_day(kind, zone.to_datetime(timestamp).date());
-        // A clock that is set back over midnight shows yesterday's date once more: the first midnight was the end.
-        if period.end(zone) <= at { period.next().unwrap_or(period) } else { period }
-    }
-
-    fn of_day(kind: PeriodKind, day: Date) -> Self {
+        let day = calendar.date(at);
         let first_day = match kind {
             PeriodKind::Day => day,
-            // Fails only before the calendar's first Monday, in the year -9999.
-            PeriodKind::Week => day.checked_sub(day.weekday().to_monday_zero_offset().days()).unwrap_or(day),
+            PeriodKind::Week => calendar.monday(day),
             PeriodKind::Month => day.first_of_month(),
             PeriodKind::Total => Date::ZERO,
         };
-        Self { kind, first_day }
+        let period = Self { kind, first_day };
+        // A clock that is set back over midnight shows yesterday's date once more: the first midnight was the end.
+        if period.end(calendar) <= at { period.next().unwrap_or(period) } else { period }
     }
 
     /// Its length.
@@ -98,28 +96,18 @@ impl Period {
         self.kind
     }
 
-    /// Its first instant in the zone.
-    pub fn start(self, zone: &TimeZone) -> Micros {
-        if self.kind == PeriodKind::Total {
-            return Micros(0);
+    /// Its first instant.
+    pub fn start(self, calendar: &Calendar) -> Micros {
+        match self.kind {
+            PeriodKind::Total => Micros(0),
+            PeriodKind::Week => calendar.midnight(calendar.first_of_week(self.first_day)),
+            PeriodKind::Day | PeriodKind::Month => calendar.midnight(self.first_day),
         }
-        let midnight = self.first_day.at(0, 0, 0, 0);
-        let ambiguous = zone.to_ambiguous_timestamp(midnight);
-        let first = match ambiguous.offset() {
-            // The clock jumps over midnight: the day begins with the jump. The later offset's midnight lies before it.
-            AmbiguousOffset::Gap { after, .. } => after
-                .to_timestamp(midnight)
-                .ok()
-                .and_then(|before| zone.following(before).next().map(|jump| jump.timestamp())),
-            // Of a midnight that comes twice, the first.
-            AmbiguousOffset::Unambiguous { .. } | AmbiguousOffset::Fold { .. } => ambiguous.compatible().ok(),
-        };
-        first.map_or(Micros::MAX, |first| Micros(first.as_microsecond()))
     }
 
-    /// The first instant after it in the zone.
-    pub fn end(self, zone: &TimeZone) -> Micros {
-        self.next().map_or(Micros::MAX, |next| next.start(zone))
+    /// The first instant after it.
+    pub fn end(self, calendar: &Calendar) -> Micros {
+        self.next().map_or(Micros::MAX, |next| next.start(calendar))
     }
 
     /// The one after it; none at the calendar's end.
@@ -145,16 +133,16 @@ impl Period {
     }
 
     /// When its time runs out, in seconds since the epoch, as `tie = "earliest"` counts it.
-    pub fn time_ends_s(self, zone: &TimeZone) -> i64 {
+    pub fn time_ends_s(self, calendar: &Calendar) -> i64 {
         match self.kind {
             PeriodKind::Total => TOTAL_ENDS_S,
-            _ => self.end(zone).0.div_euclid(1_000_000),
+            _ => self.end(calendar).0.div_euclid(1_000_000),
         }
     }
 
     /// The [`LOOK_BACK`] latest periods that had ended at `now`, and `grace` had passed; newest first.
-    pub fn closed(kind: PeriodKind, zone: &TimeZone, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
-        let open = Self::containing(kind, now.before(grace), zone);
+    pub fn closed(kind: PeriodKind, calendar: &Calendar, grace: Duration, now: Micros) -> impl Iterator<Item = Self> {
+        let open = Self::containing(kind, now.before(grace), calendar);
         iter::successors(open.previous(), |period| period.previous()).take(LOOK_BACK)
     }
 }

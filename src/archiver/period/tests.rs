@@ -1,5 +1,7 @@
 //! Periods in zones whose clocks do what they like.
 
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;
@@ -24,8 +26,22 @@ const ZONES: [&str; 12] = [
     "America/Havana",
 ];
 
-fn zone(name: &str) -> TimeZone {
-    TimeZone::get(name).unwrap()
+const WEEK_STARTS: [WeekStart; 7] = [
+    WeekStart::Monday,
+    WeekStart::Tuesday,
+    WeekStart::Wednesday,
+    WeekStart::Thursday,
+    WeekStart::Friday,
+    WeekStart::Saturday,
+    WeekStart::Sunday,
+];
+
+fn zone(name: &str) -> Calendar {
+    calendar(name, WeekStart::Monday)
+}
+
+fn calendar(name: &str, week_starts: WeekStart) -> Calendar {
+    Calendar::new(TimeZone::get(name).unwrap(), week_starts)
 }
 
 fn at(text: &str) -> Micros {
@@ -110,6 +126,32 @@ fn weeks_and_months_follow_each_other_over_new_year() {
 }
 
 #[test]
+fn a_week_begins_with_the_day_that_is_set_and_is_named_after_the_iso_week_of_most_of_its_days() {
+    for (week_starts, start, end) in [
+        (WeekStart::Monday, "2026-11-15T16:00:00Z", "2026-11-22T16:00:00Z"),
+        (WeekStart::Tuesday, "2026-11-16T16:00:00Z", "2026-11-23T16:00:00Z"),
+        (WeekStart::Wednesday, "2026-11-17T16:00:00Z", "2026-11-24T16:00:00Z"),
+        (WeekStart::Thursday, "2026-11-18T16:00:00Z", "2026-11-25T16:00:00Z"),
+        (WeekStart::Friday, "2026-11-12T16:00:00Z", "2026-11-19T16:00:00Z"),
+        (WeekStart::Saturday, "2026-11-13T16:00:00Z", "2026-11-20T16:00:00Z"),
+        (WeekStart::Sunday, "2026-11-14T16:00:00Z", "2026-11-21T16:00:00Z"),
+    ] {
+        let calendar = calendar("Asia/Shanghai", week_starts);
+        let week = period("2026-W47");
+        assert_eq!((week.start(&calendar), week.end(&calendar)), (at(start), at(end)), "{week_starts:?}");
+        assert_eq!(Period::containing(PeriodKind::Week, at(start), &calendar), week, "{week_starts:?}");
+        assert_eq!(Period::containing(PeriodKind::Week, at(end), &calendar), period("2026-W48"), "{week_starts:?}");
+        // Days and months are the zone's.
+        assert_eq!(Period::containing(PeriodKind::Month, at(start), &calendar), period("2026-11"));
+    }
+    // Over New Year: Sunday, 27 December 2026, to Saturday, 2 January 2027.
+    let sunday = calendar("America/New_York", WeekStart::Sunday);
+    for instant in ["2026-12-27T05:00:00Z", "2027-01-03T04:59:59Z"] {
+        assert_eq!(Period::containing(PeriodKind::Week, at(instant), &sunday), period("2026-W53"), "{instant}");
+    }
+}
+
+#[test]
 fn what_names_no_period_is_refused_with_how_to_write_it() {
     for text in [
         "",
@@ -157,8 +199,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn every_instant_is_in_exactly_one_period(now in instants(), name in prop::sample::select(&ZONES[..])) {
-        let zone = zone(name);
+    fn every_instant_is_in_exactly_one_period(
+        now in instants(),
+        name in prop::sample::select(&ZONES[..]),
+        week_starts in prop::sample::select(&WEEK_STARTS[..]),
+    ) {
+        let zone = calendar(name, week_starts);
         for kind in KINDS {
             let period = Period::containing(kind, now, &zone);
             prop_assert!(period.start(&zone) <= now && now < period.end(&zone), "{} {}", period, name);
@@ -169,8 +215,12 @@ proptest! {
     }
 
     #[test]
-    fn periods_are_contiguous_and_next_undoes_previous(now in instants(), name in prop::sample::select(&ZONES[..])) {
-        let zone = zone(name);
+    fn periods_are_contiguous_and_next_undoes_previous(
+        now in instants(),
+        name in prop::sample::select(&ZONES[..]),
+        week_starts in prop::sample::select(&WEEK_STARTS[..]),
+    ) {
+        let zone = calendar(name, week_starts);
         for kind in KINDS {
             let period = Period::containing(kind, now, &zone);
             let (before, after) = (period.previous().unwrap(), period.next().unwrap());
@@ -230,7 +280,7 @@ fn all_time_never_ends() {
         assert_eq!((total.start(&zone(name)), total.end(&zone(name))), (Micros(0), Micros::MAX));
         assert_eq!((total.next(), total.previous()), (None, None));
     }
-    let closed = Period::closed(PeriodKind::Total, &TimeZone::UTC, Duration::ZERO, Micros::MAX).count();
+    let closed = Period::closed(PeriodKind::Total, &Calendar::UTC, Duration::ZERO, Micros::MAX).count();
     assert_eq!(closed, 0, "it is never archived");
 }
 

@@ -1,0 +1,70 @@
+//! Looks when a snapshot is due, and whether Redis has lost a board.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::Archiver;
+use super::plan::LOST_LIVE;
+use super::scope::Scope;
+use crate::model::{BoardPeriod, Micros};
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+
+/// How often it looks at most, and at least.
+const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// A daemon's clock for snapshots.
+pub struct SnapshotClock {
+    /// Whose boards.
+    pub archiver: Archiver,
+    /// Set when a snapshot is due.
+    pub asked: Arc<AtomicBool>,
+    /// Rung then.
+    pub bell: Arc<Notify>,
+}
+
+impl SnapshotClock {
+    /// Looks until the stop.
+    pub async fn run(self, beat: Beat, stop: CancellationToken) {
+        let mut outage = Outage::new("looking at boards");
+        let mut lost = BTreeSet::new();
+        let every = self.archiver.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
+        // A board that is due waits for a tenth of its time at most.
+        let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
+        while !stop.is_cancelled() {
+            if every.is_some() {
+                match self.look(&mut lost).await {
+                    Ok(due) => {
+                        outage.over();
+                        if due {
+                            self.asked.store(true, Ordering::Relaxed);
+                            self.bell.notify_one();
+                        }
+                    }
+                    Err(error) => drop(outage.failed(&format!("{error:#}"))),
+                }
+            }
+            beat.pause(every.unwrap_or(LOOK_EVERY[1]), &stop).await;
+        }
+    }
+
+    /// Whether a snapshot is due. A board that was lost is told of once.
+    async fn look(&self, lost: &mut BTreeSet<BoardPeriod>) -> Result<bool> {
+        let now = Micros::now();
+        let savable = self.archiver.savable(&Scope::default(), now).await?;
+        let are_lost: BTreeSet<BoardPeriod> =
+            savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
+        for BoardPeriod { board, period } in are_lost.difference(lost) {
+            warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
+        }
+        *lost = are_lost;
+        Ok(savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
+    }
+}

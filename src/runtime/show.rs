@@ -1,0 +1,127 @@
+//! Shows how far a run is to whoever watches it: a log, or a bar on a terminal.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::watch;
+
+use crate::runtime::log;
+
+/// How often the log says it.
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// Who is shown a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// The log: a line every half minute.
+    Log,
+    /// Someone at a terminal: a bar.
+    Bar,
+}
+
+/// What can be said of a run, after it has taken `elapsed`.
+pub trait Shown: Clone {
+    /// How much is done, and of how much: none before that is known.
+    fn done(&self) -> (u64, Option<u64>);
+
+    /// A sentence.
+    fn words(&self, elapsed: Duration) -> String;
+
+    /// Writes a line into the log.
+    fn say(&self, elapsed: Duration);
+}
+
+/// Shows a run until it is dropped.
+pub async fn show(to: Show, progress: watch::Receiver<impl Shown>) {
+    match to {
+        Show::Log => say(progress).await,
+        Show::Bar => draw(progress).await,
+    }
+}
+
+async fn say(progress: watch::Receiver<impl Shown>) {
+    let began = Instant::now();
+    loop {
+        tokio::time::sleep(SAY_EVERY).await;
+        let now = progress.borrow().clone();
+        now.say(began.elapsed());
+    }
+}
+
+async fn draw(mut progress: watch::Receiver<impl Shown>) {
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(style(false));
+    let _gone = log::under(&bar);
+    let began = Instant::now();
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    loop {
+        tick.tick().await;
+        let now = progress.borrow_and_update().clone();
+        let (done, total) = now.done();
+        if let Some(total) = total
+            && bar.length() != Some(total)
+        {
+            bar.set_length(total);
+            bar.set_style(style(true));
+        }
+        bar.set_position(done.min(total.unwrap_or(u64::MAX)));
+        bar.set_message(now.words(began.elapsed()));
+        bar.tick();
+    }
+}
+
+fn style(has_total: bool) -> ProgressStyle {
+    let template = if has_total { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
+    // The template is a constant that parses.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// How much of `total` is done; less than 100 while it isn't, whatever the statistics said.
+pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
+    let total = total.filter(|total| *total > 0)?;
+    Some((done.saturating_mul(100) / total).min(99))
+}
+
+/// How long the rest takes at the rate so far.
+pub fn left(done: u64, total: Option<u64>, elapsed: Duration) -> Option<Duration> {
+    let total = total.filter(|_| done > 0)?;
+    let rest = total.saturating_sub(done) as f64 / done as f64;
+    Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok()
+}
+
+/// `done` a second.
+pub fn rate(done: u64, elapsed: Duration) -> u64 {
+    (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64
+}
+
+/// `2 h 5 min`, `4 min 10 s`, `9 s`.
+pub fn spoken(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_said_in_two_units() {
+        for (seconds, words) in [(9, "9 s"), (250, "4 min 10 s"), (7_500, "2 h 5 min")] {
+            assert_eq!(spoken(Duration::from_secs(seconds)), words);
+        }
+    }
+
+    #[test]
+    fn the_rest_is_told_from_what_is_done() {
+        let ten = Duration::from_secs(10);
+        assert_eq!((percent(200, Some(1_000)), left(200, Some(1_000), ten)), (Some(20), Some(ten * 4)));
+        assert_eq!((percent(0, Some(0)), left(0, Some(9), ten), left(5, None, ten)), (None, None, None));
+        // The statistics were wrong.
+        assert_eq!((percent(2_000, Some(1_000)), left(2_000, Some(1_000), ten)), (Some(99), Some(Duration::ZERO)));
+        assert_eq!(rate(100, ten), 10);
+    }
+}

@@ -1,0 +1,141 @@
+//! The rows of archived boards: written by place, read back, and deleted in pieces.
+
+use std::fmt::Write;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::boards::begin;
+use super::{Result, Store, Tried};
+use crate::model::{BoardMember, BoardPeriod};
+
+/// Rows that one statement deletes at most: so that its transaction stays short.
+const TRIM_ROWS_MAX: u64 = 1_000;
+
+/// Rows that one statement writes.
+const STATEMENT_ROWS: usize = 1_000;
+
+impl Store {
+    /// Writes `members` to the places from `first_place` (1 is the best) on, over whatever stood there.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn copy_places(
+        &self,
+        run: u64,
+        at: &BoardPeriod,
+        first_place: u64,
+        members: &[BoardMember],
+    ) -> Result<()> {
+        const ACTION: &str = "copy a page of a board";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            for (first, piece) in (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS)) {
+                let sql = insert_places(at, first, piece);
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes some of the places beyond `members`, which an earlier copy left; says how many. Zero means none is left.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, members: u64) -> Result<u64> {
+        const ACTION: &str = "delete places beyond a board's end";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let deleted = sqlx::query(
+                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(members)
+            .bind(TRIM_ROWS_MAX)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)?;
+            Ok(deleted.rows_affected())
+        })
+        .await
+    }
+
+    /// The archived places after `after` (0 for all), in order, with their members.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn archived_page(&self, at: &BoardPeriod, after: u64, members: usize) -> Result<Vec<(u64, BoardMember)>> {
+        const ACTION: &str = "read an archived board";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT place, member, score FROM leaderboard_archive \
+                 WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(after)
+            .bind(members as u64)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                // Unchecked: a million rows are read like this.
+                let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
+                Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+}
+
+/// One statement as text, for which the server prepares nothing. Texts are hexadecimal, so that nothing needs quoting; of a
+/// score the shortest digits that give back the very same number.
+fn insert_places(at: &BoardPeriod, first_place: u64, members: &[BoardMember]) -> String {
+    let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
+    let mut sql = "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES ".to_owned();
+    for (place, BoardMember { member, score }) in (first_place..).zip(members) {
+        // A String can't fail.
+        let _ = write!(sql, "({board},{period},{place},{},{score:e}),", hex(member));
+    }
+    sql.pop();
+    sql.push_str(" ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)");
+    sql
+}
+
+/// `x'6d31'`.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2 + 3);
+    text.push_str("x'");
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text.push('\'');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_any_bytes_and_scores_of_any_size_are_written_as_they_are() {
+        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W47".to_owned() };
+        let member = |member: &[u8], score| BoardMember { member: member.to_vec(), score };
+        let members = [member(b"a'\\\0\xff", 0.1), member(b"", 9_007_199_254_740_991.0), member(b"m", -1e300)];
+        assert_eq!(
+            insert_places(&at, 7, &members),
+            "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES \
+             (x'6c696b6573',x'323032362d573437',7,x'61275c00ff',1e-1),\
+             (x'6c696b6573',x'323032362d573437',8,x'',9.007199254740991e15),\
+             (x'6c696b6573',x'323032362d573437',9,x'6d',-1e300) \
+             ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)"
+        );
+    }
+}

@@ -1,0 +1,296 @@
+//! Snapshots of boards that are not archived yet: their rows, written where they changed, and how far each is. Every
+//! write is fenced as the archive's are.
+
+use std::fmt::Write;
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::boards::begin;
+use super::places::hex;
+use super::{Result, Store, Tried, datetime, in_shapes, micros, placeholders};
+use crate::model::{BoardMember, BoardPeriod, Micros};
+
+/// Rows that one statement deletes at most.
+const DELETE_ROWS_MAX: u64 = 1_000;
+
+/// A row of `leaderboard_snapshot_period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The run that began the last one.
+    pub number: u64,
+    /// The run that began the one before it: what Redis holds where the last one died at its beginning.
+    pub former: u64,
+    /// Rows when it was last complete.
+    pub members: u64,
+    /// When the last one began.
+    pub began_at: Micros,
+    /// When the last complete one began.
+    pub taken_at: Option<Micros>,
+}
+
+impl Snapshot {
+    /// Whether a mark in Redis says that the board is the one that this is of.
+    pub fn is_marked(&self, mark: Option<u64>) -> bool {
+        mark.is_some_and(|mark| [self.number, self.former].contains(&mark))
+    }
+}
+
+/// A member as a snapshot has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// With the score of the zset.
+    pub member: BoardMember,
+    /// What is ranked by.
+    pub primary: f64,
+    /// What decides between equals; zero where the score doesn't hold it.
+    pub second: u64,
+}
+
+impl Store {
+    /// All snapshots that there are: of boards that are open, or not archived yet.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
+        const ACTION: &str = "list snapshots of boards";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT number, former, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
+                 ORDER BY board, period DESC",
+            )
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                let at = BoardPeriod { board: row.try_get(5)?, period: row.try_get(6)? };
+                Ok((at, read_snapshot(row)?))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// The period's snapshot; none where none was ever begun.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
+        const ACTION: &str = "read how far a snapshot is";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query(
+                "SELECT number, former, members, began_at, taken_at FROM leaderboard_snapshot_period \
+                 WHERE board = ? AND period = ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            row.as_ref().map(read_snapshot).transpose().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that `run` begins a snapshot, after the one that Redis knows as `former` (zero for none).
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, former: u64, now: Micros) -> Result<()> {
+        const ACTION: &str = "begin a snapshot";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query(
+                "INSERT INTO leaderboard_snapshot_period (board, period, number, former, began_at) \
+                 VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE \
+                     former = VALUES(former), number = VALUES(number), began_at = VALUES(began_at)",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(run)
+            .bind(former)
+            .bind(datetime(now))
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Writes what Redis has of some members. Rows that say the same already cost no write.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn save_members(&self, run: u64, at: &BoardPeriod, members: &[Saved]) -> Result<()> {
+        const ACTION: &str = "save a page of a board";
+        if members.is_empty() {
+            return Ok(());
+        }
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::raw_sql(AssertSqlSafe(upsert(at, members))).execute(&mut *tx).await.tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// The snapshot's members after `after`, in the order of their bytes.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
+        const ACTION: &str = "read a snapshot";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let sql = match after {
+                None => {
+                    "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ? \
+                         ORDER BY member LIMIT ?"
+                }
+                Some(_) => {
+                    "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ? \
+                            AND member > ? ORDER BY member LIMIT ?"
+                }
+            };
+            let query = sqlx::query(sql).bind(&at.board).bind(&at.period);
+            let query = if let Some(after) = after { query.bind(after) } else { query };
+            let rows = query.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes members that the board no longer has.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn forget_members(&self, run: u64, at: &BoardPeriod, members: &[Vec<u8>]) -> Result<()> {
+        const ACTION: &str = "delete members that left a board";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            for piece in in_shapes(members) {
+                let sql = format!(
+                    "DELETE FROM leaderboard_snapshot WHERE board = ? AND period = ? AND member IN {}",
+                    placeholders(1, piece.len())
+                );
+                let query = sqlx::query(AssertSqlSafe(sql)).bind(&at.board).bind(&at.period);
+                let query = piece.iter().fold(query, |query, member| query.bind(member));
+                query.execute(&mut *tx).await.tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that the snapshot that `run` began at `now` is complete.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn end_snapshot(&self, run: u64, at: &BoardPeriod, members: u64, now: Micros) -> Result<()> {
+        const ACTION: &str = "end a snapshot";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query(
+                "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ?, former = number \
+                 WHERE board = ? AND period = ?",
+            )
+            .bind(members)
+            .bind(datetime(now))
+            .bind(&at.board)
+            .bind(&at.period)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Snapshots of periods whose archive is verified: nobody needs them any more.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
+        const ACTION: &str = "list snapshots of archived boards";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT board, period FROM leaderboard_snapshot_period JOIN leaderboard_period USING (board, period) \
+                 WHERE state <> 'frozen' ORDER BY board, period",
+            )
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| Ok(BoardPeriod { board: row.try_get(0)?, period: row.try_get(1)? });
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes some rows of a snapshot; says how many. With the last ones goes what is known of it.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<u64> {
+        const ACTION: &str = "delete a snapshot";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let deleted =
+                sqlx::query("DELETE FROM leaderboard_snapshot WHERE board = ? AND period = ? ORDER BY member LIMIT ?")
+                    .bind(&at.board)
+                    .bind(&at.period)
+                    .bind(DELETE_ROWS_MAX)
+                    .execute(&mut *tx)
+                    .await
+                    .tried(ACTION)?;
+            if deleted.rows_affected() == 0 {
+                sqlx::query("DELETE FROM leaderboard_snapshot_period WHERE board = ? AND period = ?")
+                    .bind(&at.board)
+                    .bind(&at.period)
+                    .execute(&mut *tx)
+                    .await
+                    .tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)?;
+            Ok(deleted.rows_affected())
+        })
+        .await
+    }
+}
+
+/// Reads `number, former, members, began_at, taken_at`.
+fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
+    let (number, former, members) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let taken_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
+    Ok(Snapshot { number, former, members, began_at: micros(row.try_get(3)?), taken_at })
+}
+
+/// As text, like the archive's pages.
+fn upsert(at: &BoardPeriod, members: &[Saved]) -> String {
+    let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
+    let mut sql =
+        "INSERT INTO leaderboard_snapshot (board, period, member, score, primary_value, second_value) VALUES "
+            .to_owned();
+    for Saved { member: BoardMember { member, score }, primary, second } in members {
+        // A String can't fail.
+        let _ = write!(sql, "({board},{period},{},{score:e},{primary:e},{second}),", hex(member));
+    }
+    sql.pop();
+    sql.push_str(
+        " ON DUPLICATE KEY UPDATE score = VALUES(score), primary_value = VALUES(primary_value), \
+         second_value = VALUES(second_value)",
+    );
+    sql
+}

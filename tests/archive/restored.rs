@@ -1,0 +1,222 @@
+//! A board that Redis has lost comes back with what was added since, once.
+
+use redis::AsyncCommands;
+use tallyd::archiver::{NotRestored, Outcome, RESTORE_MODE, Report};
+use tallyd::job::{Job, Ran, Report as _, run_once};
+use tallyd::model::Micros;
+use tallyd::runtime::show::Show;
+use tokio_util::sync::CancellationToken;
+
+use crate::saved::{add, open};
+use crate::{Board, DAY, JOB, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+
+impl Stage {
+    pub async fn restore(&self, period: &str, now: Micros) -> anyhow::Result<Report> {
+        let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test" };
+        let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
+        let work = |run| async move { archiver.restore(run, ("likes", period), false, now, Show::Log, stop).await };
+        match run_once(&self.store, job, work).await? {
+            Ran::Ended(report) => Ok(report),
+            Ran::Held { owner, .. } => panic!("held by {owner}"),
+        }
+    }
+
+    async fn refuses(&self, period: &str, why: &str) {
+        let error = self.restore(period, NOW).await.unwrap_err();
+        assert!(error.is::<NotRestored>() && error.to_string().contains(why), "{error:#}");
+    }
+}
+
+/// What is added after a loss: to members that were there, and to others.
+fn since() -> Board {
+    Board::from([(b"member-3".to_vec(), 2.0), (b"member-4".to_vec(), 0.5), (b"new".to_vec(), 7.0)])
+}
+
+#[tokio::test]
+async fn a_lost_board_is_restored_with_what_was_added_since() {
+    let mut stage = Stage::new("restored", WEEKLY).await;
+    let at = open();
+    let mut whole = board(2_500);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    stage.lose(&at).await;
+    stage.write(&at, &since()).await;
+    add(&mut whole, &since());
+
+    let report = stage.restore("2026-W47", NOW).await.unwrap();
+
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Restored)]);
+    assert_eq!(report.periods[0].members, 2_501);
+    assert!(reason(&report, "2026-W47").contains("from its snapshot of 2026-11-21T12:00:00Z"), "{report:#}");
+    assert_eq!(stage.in_redis(&at).await, whole);
+    assert!(stage.save_all(false).await.is_done(), "it has its mark again");
+    assert_eq!(stage.saved(&at).await, whole);
+    stage.refuses("2026-W47", "Redis has it, with 2501 members").await;
+    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_is_restored_under_load_and_every_write_counts_once() {
+    let mut stage = Stage::new("restored_load", WEEKLY).await;
+    let at = open();
+    let mut whole = board(5_000);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    stage.lose(&at).await;
+    let stop = CancellationToken::new();
+    let mut writers = tokio::task::JoinSet::new();
+    for writer in 0..4_u64 {
+        let (mut redis, key, stopped) = (stage.world.redis().await, stage.live(&at), stop.clone());
+        writers.spawn(async move {
+            let mut added = Board::new();
+            for turn in 0_u64.. {
+                let member = format!("member-{}", (turn * 7_919 + writer) % 6_000).into_bytes();
+                redis.zincr::<_, _, _, ()>(&key, &member, 1).await.unwrap();
+                *added.entry(member).or_default() += 1.0;
+                if stopped.is_cancelled() {
+                    break;
+                }
+            }
+            added
+        });
+    }
+    let report = stage.restore("2026-W47", NOW).await.unwrap();
+    assert!(report.is_done(), "{report:#}");
+    stop.cancel();
+    while let Some(added) = writers.join_next().await {
+        add(&mut whole, &added.unwrap());
+    }
+    assert_eq!(stage.in_redis(&at).await, whole);
+    assert!(stage.save_all(false).await.is_done());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_closed_board_that_redis_lost_is_not_archived_before_it_is_restored() {
+    let mut stage = Stage::new("restored_closed", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(7 * DAY));
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    stage.lose(&at).await;
+    let report = stage.archive(later).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)], "nothing in Redis tells that it was there");
+    stage.write(&at, &since()).await;
+    let report = stage.archive(later).await;
+    assert!(reason(&report, "2026-W47").contains("`tallyd board restore`"), "{report:#}");
+    assert_eq!(stage.state(&at).await, None);
+
+    stage.restore("2026-W47", later).await.unwrap();
+    add(&mut whole, &since());
+    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn an_evicted_board_is_not_archived_for_what_is_left_of_it() {
+    let mut stage = Stage::new("restored_evicted", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(7 * DAY));
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    let live = stage.live(&at);
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.write(&at, &since()).await;
+    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Kept)]);
+    stage.restore("2026-W47", later).await.unwrap();
+    add(&mut whole, &since());
+    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_is_lost_while_it_is_archived_is_restored_and_archived() {
+    let mut stage = Stage::new("restored_frozen", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(7 * DAY));
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    let run = stage.take().await;
+    stage.world.cache.claim_board("likes", run).await.unwrap();
+    stage.world.cache.freeze_board(&at, run, None).await.unwrap();
+    stage.store.note_frozen(run, &at, later).await.unwrap();
+    stage.end_lease().await;
+    stage.refuses("2026-W47", "`tallyd archive` goes on").await;
+    stage.lose(&at).await;
+    stage.write(&at, &since()).await;
+    let report = stage.archive(later).await;
+    assert!(reason(&report, "2026-W47").contains("there is a snapshot"), "{report:#}");
+
+    stage.restore("2026-W47", later).await.unwrap();
+    add(&mut whole, &since());
+    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn an_archived_board_is_put_back_stays_and_ends_again() {
+    let mut stage = Stage::new("restored_archive", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(2_100);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    stage.refuses("2026-W46", "its frozen zset is in Redis").await;
+    let ended = NOW.after(30 * DAY);
+    assert_eq!(outcomes(&stage.archive(ended).await), [("2026-W46", Outcome::Ended)]);
+    let ranked = stage.archived(&at).await;
+
+    let report = stage.restore("2026-W46", ended).await.unwrap();
+    assert!(reason(&report, "2026-W46").contains("from its archive of 2026-11-21T12:00:00Z"), "{report:#}");
+    let frozen = stage.frozen(&at);
+    assert_eq!(stage.ranked(&frozen).await, ranked);
+    assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Waiting)]);
+
+    // What came late finds its board again.
+    stage.write(&at, &since()).await;
+    add(&mut whole, &since());
+    assert_eq!(outcomes(&stage.archive(ended.after(29 * DAY)).await), [("2026-W46", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    assert_eq!(outcomes(&stage.archive(ended.after(59 * DAY)).await), [("2026-W46", Outcome::Ended)]);
+    assert!(!stage.exists(&frozen).await);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_comes_after_the_end_is_saved_by_putting_the_board_back() {
+    let mut stage = Stage::new("restored_late", crate::ENDED_AT_ONCE).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    stage.write(&at, &since()).await;
+    let report = stage.archive(NOW).await;
+    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` puts the archive back"));
+    stage.restore("2026-W46", NOW).await.unwrap();
+    add(&mut whole, &since());
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Ended)]);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_can_not_be_restored_is_refused_with_the_reason() {
+    let mut stage = Stage::new("restored_not", WEEKLY).await;
+    let at = open();
+    stage.refuses("2026-W40", "neither a snapshot nor an archive").await;
+    stage.write(&at, &board(9)).await;
+    stage.refuses("2026-W47", "neither a snapshot nor an archive").await;
+    stage.save_all(false).await;
+    let mark = stage.mark(&at);
+    stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
+    stage.execute("UPDATE leaderboard_snapshot_period SET number = number + 5, former = number").await;
+    stage.refuses("2026-W47", "an older state of it, of snapshot 1").await;
+    assert_eq!(stage.in_redis(&at).await, board(9));
+    let error = stage.restore("2026-11", NOW).await.unwrap_err();
+    assert!(error.to_string().contains("2026-11 is a month"), "{error:#}");
+    stage.close().await;
+}
