@@ -12,7 +12,8 @@
 -- ARGV[5]  of a restored one, the number that the mark gets
 --
 -- Returns how many were moved; -1 where the claim is not this run's (any more); -2 where there is no frozen zset: then
--- nothing moves, because what came late alone is no board; -4 where nothing is left to be moved and the restored zset is the live one.
+-- nothing moves, because what came late alone is no board; -4 and less, by how many were moved, where nothing is left and the restored
+-- zset is the live one.
 --
 -- Each member is added and removed in one piece, so however often and late this runs, each score is added once. What
 -- doesn't fit is an error, which names the key and the member; what was moved before it stays moved.
@@ -54,6 +55,6 @@ end
 if KEYS[4] and redis.call('EXISTS', KEYS[2]) == 0 then
     redis.call('RENAME', KEYS[3], KEYS[2])
     redis.call('SET', KEYS[4], ARGV[5])
-    return -4
+    return -4 - #page / 2
 end
 return #page / 2

@@ -298,10 +298,14 @@ impl Task {
     async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
         let Self { config, servers, stop } = &self;
         job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| async move {
-            next(match place {
-                0 => servers.archive(config, &Scope::default(), Show::Log, stop).await,
-                _ => servers.snapshot(config, None, false, Show::Log, stop).await,
-            })
+            if place == 0 {
+                return next(servers.archive(config, &Scope::default(), Show::Log, stop).await);
+            }
+            match servers.snapshot(config, None, false, Show::Log, stop).await {
+                // Whatever became of it: the clock says when the next one is due.
+                Ok(Ran::Ended(_)) => Next::Bell,
+                failed => next(failed),
+            }
         })
         .await;
         "archiver".to_owned()

@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use crate::archiver::period::{LOOK_BACK, Period, PeriodKind};
 use crate::cache::Cache;
-use crate::cache::boards::Part;
+use crate::cache::boards::{Part, Zset};
 use crate::cache::ranks::{Before, Placed, Ranking, place};
 use crate::cache::score::Rule;
 use crate::config::Board;
-use crate::model::{BoardPeriod, Micros};
+use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::PeriodState;
 use crate::store::snapshots::Snapshot;
@@ -180,29 +180,10 @@ impl Boards<'_> {
             None => Period::containing(board.period, now, &board.calendar()?).to_string(),
         };
         let at = BoardPeriod { board: name.to_owned(), period };
-        let (from, placed) = self.read(&at, count, ranking).await?;
+        let Read { from, placed, .. } = read(self.store, self.cache, &at, 0, count, ranking).await?;
         let rule = board.rule();
         let entries = placed.into_iter().map(|placed| row(placed, rule)).collect();
         Ok(Top { board: at.board, period: at.period, from, entries })
-    }
-
-    /// Archived rows are whole from "done" on; before that the zset is.
-    async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(&'static str, Vec<Placed>)> {
-        let row = self.store.board_period(at).await?;
-        if row.is_some_and(|row| row.state == PeriodState::Pruned) {
-            return Err(NotShown(format!("{at}: its archive is deleted, archive_keep is over")).into());
-        }
-        if row.is_some_and(|row| row.state != PeriodState::Frozen) {
-            let rows = self.store.archived_page(at, 0, usize::try_from(count).unwrap_or(usize::MAX)).await?;
-            let page = rows.into_iter().map(|(_, member)| member).collect();
-            return Ok(("mysql", place(ranking, Before::default(), page)));
-        }
-        if row.is_some() {
-            let page = self.cache.frozen_page(at, 0, usize::try_from(count).unwrap_or(usize::MAX)).await?;
-            return Ok(("redis", place(ranking, Before::default(), page)));
-        }
-        let (_, placed) = self.cache.read_board(at, Part::Page { after: 0, count }, ranking).await?;
-        Ok(("redis", placed))
     }
 
     fn find(&self, name: &str, period: Option<&str>) -> Result<&Board> {
@@ -228,6 +209,49 @@ impl Boards<'_> {
             }
         }
     }
+}
+
+/// A page of a period, from wherever it is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Read {
+    /// `redis` or `mysql`.
+    pub from: &'static str,
+    /// Members in all.
+    pub members: u64,
+    /// The page.
+    pub placed: Vec<Placed>,
+}
+
+/// Reads `count` members after the first `after`. Archived rows are whole from "done" on; before that the zset is.
+///
+/// # Errors
+/// [`NotShown`]; a server is away.
+pub(crate) async fn read(
+    store: &Store,
+    cache: &Cache,
+    at: &BoardPeriod,
+    after: u64,
+    count: u64,
+    ranking: Ranking,
+) -> Result<Read> {
+    let zset = match store.board_period(at).await? {
+        Some(row) if row.state == PeriodState::Pruned => {
+            return Err(NotShown(format!("{at}: its archive is deleted, archive_keep is over")).into());
+        }
+        Some(row) if row.state != PeriodState::Frozen => {
+            let rows = store.archived_page(at, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
+            let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
+            let mut before = Before { members: after, ..Before::default() };
+            if let (Some(first), 1..) = (page.first(), after) {
+                (before.higher, before.distinct) = store.archived_before(at, after, first.score).await?;
+            }
+            return Ok(Read { from: "mysql", members: row.tally.members, placed: place(ranking, before, page) });
+        }
+        Some(_) => Zset::Frozen,
+        None => Zset::Live,
+    };
+    let (members, placed) = cache.read_board(at, zset, Part::Page { after, count }, ranking).await?;
+    Ok(Read { from: "redis", members, placed })
 }
 
 fn row(placed: Placed, rule: Rule) -> Row {

@@ -164,9 +164,8 @@ async fn the_documented_rights_are_enough() {
         (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
 
     let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
-    let sql = documented_sql(&world, "docs/operations.md", "MySQL accounts");
     // The database is there, under another name; its tables shall be made anew by the documented account.
-    let sql = sql.replace("CREATE DATABASE tally;", "");
+    let sql = documented_sql(&world, "docs/operations.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
     sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
     let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&world.pool).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {}", tables.join(", ")))).execute(&world.pool).await.unwrap();
@@ -224,14 +223,7 @@ async fn the_documented_rights_are_enough() {
     let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(&mut redis).await.unwrap();
     assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
     tallyd(&["reconcile", "--changed"]);
-
-    // A board that is saved, lost and restored, and one that is put back from its archive.
-    tallyd(&["board", "snapshot", "first", "total"]);
-    tallyd(&["board", "snapshot", "first", "total"]);
-    let (live, mark) = (world.cache.keys.board("first", "total"), world.cache.keys.board_mark("first", "total"));
-    let () = redis::cmd("DEL").arg(&[&live, &mark]).query_async(&mut redis).await.unwrap();
-    assert!(tallyd(&["board", "restore", "first", "total"]).contains("restored"));
-    assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
+    save_boards(&world, &tallyd, &mut redis).await;
 
     assert!(daemon.stop().success());
     for account in [&daemon_account, &producer] {
@@ -243,6 +235,16 @@ async fn the_documented_rights_are_enough() {
         .await
         .unwrap();
     world.close().await;
+}
+
+/// A board that is saved, lost and restored, and one that is put back from its archive.
+async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &mut redis::aio::MultiplexedConnection) {
+    tallyd(&["board", "snapshot", "first", "total"]);
+    tallyd(&["board", "snapshot", "first", "total"]);
+    let (live, mark) = (world.cache.keys.board("first", "total"), world.cache.keys.board_mark("first", "total"));
+    let () = redis::cmd("DEL").arg(&[&live, &mark]).query_async(redis).await.unwrap();
+    assert!(tallyd(&["board", "restore", "first", "total"]).contains("restored"));
+    assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
 }
 
 /// The SQL block of docs/migration.md that has this in it.

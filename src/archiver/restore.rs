@@ -217,7 +217,7 @@ impl Run<'_> {
         loop {
             self.check_stop()?;
             match cache.put_live(&candidate.at, self.number, *page_members, candidate.rule, mark).await? {
-                Changed::Put => return Ok(moved),
+                Changed::Put(last) => return Ok(moved + last),
                 changed => moved += self.present(changed)?,
             }
             fault::point("restore:merged-page");

@@ -229,8 +229,7 @@ impl Run<'_> {
     /// Where the claim is gone, the run ends. None where the zset is gone that the step is about.
     fn taken(&self, changed: Changed) -> Step<Option<u64>> {
         match changed {
-            Changed::Done(times) => Ok(Some(times)),
-            Changed::Put => Ok(Some(0)),
+            Changed::Done(times) | Changed::Put(times) => Ok(Some(times)),
             Changed::Absent => Ok(None),
             Changed::Lost => Err(Halt::Kept(plan::LOST_LIVE.to_owned())),
             Changed::Refused => {

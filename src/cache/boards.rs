@@ -41,12 +41,21 @@ pub enum Changed {
     Refused,
     /// The mark of the board's snapshot is another one or gone: Redis has lost the board. Nothing was changed.
     Lost,
-    /// The restored zset is the live one now.
-    Put,
+    /// So many members were moved, and the restored zset is the live one now.
+    Put(u64),
 }
 
 /// Members that are read at once to count their different scores.
 const DISTINCT_PAGE: u64 = 1_000;
+
+/// Which of a period's zsets is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zset {
+    /// The one that is written to.
+    Live,
+    /// The one that is archived.
+    Frozen,
+}
 
 /// Which part of a board is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,14 +190,24 @@ impl Cache {
         read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))
     }
 
-    /// A part of a live board at one instant, and how many members the board has. [`Ranking::Dense`] takes further round
+    /// A part of a board at one instant, and how many members the board has. [`Ranking::Dense`] takes further round
     /// trips for what stands before it: one for each thousand members.
     ///
     /// # Errors
     /// Redis is away, or the key holds something else.
-    pub async fn read_board(&self, at: &BoardPeriod, part: Part<'_>, ranking: Ranking) -> Result<(u64, Vec<Placed>)> {
+    pub async fn read_board(
+        &self,
+        at: &BoardPeriod,
+        zset: Zset,
+        part: Part<'_>,
+        ranking: Ranking,
+    ) -> Result<(u64, Vec<Placed>)> {
         const ACTION: &str = "read a board";
-        let call = Call::new(&BOARD_READ, self.live(at));
+        let key = match zset {
+            Zset::Live => self.live(at),
+            Zset::Frozen => self.frozen(at),
+        };
+        let call = Call::new(&BOARD_READ, key.clone());
         let call = match part {
             Part::Page { after, count } => call.arg("page").number(after).number(count),
             Part::Around { member, count } => call.arg("around").arg(member).number(count),
@@ -198,7 +217,7 @@ impl Cache {
         if ranking == Ranking::Dense
             && let Some(first) = page.first()
         {
-            before.distinct = self.count_distinct(at, before.members, first.score).await?;
+            before.distinct = self.count_distinct(&key, before.members, first.score).await?;
         }
         Ok((members, ranks::place(ranking, before, page)))
     }
@@ -225,14 +244,14 @@ impl Cache {
         Ok(ranks::place(ranking, Before::default(), found))
     }
 
-    /// How many different scores above `score` the first `members` of a live board have.
-    async fn count_distinct(&self, at: &BoardPeriod, members: u64, score: f64) -> Result<u64> {
+    /// How many different scores above `score` the first `members` of a zset have.
+    async fn count_distinct(&self, key: &str, members: u64, score: f64) -> Result<u64> {
         const ACTION: &str = "count the scores of a board";
         let (mut distinct, mut last, mut from) = (0, score, 0);
         while from < members {
             let until = members.min(from + DISTINCT_PAGE) - 1;
             let mut command = redis::cmd("ZRANGE");
-            command.arg(self.live(at)).arg(from).arg(until).arg("REV").arg("WITHSCORES");
+            command.arg(key).arg(from).arg(until).arg("REV").arg("WITHSCORES");
             let answer = self.answer(ACTION, command).await?;
             let page = read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))?;
             if page.is_empty() {
@@ -269,7 +288,7 @@ impl Cache {
             Value::Int(-1) => Ok(Changed::Refused),
             Value::Int(-2) => Ok(Changed::Absent),
             Value::Int(-3) => Ok(Changed::Lost),
-            Value::Int(-4) => Ok(Changed::Put),
+            Value::Int(put) if put < -3 => Ok(Changed::Put(put.unsigned_abs() - 4)),
             Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
             other => Err(unexpected(action, &other)),
         }

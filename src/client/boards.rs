@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Client, OnBoard};
 use crate::archiver::period::{Period, PeriodKind};
-use crate::cache::boards::Part;
+use crate::boards::{Read, read};
+use crate::cache::boards::{Part, Zset};
 use crate::cache::ranks::{Placed, Ranking};
 use crate::cache::score::{Columns, Rule};
 use crate::cache::{BOARD, Call};
@@ -121,6 +122,26 @@ impl Client {
         Ok(entries(placed, rule))
     }
 
+    /// A page of any period, by its name: `2026-W46`. One that is archived comes from MySQL, any other from Redis; MySQL is
+    /// asked which it is.
+    ///
+    /// # Errors
+    /// A server is away, there is no such board, or its archive was pruned.
+    pub async fn board_page_of(
+        &self,
+        (board, period): (&str, &str),
+        from: u64,
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        ensure!(from > 0, "places begin with 1");
+        let kind = period.parse::<Period>()?.kind();
+        let rule = self.board(board, kind)?.rule();
+        let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+        let Read { members, placed, .. } = read(&self.store, &self.cache, &at, from - 1, count, ranking).await?;
+        Ok(Page { members, entries: entries(placed, rule) })
+    }
+
     /// How long the current period of the board lasts; none for all time.
     ///
     /// # Errors
@@ -145,7 +166,7 @@ impl Client {
     }
 
     async fn read_part(&self, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
-        let (members, placed) = self.cache.read_board(at, part, ranking).await?;
+        let (members, placed) = self.cache.read_board(at, Zset::Live, part, ranking).await?;
         Ok(Page { members, entries: entries(placed, rule) })
     }
 }

@@ -19,6 +19,10 @@ use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, text};
 use crate::config::{Board, Config, Kinds, LIKE};
 use crate::event::{LikeEvent, encode_like};
 use crate::model::{Metric, Micros, Target, UserId};
+use crate::store::Store;
+
+/// Connections to MySQL at most.
+const CONNECTIONS: u32 = 4;
 
 /// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
 pub struct Client {
@@ -29,6 +33,8 @@ pub struct Client {
     names: KindNames,
     metric: Metric,
     boards: Vec<Board>,
+    /// For archived boards alone: connects when one is read.
+    store: Store,
 }
 
 /// A member of a board that a like counts for.
@@ -83,6 +89,7 @@ impl Client {
             names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
             boards: config.boards.clone(),
+            store: Store::new(&config.mysql, CONNECTIONS)?,
         })
     }
 

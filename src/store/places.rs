@@ -65,6 +65,30 @@ impl Store {
         .await
     }
 
+    /// How many of the first `after` places have a higher score than `score`, and how many different ones these have.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn archived_before(&self, at: &BoardPeriod, after: u64, score: f64) -> Result<(u64, u64)> {
+        const ACTION: &str = "count what is before a page";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let (higher, distinct): (i64, i64) = sqlx::query_as(
+                "SELECT COUNT(*), COUNT(DISTINCT score) FROM leaderboard_archive \
+                 WHERE board = ? AND period = ? AND place <= ? AND score > ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(after)
+            .bind(score)
+            .fetch_one(connection)
+            .await
+            .tried(ACTION)?;
+            Ok((higher.unsigned_abs(), distinct.unsigned_abs()))
+        })
+        .await
+    }
+
     /// The archived places after `after` (0 for all), in order, with their members.
     ///
     /// # Errors

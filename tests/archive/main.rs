@@ -9,6 +9,7 @@ mod common;
 mod asked;
 #[cfg(feature = "fault-points")]
 mod crash;
+mod daemons;
 mod kept;
 mod late;
 mod pruned;

@@ -7,5 +7,6 @@
 mod common;
 
 mod command;
+mod documents;
 mod read;
 mod score;

@@ -143,3 +143,26 @@ async fn a_like_counts_on_all_current_periods_of_its_boards() {
     assert!(error.contains("no [[board]] is named videos and has period \"week\""), "{error}");
     world.close().await;
 }
+
+#[tokio::test]
+async fn an_archived_period_reads_as_it_did_in_redis() {
+    let (world, client, model) = filled("board_archived", 60).await;
+    let day = world.cache.keys.board("videos", "2026-10-01");
+    let mut redis = world.redis().await;
+    let total = world.cache.keys.board("videos", "total");
+    let () = redis::cmd("COPY").arg(&total).arg(&day).query_async(&mut redis).await.unwrap();
+    for archived in [false, true] {
+        if archived {
+            assert!(world.tallyd(&["archive"]).status.success());
+        }
+        for ranking in RANKINGS {
+            for from in [1, 2, 10, 57, 1_000] {
+                let page = client.board_page_of(("videos", "2026-10-01"), from, 7, ranking).await.unwrap();
+                let expected: Vec<_> = placed(&model, ranking).into_iter().skip(from as usize - 1).take(7).collect();
+                assert_eq!(page.members, model.len() as u64, "{from}");
+                assert_eq!(shown(&page.entries), expected, "{archived} {ranking:?} {from}");
+            }
+        }
+    }
+    world.close().await;
+}

@@ -1,0 +1,102 @@
+//! Daemons by themselves: they save, tell of a loss, and archive a board once however many there are.
+
+use std::process::Stdio;
+
+use redis::AsyncCommands;
+use tallyd::client::{Client, OnBoard};
+use tallyd::model::BoardPeriod;
+
+use crate::common::{eventually, stderr};
+use crate::saved::add;
+use crate::{Board, Stage, board, week};
+
+#[tokio::test]
+async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
+    let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"1s\"\n";
+    let mut stage = Stage::new("daemon_saves", settings).await;
+    let at = week("total");
+    stage.write(&at, &board(1_500)).await;
+    let daemon = stage.world.daemon();
+    daemon.logged("\"board-saved\"").await;
+    assert_eq!(stage.saved(&at).await, board(1_500));
+    let added = Board::from([(b"new".to_vec(), 3.0)]);
+    stage.write(&at, &added).await;
+    eventually("what is added is saved", async || stage.saved(&at).await.len() == 1_501).await;
+
+    stage.lose(&at).await;
+    stage.write(&at, &added).await;
+    daemon.logged("\"board-lost\"").await;
+    // The daemon may be at a snapshot, which ends.
+    let restored = || async {
+        let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
+        assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));
+        output.status.success()
+    };
+    eventually("the board is restored", restored).await;
+    let mut whole = board(1_500);
+    add(&mut whole, &added);
+    add(&mut whole, &added);
+    assert_eq!(stage.in_redis(&at).await, whole);
+    eventually("it is saved again", async || stage.saved(&at).await == whole).await;
+    let told = daemon.log().matches("\"board-lost\"").count();
+    assert_eq!(told, 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn many_archivers_at_once_archive_packed_boards_with_what_comes_late_once() {
+    let settings = "[metrics]\nlike = 1\ncomment = 2\n[archive]\npage_members = 50\n\
+        [[board]]\nname = \"likes\"\nperiod = \"week\"\nscore = [\"like\", \"comment\"]\ntie = \"second\"\n";
+    let mut stage = Stage::new("archive_many", settings).await;
+    let at = week("2026-W40");
+    let packed = |members: std::ops::Range<u64>, likes: u64, comments: u64| -> Board {
+        members.map(|id| (format!("m{id}").into_bytes(), ((likes << 20) + comments) as f64)).collect()
+    };
+    let mut whole = packed(0..2_000, 5, 7);
+    stage.write(&at, &whole).await;
+    for turn in 0..4 {
+        let mut rivals: Vec<_> = (0..4)
+            .map(|_| stage.world.command().arg("archive").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+            .collect();
+        let late = packed(turn * 700..turn * 700 + 900, 1, 2);
+        stage.write(&at, &late).await;
+        add(&mut whole, &late);
+        for rival in &mut rivals {
+            let code = rival.wait().unwrap().code();
+            assert!([Some(0), Some(75)].contains(&code), "{code:?}");
+        }
+    }
+    assert!(stage.world.tallyd(&["archive"]).status.success());
+    stage.holds(&at, &whole).await;
+    let frozen = stage.frozen(&at);
+    assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn the_first_to_get_there_stays_ahead_through_a_loss() {
+    let settings = "[[board]]\nname = \"likes\"\nperiod = \"total\"\ntie = \"earliest\"\n";
+    let mut stage = Stage::new("restored_earliest", settings).await;
+    let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
+    let client = Client::new(&stage.world.config).unwrap();
+    let like = |member: &'static str, likes| {
+        let on = OnBoard { board: "likes", member: member.as_bytes() };
+        client.add_to_board(on, "like", likes)
+    };
+    like("first", 3).await.unwrap();
+    assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
+    let live = stage.live(&at);
+    let earlier: f64 = stage.redis.zscore(&live, "first").await.unwrap();
+    stage.lose(&at).await;
+    like("second", 3).await.unwrap();
+    like("first", 1).await.unwrap();
+    assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());
+    let page =
+        client.board_page(("likes", tallyd::archiver::period::PeriodKind::Total), 1, 9, Default::default()).await;
+    let places: Vec<(Vec<u8>, u64)> =
+        page.unwrap().entries.into_iter().map(|entry| (entry.member, entry.columns.unwrap().primary)).collect();
+    assert_eq!(places, [(b"first".to_vec(), 4), (b"second".to_vec(), 3)]);
+    assert!(earlier > 0.0);
+    stage.close().await;
+}
