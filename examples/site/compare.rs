@@ -7,9 +7,10 @@ use futures_util::TryStreamExt;
 use sqlx::Row;
 
 use crate::model::{Model, Pair, State};
+use crate::play::Played;
 use crate::servers::Servers;
 use crate::traffic::Site;
-use crate::week::{Archived, Week};
+use crate::week::Archived;
 use tallyd::model::Micros;
 
 /// Differences that are named; the rest is only counted.
@@ -36,12 +37,14 @@ pub struct Comparison {
     pub redis: View,
     pub dead_letters: u64,
     pub archived: Option<Archived>,
+    /// Members of the board of all time that are not as they should be.
+    pub hall: Option<u64>,
     /// The first differences, in words.
     pub named: Vec<String>,
 }
 
 /// Reads everything and compares it.
-pub async fn compare(site: &Site, servers: &Servers, week: Option<&Week>) -> Result<Comparison> {
+pub async fn compare(site: &Site, servers: &Servers, played: &Played) -> Result<Comparison> {
     let mut named = Vec::new();
     let rows = compare_rows(site, servers, &mut named).await?;
     let counters = mysql_likes(servers).await?;
@@ -51,12 +54,16 @@ pub async fn compare(site: &Site, servers: &Servers, week: Option<&Week>) -> Res
         .fetch_one(&servers.mysql)
         .await
         .context("count the dead letters")?;
-    let archived = match week {
+    let archived = match &played.week {
         Some(week) => Some(week.archived(servers).await?),
         None => None,
     };
+    let hall = match &played.hall {
+        Some(hall) => Some(hall.different(servers).await?),
+        None => None,
+    };
     let clicked = clicked(&site.model());
-    Ok(Comparison { clicked, rows, counters, redis, dead_letters: dead_letters.unsigned_abs(), archived, named })
+    Ok(Comparison { clicked, rows, counters, redis, dead_letters: dead_letters.unsigned_abs(), archived, hall, named })
 }
 
 fn clicked(model: &Model) -> View {

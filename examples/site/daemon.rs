@@ -22,8 +22,8 @@ const STOP_MAX: Duration = Duration::from_secs(40);
 /// The exit code of a command that finds the job's lock held by the daemon's own run.
 const TRY_LATER: i32 = 75;
 
-/// How long a reconcile may take, with what it waits for.
-const RECONCILE_MAX: Duration = Duration::from_secs(120);
+/// How long a command may take, with what it waits for.
+const RUN_MAX: Duration = Duration::from_secs(120);
 
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -98,31 +98,36 @@ impl Tallyd {
     /// Runs `tallyd reconcile --full` to its end.
     pub async fn reconcile(&self, dry_run: bool) -> Result<Reconciled> {
         let arguments = ["--full", "--format", "json"].into_iter().chain(dry_run.then_some("--dry-run"));
-        let report = self.run_reconcile(arguments.map(str::to_owned).collect()).await?;
+        let report = self.run("reconcile", arguments.map(str::to_owned).collect()).await?;
         serde_json::from_slice(&report).context("read the reconcile's report")
     }
 
     /// What `tallyd reconcile --dry-run` says of one target.
     pub async fn explain(&self, target: Target) -> Result<String> {
         let arguments = vec!["--dry-run".to_owned(), "--target".to_owned(), format!("video:{}", target.id)];
-        Ok(String::from_utf8_lossy(&self.run_reconcile(arguments).await?).into_owned())
+        Ok(String::from_utf8_lossy(&self.run("reconcile", arguments).await?).into_owned())
     }
 
-    /// Runs `tallyd reconcile`, waiting for the daemon's own run where there is one, and gives what it printed.
-    async fn run_reconcile(&self, arguments: Vec<String>) -> Result<Vec<u8>> {
-        let until = Instant::now() + RECONCILE_MAX;
+    /// What `tallyd board restore` says.
+    pub async fn restore(&self, board: &str) -> Result<String> {
+        let arguments = ["restore", board, "total"].map(str::to_owned).to_vec();
+        Ok(String::from_utf8_lossy(&self.run("board", arguments).await?).into_owned())
+    }
+
+    /// Runs a command, waiting for the daemon's own run where there is one, and gives what it printed.
+    async fn run(&self, name: &str, arguments: Vec<String>) -> Result<Vec<u8>> {
+        let until = Instant::now() + RUN_MAX;
         loop {
             let mut command = self.command();
-            command.arg("reconcile").args(&arguments);
-            let output =
-                tokio::task::spawn_blocking(move || command.output()).await?.context("run tallyd reconcile")?;
+            command.arg(name).args(&arguments);
+            let output = tokio::task::spawn_blocking(move || command.output()).await?.context("run tallyd")?;
             if !output.stdout.is_empty() {
                 return Ok(output.stdout);
             }
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             let last = said.lines().last().unwrap_or_default();
             if output.status.code() != Some(TRY_LATER) || Instant::now() > until {
-                bail!("tallyd reconcile failed ({}): {last}", output.status);
+                bail!("tallyd {name} failed ({}): {last}", output.status);
             }
             tokio::time::sleep(Duration::from_millis(500)).await;
         }

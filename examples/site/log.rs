@@ -23,6 +23,10 @@ pub enum Fact {
     Failed(String),
     /// A closed board is archived and verified.
     Archived { period: String, members: u64 },
+    /// A snapshot of a board was taken.
+    Saved { board: String },
+    /// Redis has lost a board.
+    Lost { board: String },
     /// Something that a person should know.
     Warning(String),
 }
@@ -40,6 +44,7 @@ struct Line {
     events: u64,
     refused: u64,
     lag_ms: i64,
+    board: String,
     period: String,
     members: u64,
 }
@@ -88,6 +93,8 @@ fn fact(line: &[u8]) -> Option<Fact> {
         "job-started" if line.job == "reconcile" => Some(Fact::Reconciling),
         "job-failed" => Some(Fact::Failed(line.message)),
         "job-ended" if line.job == "reconcile" => Some(Fact::Reconciled { run, seconds }),
+        "board-saved" => Some(Fact::Saved { board: line.board }),
+        "board-lost" => Some(Fact::Lost { board: line.board }),
         "board-archived" => Some(Fact::Archived { period: line.period, members }),
         _ if matches!(line.level.as_str(), "WARN" | "ERROR") => Some(Fact::Warning(line.message)),
         _ => None,

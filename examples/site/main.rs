@@ -10,6 +10,7 @@ mod daemon;
 mod dice;
 mod ending;
 mod faults;
+mod hall;
 mod log;
 mod model;
 mod play;
@@ -74,13 +75,13 @@ async fn run(stop: &CancellationToken) -> Result<bool> {
     tallyd.migrate()?;
     let mut daemon = tallyd.start(config.amqp.partitions, stop).await?;
     let site = Arc::new(Site::new(&config)?);
-    let mut play = Play::new(&site, &servers, &screen, &mut daemon);
+    let mut play = Play::new(&site, &servers, &screen, &tallyd, &mut daemon);
     let played = play.run(args.play_for, stop).await?;
     if played.clicks == 0 {
         bail!("nothing was clicked, so there is nothing to compare");
     }
     let ended = ending::end(&site, &servers, &screen, &tallyd, daemon, &played).await?;
-    let comparison = compare::compare(&site, &servers, played.week.as_ref()).await?;
+    let comparison = compare::compare(&site, &servers, &played).await?;
     Ok(summary::print(&screen, &played, &ended, &comparison))
 }
 

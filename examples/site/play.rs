@@ -9,8 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use crate::daemon::{Daemon, Reconciled};
+use crate::daemon::{Daemon, Reconciled, Tallyd};
 use crate::faults::{Faults, Harm};
+use crate::hall::{HALL, Hall, Stage};
 use crate::log::Fact;
 use crate::screen::{Screen, Status, counted, grouped, span};
 use crate::servers::Servers;
@@ -33,6 +34,10 @@ const LAST_FAULTS: Duration = Duration::from_secs(6);
 /// When last week's board closes.
 const WEEK_CLOSES: Duration = Duration::from_secs(7);
 
+/// When the board of all time is there, and when it is lost at the earliest.
+const HALL_OPENS: Duration = Duration::from_secs(4);
+const HALL_LOST: Duration = Duration::from_secs(9);
+
 /// What happened until the traffic ended.
 #[derive(Default)]
 pub struct Played {
@@ -44,6 +49,7 @@ pub struct Played {
     pub repaired: u64,
     pub reconciles: u64,
     pub week: Option<Week>,
+    pub hall: Option<Hall>,
     pub seconds: f32,
 }
 
@@ -52,8 +58,11 @@ pub struct Play<'a> {
     site: &'a Arc<Site>,
     servers: &'a Servers,
     screen: &'a Screen,
+    tallyd: &'a Tallyd,
     daemon: &'a mut Daemon,
     played: Played,
+    /// The board of all time has a snapshot.
+    hall_saved: bool,
     /// Since the last status line.
     second: Status,
     clicks_before: u64,
@@ -62,13 +71,21 @@ pub struct Play<'a> {
 }
 
 impl<'a> Play<'a> {
-    pub fn new(site: &'a Arc<Site>, servers: &'a Servers, screen: &'a Screen, daemon: &'a mut Daemon) -> Self {
+    pub fn new(
+        site: &'a Arc<Site>,
+        servers: &'a Servers,
+        screen: &'a Screen,
+        tallyd: &'a Tallyd,
+        daemon: &'a mut Daemon,
+    ) -> Self {
         Self {
             site,
             servers,
             screen,
+            tallyd,
             daemon,
             played: Played::default(),
+            hall_saved: false,
             second: Status::default(),
             clicks_before: 0,
             reconciling: false,
@@ -127,6 +144,7 @@ impl<'a> Play<'a> {
             if elapsed >= WEEK_CLOSES {
                 self.close_week().await?;
             }
+            self.hall(elapsed).await?;
         }
         self.played.harm = faults.harm;
         self.played.seconds = started.elapsed().as_secs_f32();
@@ -153,6 +171,9 @@ impl<'a> Play<'a> {
                     self.screen.happened("warning", &text);
                 }
                 Fact::Archived { period, members } => self.archived(&period, members).await?,
+                Fact::Saved { board } => self.hall_saved |= board == HALL && self.played.hall.is_some(),
+                Fact::Lost { board } if board == HALL => self.restore_hall().await?,
+                Fact::Lost { board } => self.screen.happened("tallyd", &format!("Redis has lost the board {board}")),
                 Fact::Warning(text) => self.screen.happened("tallyd", &text),
                 Fact::Consuming => {}
             }
@@ -226,6 +247,38 @@ impl<'a> Play<'a> {
         Ok(())
     }
 
+    /// The board of all time is there, and is lost once it was saved.
+    async fn hall(&mut self, elapsed: Duration) -> Result<()> {
+        let is_saved = self.hall_saved;
+        match &mut self.played.hall {
+            None if elapsed >= HALL_OPENS => {
+                let hall = Hall::fill(self.servers).await?;
+                let members = counted(hall.scores.len() as u64, "user");
+                self.screen.happened("board", &format!("the board of all time has {members}, and Redis alone has it"));
+                self.played.hall = Some(hall);
+            }
+            Some(hall) if hall.stage == Stage::Filled && is_saved && elapsed >= HALL_LOST => {
+                let since = hall.lose(self.servers).await?;
+                let since = counted(since, "like");
+                let text =
+                    format!("Redis loses the board of all time, which tallyd has saved; {since} are given after that");
+                self.screen.happened("faults", &text);
+            }
+            None | Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Puts it back, as an operator does who is told of the loss.
+    async fn restore_hall(&mut self) -> Result<()> {
+        let Some(hall) = &mut self.played.hall else { return Ok(()) };
+        self.screen.happened("board", "tallyd says board-lost; so: tallyd board restore users total");
+        let said = self.tallyd.restore(HALL).await?;
+        hall.stage = Stage::Restored;
+        self.screen.happened("board", said.lines().next().unwrap_or_default());
+        Ok(())
+    }
+
     async fn archived(&mut self, period: &str, members: u64) -> Result<()> {
         let expires = week::expires_s(self.servers, period).await?;
         let expires = expires.map_or_else(String::new, |seconds| {
@@ -247,7 +300,8 @@ impl<'a> Play<'a> {
         while started.elapsed() < DRAIN_MAX {
             self.look().await?;
             let drained = self.played.committed >= self.played.clicks && self.played.dead >= self.played.harm.malformed;
-            if drained && self.week_is_done().await? {
+            let is_lost = self.played.hall.as_ref().is_some_and(|hall| hall.stage == Stage::Lost);
+            if drained && !is_lost && self.week_is_done().await? {
                 break;
             }
             tokio::time::sleep(LOOK).await;

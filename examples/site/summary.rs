@@ -2,6 +2,7 @@
 
 use crate::compare::{Comparison, View};
 use crate::ending::Ended;
+use crate::hall::{Hall, Stage};
 use crate::model::{USERS, VIDEOS};
 use crate::play::Played;
 use crate::screen::{Screen, counted, grouped};
@@ -21,6 +22,7 @@ pub fn print(screen: &Screen, played: &Played, ended: &Ended, found: &Comparison
         [&found.rows, &found.counters, &found.redis].iter().all(|view| view.different == 0),
         dead_letters(screen, played, found),
         week(screen, played.week.as_ref(), found),
+        hall(screen, played.hall.as_ref(), found),
         end(screen, ended),
     ];
     screen.line("");
@@ -99,6 +101,19 @@ fn week(screen: &Screen, week: Option<&Week>, found: &Comparison) -> bool {
         grouped(archived.different as u64)
     );
     say(screen, good, &text);
+    good
+}
+
+fn hall(screen: &Screen, hall: Option<&Hall>, found: &Comparison) -> bool {
+    let (Some(hall), Some(different)) = (hall, found.hall) else { return true };
+    let good = different == 0 && hall.stage != Stage::Lost;
+    let became = match hall.stage {
+        Stage::Filled => "not lost, the demo was too short",
+        Stage::Lost => "LOST",
+        Stage::Restored => "lost and restored",
+    };
+    let members = counted(hall.scores.len() as u64, "member");
+    say(screen, good, &format!("board of all time: {became}, {members}, {} different", grouped(different)));
     good
 }
 

@@ -147,7 +147,8 @@ impl fmt::Display for PeriodReport {
             write!(f, ", {} left out", self.left_out)?;
         }
         if self.late_members > 0 {
-            write!(f, ", {} late", self.late_members)?;
+            let what = if self.outcome == Outcome::Restored { "added since" } else { "late" };
+            write!(f, ", {} {what}", self.late_members)?;
         }
         self.reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))
     }

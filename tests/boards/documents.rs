@@ -66,7 +66,7 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
     assert!(said("tallyd archive --dry-run").contains("videos 2026-W46: would be archived, 1 members"));
     assert!(said("tallyd archive").contains("videos 2026-W46: archived, 1 members"));
     assert!(said("tallyd board restore videos total --dry-run").contains("videos total: would be restored"));
-    assert!(said("tallyd board restore videos total").contains("videos total: restored, 2 members, 1 late"));
+    assert!(said("tallyd board restore videos total").contains("videos total: restored, 2 members, 1 added since"));
     assert!(said("tallyd board restore videos 2026-W46").contains("restored, 1 members"));
     let board: Vec<(String, f64)> = redis.zrevrange_withscores(&live, 0, -1).await.unwrap();
     let score = |likes: u64| f64::from(u32::try_from((likes << 20) + 1).unwrap());

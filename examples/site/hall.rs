@@ -1,0 +1,79 @@
+//! The board of all time: filled here, saved by the daemon, lost with a piece of Redis, and put back.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result};
+
+use crate::dice::Dice;
+use crate::servers::Servers;
+
+/// The board's name.
+pub const HALL: &str = "users";
+
+const PERIOD: &str = "total";
+
+/// Members of the board.
+const MEMBERS: u64 = 2_000;
+
+/// Likes that are given after the loss.
+const SINCE: u64 = 300;
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It waits for its first snapshot.
+    Filled,
+    /// Redis has lost it, and gets more.
+    Lost,
+    /// It was put back.
+    Restored,
+}
+
+/// The board as it should be.
+pub struct Hall {
+    pub scores: HashMap<String, u64>,
+    pub stage: Stage,
+}
+
+impl Hall {
+    /// Fills the zset in one command, so that a snapshot has all of it or nothing.
+    pub async fn fill(servers: &Servers) -> Result<Self> {
+        let mut dice = Dice::new(u64::from(u8::MAX));
+        let scores: HashMap<String, u64> =
+            (1..=MEMBERS).map(|user| (user.to_string(), 1 + dice.below(5_000))).collect();
+        let mut fill = redis::cmd("ZADD");
+        fill.arg(servers.keys.board(HALL, PERIOD));
+        for (member, score) in &scores {
+            fill.arg(score).arg(member);
+        }
+        let () = fill.query_async(&mut servers.redis.clone()).await.context("fill the board of all time")?;
+        Ok(Self { scores, stage: Stage::Filled })
+    }
+
+    /// Deletes it as a flush would, and gives some of its members more; says how many likes.
+    pub async fn lose(&mut self, servers: &Servers) -> Result<u64> {
+        let mut dice = Dice::new(7);
+        let key = servers.keys.board(HALL, PERIOD);
+        let mut pipeline = redis::pipe();
+        pipeline.atomic().cmd("UNLINK").arg(&key).arg(servers.keys.board_mark(HALL, PERIOD)).ignore();
+        for _ in 0..SINCE {
+            let member = (1 + dice.below(MEMBERS + 50)).to_string();
+            pipeline.cmd("ZINCRBY").arg(&key).arg(1).arg(&member).ignore();
+            *self.scores.entry(member).or_default() += 1;
+        }
+        let () = pipeline.query_async(&mut servers.redis.clone()).await.context("lose the board of all time")?;
+        self.stage = Stage::Lost;
+        Ok(SINCE)
+    }
+
+    /// How many members are not as they should be.
+    pub async fn different(&self, servers: &Servers) -> Result<u64> {
+        let mut range = redis::cmd("ZRANGE");
+        range.arg(servers.keys.board(HALL, PERIOD)).arg(&[0, -1]).arg("WITHSCORES");
+        let found: Vec<(String, f64)> =
+            range.query_async(&mut servers.redis.clone()).await.context("read the board of all time")?;
+        let found: HashMap<String, f64> = found.into_iter().collect();
+        let wrong = self.scores.iter().filter(|(member, score)| found.get(*member) != Some(&(**score as f64)));
+        Ok((wrong.count() + found.keys().filter(|member| !self.scores.contains_key(*member)).count()) as u64)
+    }
+}
