@@ -5,6 +5,8 @@
 -- ARGV[1]  the number of the run that does it
 -- ARGV     then scores and members in turn; none to begin anew
 --
+-- It goes away by itself after a day, unless it is put in its place.
+--
 -- Returns how many members the zset has; -1 where the claim is not this run's (any more).
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
@@ -15,4 +17,5 @@ if #ARGV == 1 then
     return 0
 end
 redis.call('ZADD', KEYS[2], unpack(ARGV, 2))
+redis.call('EXPIRE', KEYS[2], 86400)
 return redis.call('ZCARD', KEYS[2])

@@ -4,7 +4,7 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset, made anew by what came late, or since
 -- KEYS[3]  the frozen zset, or the restored one
--- KEYS[4]  of a restored one, the mark of its snapshot
+-- KEYS[4]  of a restored one, the mark of its snapshot: gone from the first page on, until the restored zset is the live one
 -- ARGV[1]  the number of the run that does it
 -- ARGV[2]  how many members at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
@@ -23,6 +23,11 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 end
 if redis.call('EXISTS', KEYS[3]) == 0 then
     return -2
+end
+if KEYS[4] then
+    -- From now on it alone has what is moved.
+    redis.call('PERSIST', KEYS[3])
+    redis.call('UNLINK', KEYS[4])
 end
 local page = redis.call('ZRANGE', KEYS[2], 0, ARGV[2] - 1, 'WITHSCORES')
 local low_end = 2 ^ tonumber(ARGV[4] or '0')

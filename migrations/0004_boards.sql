@@ -18,6 +18,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_period (
     left_out  BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'members beyond archive_top',
     frozen_at DATETIME(6)     NOT NULL,
     done_at   DATETIME(6)     NULL COMMENT 'copied and verified',
+    restored_at DATETIME(6)   NULL COMMENT 'put back into Redis from here',
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
     pruned_at DATETIME(6)     NULL COMMENT 'gone from leaderboard_archive: archive_keep is over',
     PRIMARY KEY (board, period)

@@ -30,9 +30,9 @@ use crate::runtime::{shutdown, systemd};
 use crate::store::Store;
 use crate::store::schema::Schema;
 
-/// Connections to MySQL beside one per partition: two for a reconcile, one for an archive, one for the lease of each, and
-/// spare ones.
-const CONNECTIONS_FOR_JOBS: u32 = 7;
+/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for the lease of each, one for the
+/// clock of snapshots, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 9;
 
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]
@@ -316,7 +316,8 @@ impl Task {
 fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
     match ran {
         Ok(Ran::Ended(report)) if report.is_done() || report.is_braked() => Next::Bell,
-        Ok(_) => Next::Soon,
+        Ok(Ran::Ended(_)) => Next::Later,
+        Ok(Ran::Held { .. }) => Next::Soon,
         Err(error) => {
             error!(event = "job-failed", error = format!("{error:#}"), "a job failed, trying again soon: {error:#}");
             Next::Soon

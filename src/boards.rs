@@ -125,8 +125,17 @@ impl Boards<'_> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
         let (members, _) = self.cache.count_board(&at).await?;
         let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
-        let snapshot = saved.get(&at);
-        let state = if snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark)) { "lost" } else { state };
+        let snapshot = saved.get(&at).filter(|snapshot| snapshot.taken_at.is_some());
+        let is_lost = match snapshot {
+            // Again: a snapshot may have been between its two notes.
+            Some(snapshot) if !snapshot.is_marked(mark) => {
+                let snapshot = self.store.snapshot(&at).await?;
+                let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
+                snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark))
+            }
+            _ => false,
+        };
+        let state = if is_lost { "lost" } else { state };
         let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
         let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);
         Ok(Listed { board: at.board, period: at.period, state, members, ends_in_s: None, saved_s_ago })
@@ -140,8 +149,7 @@ impl Boards<'_> {
         saved: &BTreeMap<BoardPeriod, Snapshot>,
         now: Micros,
     ) -> Result<Vec<Listed>> {
-        let rows = self.store.board_periods(&board.name, LOOK_BACK).await?;
-        let of_kind = |at: &BoardPeriod| at.period.parse().is_ok_and(|period: Period| period.kind() == board.period);
+        let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let mut listed = Vec::new();
         let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
         for period in previous.filter(|period| rows.iter().all(|(at, _)| at.period != period.to_string())) {
@@ -150,7 +158,7 @@ impl Boards<'_> {
                 listed.push(closed);
             }
         }
-        for (at, row) in rows.into_iter().filter(|(at, _)| of_kind(at)).take(LISTED_MAX) {
+        for (at, row) in rows.into_iter().take(LISTED_MAX) {
             let members = match row.state {
                 PeriodState::Frozen => self.cache.count_board(&at).await?.1,
                 PeriodState::Done | PeriodState::Ended | PeriodState::Pruned => row.tally.members,
@@ -242,13 +250,20 @@ pub(crate) async fn read(
             let rows = store.archived_page(at, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
             let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
             let mut before = Before { members: after, ..Before::default() };
-            if let (Some(first), 1..) = (page.first(), after) {
+            if let (Some(first), 1.., Ranking::Competition | Ranking::Dense) = (page.first(), after, ranking) {
                 (before.higher, before.distinct) = store.archived_before(at, after, first.score).await?;
             }
             return Ok(Read { from: "mysql", members: row.tally.members, placed: place(ranking, before, page) });
         }
-        Some(_) => Zset::Frozen,
-        None => Zset::Live,
+        row => {
+            let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
+            // One that was frozen a moment ago may not be noted yet.
+            let zset = if row.is_some() || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
+            if row.is_some() && !keys.frozen {
+                return Err(NotShown(format!("{at}: Redis lost its frozen zset before it was archived")).into());
+            }
+            zset
+        }
     };
     let (members, placed) = cache.read_board(at, zset, Part::Page { after, count }, ranking).await?;
     Ok(Read { from: "redis", members, placed })

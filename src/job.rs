@@ -6,7 +6,6 @@
 
 use std::fmt::Display;
 use std::future::Future;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -195,10 +194,33 @@ pub enum Next {
     Bell,
     /// It failed, or another one runs: look again after a while.
     Soon,
+    /// It ended, and could not do all that should be done: look again after a while, and after a longer one each time.
+    Later,
 }
 
 /// How long after a run that failed, or that another one holds the lock of, it is looked again.
 const SOON: Duration = Duration::from_secs(30);
+
+/// How long at most.
+const LATER_MAX: Duration = Duration::from_secs(900);
+
+/// A mode that was not done.
+struct Undone {
+    place: usize,
+    /// How often in a row.
+    times: u32,
+    until: Instant,
+}
+
+impl Undone {
+    /// After one more run of it.
+    fn again(former: Option<Self>, place: usize, next: Next) -> Self {
+        let times =
+            former.filter(|former| former.place == place && next == Next::Later).map_or(0, |former| former.times + 1);
+        let pause = SOON.saturating_mul(1 << times.min(8)).min(LATER_MAX);
+        Self { place, times, until: Instant::now() + pause }
+    }
+}
 
 /// A job's loop in a daemon: at start, as soon as MySQL answers, and at each bell, it runs the first mode that is due.
 /// `work` gets that mode's place in `timetables`.
@@ -213,35 +235,39 @@ pub async fn serve<F>(
     F: Future<Output = Next>,
 {
     let mut outage = Outage::new("asking MySQL which jobs are due");
-    let mut failed = None;
+    let mut undone: Option<Undone> = None;
     while !stop.is_cancelled() {
-        let next = match beating(beat, first_due(store, timetables, failed)).await {
+        let next = match beat.during(first_due(store, timetables, undone.as_ref())).await {
             Ok(Some(place)) => {
                 outage.over();
                 // Then at once the next mode, which may be due too; a mode that failed lets the others go first.
                 // First, so that one that is asked for again meanwhile is due again.
                 let asked =
                     timetables.get(place).is_some_and(|timetable| timetable.asked.swap(false, Ordering::Relaxed));
-                let next = beating(beat, work(place)).await;
-                if let Some(timetable) = timetables.get(place).filter(|_| asked && next == Next::Soon) {
+                let next = beat.during(work(place)).await;
+                if let Some(timetable) = timetables.get(place).filter(|_| asked && next != Next::Bell) {
                     timetable.asked.store(true, Ordering::Relaxed);
                 }
-                failed = if next == Next::Soon { Some(place) } else { None };
-                if next == Next::Bell { Duration::ZERO } else { SOON }
+                if next != Next::Bell {
+                    undone = Some(Undone::again(undone.take(), place, next));
+                } else if undone.as_ref().is_some_and(|undone| undone.place == place) {
+                    undone = None;
+                }
+                if next == Next::Soon { SOON } else { Duration::ZERO }
             }
             Ok(None) => {
                 outage.over();
-                Duration::MAX
+                undone.as_ref().map_or(Duration::MAX, |undone| undone.until.saturating_duration_since(Instant::now()))
             }
             Err(error) => outage.failed(&format!("{:#}", anyhow::Error::from(error))),
         };
         let woken = async {
             tokio::select! {
-                () = bell.notified(), if next > SOON => {}
+                () = bell.notified(), if next != SOON => {}
                 () = tokio::time::sleep(next.min(LOOK_EVERY)) => {}
             }
         };
-        if stop.run_until_cancelled(beating(beat, woken)).await.is_none() {
+        if stop.run_until_cancelled(beat.during(woken)).await.is_none() {
             return;
         }
     }
@@ -250,34 +276,23 @@ pub async fn serve<F>(
 /// A bell that was missed (the clock was set, the machine slept) is made up for within this time.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The first mode that is due; the one that `failed` only when no other is.
+/// The first mode that is due; the one that is `undone` only when no other is, and its pause is over.
 async fn first_due(
     store: &Store,
     timetables: &[Timetable],
-    failed: Option<usize>,
+    undone: Option<&Undone>,
 ) -> Result<Option<usize>, StoreError> {
     // MySQL's clock, because the runs' starts are told by it.
     let (now, _) = store.clock().await?;
     let mut last = None;
     for (place, timetable) in timetables.iter().enumerate() {
         if timetable.is_due(store, now).await? {
-            if Some(place) != failed {
-                return Ok(Some(place));
+            match undone.filter(|undone| undone.place == place) {
+                None => return Ok(Some(place)),
+                Some(undone) if undone.until <= Instant::now() => last = Some(place),
+                Some(_) => {}
             }
-            last = failed;
         }
     }
     Ok(last)
-}
-
-/// Waits for `work` and beats meanwhile: its own calls all have time limits.
-async fn beating<T>(beat: &Beat, work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    let mut tick = tokio::time::interval(Duration::from_secs(1));
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            _ = tick.tick() => beat.beat(),
-        }
-    }
 }

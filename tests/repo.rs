@@ -233,6 +233,7 @@ fn the_documents_explain_every_outcome_of_an_archive() {
         Outcome::Waiting,
         Outcome::Saved,
         Outcome::Restored,
+        Outcome::Forgotten,
         Outcome::Pruned,
         Outcome::Kept,
         Outcome::WouldArchive,

@@ -30,17 +30,25 @@ pub struct SnapshotClock {
     pub bell: Arc<Notify>,
 }
 
+/// What it knows from its last look.
+#[derive(Default)]
+struct Seen {
+    lost: BTreeSet<BoardPeriod>,
+    told: BTreeSet<BoardPeriod>,
+}
+
 impl SnapshotClock {
     /// Looks until the stop.
     pub async fn run(self, beat: Beat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at boards");
-        let mut lost = BTreeSet::new();
+        let mut seen = Seen::default();
         let every = self.archiver.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
         // A board that is due waits for a tenth of its time at most.
         let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
         while !stop.is_cancelled() {
             if every.is_some() {
-                match self.look(&mut lost).await {
+                let Some(looked) = stop.run_until_cancelled(beat.during(self.look(&mut seen))).await else { return };
+                match looked {
                     Ok(due) => {
                         outage.over();
                         if due {
@@ -55,16 +63,19 @@ impl SnapshotClock {
         }
     }
 
-    /// Whether a snapshot is due. A board that was lost is told of once.
-    async fn look(&self, lost: &mut BTreeSet<BoardPeriod>) -> Result<bool> {
+    /// Whether a snapshot is due. A board that is lost at two looks is told of once: at one look a snapshot may be between its two
+    /// notes.
+    async fn look(&self, seen: &mut Seen) -> Result<bool> {
         let now = Micros::now();
         let savable = self.archiver.savable(&Scope::default(), now).await?;
         let are_lost: BTreeSet<BoardPeriod> =
             savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
-        for BoardPeriod { board, period } in are_lost.difference(lost) {
+        for at in are_lost.intersection(&seen.lost).filter(|at| !seen.told.contains(*at)) {
+            let BoardPeriod { board, period } = at;
             warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
         }
-        *lost = are_lost;
+        seen.told = are_lost.intersection(&seen.lost).cloned().collect();
+        seen.lost = are_lost;
         Ok(savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
     }
 }

@@ -68,12 +68,13 @@ impl Run<'_> {
 
     /// Deletes the places beyond the board's end, which an earlier copy left.
     pub(super) async fn trim(&self, at: &BoardPeriod, members: u64) -> Step<()> {
-        loop {
+        let store = &self.archiver.store;
+        let (mut after, last) = (members, store.last_place(at).await?);
+        while after < last {
             self.check_stop()?;
-            if self.archiver.store.trim_places(self.number, at, members).await? == 0 {
-                return Ok(());
-            }
+            after = store.trim_places(self.number, at, after, last).await?;
         }
+        Ok(())
     }
 
     /// Whether both stores end where the copy did: all before that was verified as it was written.

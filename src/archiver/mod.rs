@@ -41,7 +41,8 @@
 //!   is noted as ended. Gone in the middle of copying it a second time (late writes): the report says that the archive
 //!   may be a mixture of both copies.
 //! * A replica that lacks the last second takes over: what it lacks is a step that was not done yet, and the next run
-//!   does it. Only a RENAME that is undone after its row was noted looks like a board that was lost, and is reported.
+//!   does it. A RENAME that is undone after its row was noted is done again where the snapshot's mark says that the live zset is the
+//!   board; without a snapshot it looks like a board that was lost, and is reported. So is a mark that is undone.
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
@@ -56,6 +57,7 @@ mod restore;
 mod scope;
 mod settle;
 mod snapshot;
+mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -102,7 +104,7 @@ pub const FAULT_POINTS: [&str; 14] = [
 ];
 
 /// The same for what is deleted, saved and put back.
-pub const SAVE_FAULT_POINTS: [&str; 11] = [
+pub const SAVE_FAULT_POINTS: [&str; 12] = [
     "archive:pruning",
     "archive:forgetting",
     "snapshot:noted",
@@ -113,6 +115,7 @@ pub const SAVE_FAULT_POINTS: [&str; 11] = [
     "restore:filled-page",
     "restore:filled",
     "restore:merged-page",
+    "restore:raised-page",
     "restore:put",
 ];
 

@@ -41,8 +41,9 @@ pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was ve
 pub(super) const LOST_SAVED: &str = "Redis lost its frozen zset before the copy was verified, but there is a snapshot: \
     `tallyd board restore` puts that in its place";
 
-pub(super) const LOST_LIVE: &str = "Redis has lost it since its snapshot, and what the live zset holds, if there is one, \
-    was added after that: `tallyd board restore` puts the snapshot back and adds it";
+pub(super) const LOST_LIVE: &str = "Redis has lost it since its snapshot, wholly or in part, and what the live zset holds, if \
+    there is one, is not the board: `tallyd board restore` puts the snapshot back with what was added since; or, if what Redis has is \
+    right, `tallyd board snapshot NAME PERIOD --force` takes that";
 
 pub(super) const LATE: &str = "it was written to after its zset had ended: what came late is in the live zset and not in \
     leaderboard_archive; `tallyd board restore` puts the archive back, and the next run merges it";
@@ -75,6 +76,8 @@ pub(super) fn decide(
         };
     };
     match (row.state, frozen, expire_after) {
+        // With its mark and its members: the freeze was undone, as by a replica that took over before it had it.
+        (PeriodState::Frozen, false, Some(_)) if live && saved == Saved::Marked => Plan::Archive,
         // A live zset alone is what came late, never the board: it is not frozen a second time.
         (PeriodState::Frozen, false, _) => Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED }),
         // Its rows are whole, so nothing is lost with it.
@@ -82,10 +85,12 @@ pub(super) fn decide(
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
         (PeriodState::Frozen, true, Some(_)) => Plan::Archive,
         (PeriodState::Done, true, Some(_)) if live => Plan::Archive,
-        (PeriodState::Done, true, Some(expire_after)) => match left(row.done_at, expire_after, now) {
-            Duration::ZERO => Plan::End,
-            left => Plan::Wait(left),
-        },
+        (PeriodState::Done, true, Some(expire_after)) => {
+            match left(row.restored_at.max(row.done_at), expire_after, now) {
+                Duration::ZERO => Plan::End,
+                left => Plan::Wait(left),
+            }
+        }
         (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(CAME_BACK),
         (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
         (PeriodState::Pruned, false, _) if live => Plan::Keep(LATE_PRUNED),
@@ -126,7 +131,8 @@ mod tests {
         expire_after: Option<Duration>,
         at: Micros,
     ) -> Plan {
-        let row = state.map(|state| PeriodRow { state, tally: Tally::default(), left_out: 0, done_at: Some(DONE_AT) });
+        let (tally, done_at) = (Tally::default(), Some(DONE_AT));
+        let row = state.map(|state| PeriodRow { state, tally, left_out: 0, done_at, restored_at: None });
         decide(BoardKeys { live, frozen }, row, saved, expire_after, at)
     }
 
@@ -171,7 +177,9 @@ mod tests {
             (false, true, None, Saved::Lost, Plan::Archive),
             (true, true, None, Saved::Lost, Plan::Archive),
             (false, true, Some(Frozen), Saved::Lost, Plan::Archive),
-            (true, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
+            (true, false, Some(Frozen), Saved::Marked, Plan::Archive),
+            (true, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
+            (false, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
             (false, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
         ] {
             assert_eq!(plan(live, frozen, state, saved), expected, "{live} {frozen} {state:?} {saved:?}");

@@ -3,11 +3,10 @@
 use tracing::info;
 
 use super::Archiver;
-use super::period::Period;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::Scope;
 use super::settle::{Run, Step};
-use crate::model::BoardPeriod;
+use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 
 /// Archives of one board that one run deletes at most: the others are the next runs'.
@@ -16,16 +15,13 @@ const PRUNED_MAX: usize = 100;
 impl Run<'_> {
     /// Deletes what is over. A dry run only says which archives are.
     pub(super) async fn clear(&self, scope: &Scope, report: &mut Report) -> Step<()> {
-        let Archiver { store, cache, boards, .. } = self.archiver;
-        let keeping = boards.iter().filter(|board| !board.archive_keep.0.is_zero());
-        for board in keeping.filter(|board| scope.board.as_ref().is_none_or(|name| *name == board.name)) {
-            let until = self.now.before(board.archive_keep.0);
-            let over = store.prunable_periods(&board.name, until, PRUNED_MAX).await?;
-            let of_board = |at: &BoardPeriod| at.period.parse().is_ok_and(|it: Period| it.kind() == board.period);
-            for at in over.into_iter().filter(of_board) {
-                if scope.period.as_ref().is_some_and(|period| *period != at.period) {
-                    continue;
-                }
+        let Archiver { store, boards, .. } = self.archiver;
+        for board in boards.iter().filter(|board| scope.board.as_ref().is_none_or(|name| *name == board.name)) {
+            // For ever: but what was begun is ended.
+            let keep = board.archive_keep.0;
+            let until = if keep.is_zero() { Micros(0) } else { self.now.before(keep) };
+            let like = scope.period.as_deref().unwrap_or(board.period.like());
+            for at in store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
                 if scope.dry_run {
                     report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
                     continue;
@@ -38,29 +34,36 @@ impl Run<'_> {
             return Ok(());
         }
         for at in store.obsolete_snapshots().await? {
-            // The mark first: without it the rows are nothing.
-            cache.unmark_board(&at).await?;
-            while store.forget_snapshot(self.number, &at).await? > 0 {
-                fault::point("archive:forgetting");
-                self.check_stop()?;
-            }
+            self.archiver.cache.claim_board(&at.board, self.number).await?;
+            self.forget_snapshot(&at).await?;
         }
         Ok(())
     }
 
     /// Deletes one archive. Noted first: what is left of it is none.
     async fn prune(&self, at: &BoardPeriod) -> Step<()> {
-        let store = &self.archiver.store;
-        store.note_pruned(self.number, at, self.now).await?;
-        loop {
-            fault::point("archive:pruning");
-            self.check_stop()?;
-            if store.trim_places(self.number, at, 0).await? == 0 {
-                break;
-            }
-        }
+        self.archiver.store.note_pruned(self.number, at, self.now).await?;
+        fault::point("archive:pruning");
+        self.trim(at, 0).await?;
         let BoardPeriod { board, period } = at;
         info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
+        Ok(())
+    }
+
+    /// Deletes one snapshot, of a board that was claimed. Noted first, too.
+    pub(super) async fn forget_snapshot(&self, at: &BoardPeriod) -> Step<()> {
+        let Archiver { store, cache, .. } = self.archiver;
+        store.void_snapshot(self.number, at).await?;
+        let mark = cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
+        if mark.is_some() {
+            self.taken(cache.mark_board(at, self.number, mark, None).await?)?;
+        }
+        let mut after = None;
+        while let Some(last) = store.forget_snapshot(self.number, at, after.as_deref()).await? {
+            fault::point("archive:forgetting");
+            self.check_stop()?;
+            after = Some(last);
+        }
         Ok(())
     }
 }

@@ -51,6 +51,8 @@ pub enum Outcome {
     Saved,
     /// It is in Redis again.
     Restored,
+    /// Redis no longer has it, as it should be: its snapshot is deleted.
+    Forgotten,
     /// Its archive is over, and deleted.
     Pruned,
     /// It could not be finished and stays as it is.
@@ -77,6 +79,7 @@ impl Outcome {
             Self::Waiting => "waiting",
             Self::Saved => "saved",
             Self::Restored => "restored",
+            Self::Forgotten => "forgotten",
             Self::Pruned => "pruned",
             Self::Kept => "kept",
             Self::WouldArchive => "would be archived",
@@ -84,7 +87,7 @@ impl Outcome {
             Self::WouldPrune => "would be pruned",
             Self::WouldRestore => "would be restored",
             Self::Open => "open",
-            Self::Nothing => "nothing to archive",
+            Self::Nothing => "nothing there",
         }
     }
 }
@@ -128,7 +131,7 @@ impl fmt::Display for Report {
         outcomes.dedup();
         let counts: Vec<String> =
             outcomes.iter().map(|outcome| format!("{} {}", self.count(*outcome), outcome.text())).collect();
-        f.write_str(if counts.is_empty() { "no closed boards" } else { "boards: " })?;
+        f.write_str(if counts.is_empty() { "no boards to look at" } else { "boards: " })?;
         f.write_str(&counts.join(", "))?;
         if self.stopped {
             write!(f, "{separator}stopped before the end")?;
@@ -186,7 +189,7 @@ mod tests {
             "likes 2026-W46: kept (place 3 differs)\nlikes 2026-W46: archived, 1000 members\n\
              likes 2026-W46: archived\nboards: 2 archived, 1 kept"
         );
-        assert_eq!(Report::default().to_string(), "no closed boards");
+        assert_eq!(Report::default().to_string(), "no boards to look at");
     }
 
     #[test]

@@ -152,7 +152,9 @@ impl Run<'_> {
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
         let copied = self.copy(at, *top).await?;
-        let Copied { tally, left_out } = copied;
+        let Copied { tally, mut left_out } = copied;
+        // A zset that was made from the rows lacks what was left out of them.
+        left_out += row.filter(|row| row.restored_at.is_some()).map_or(0, |row| row.left_out);
         fault::point("archive:copied");
         self.trim(at, tally.members).await?;
         fault::point("archive:trimmed");
@@ -165,8 +167,8 @@ impl Run<'_> {
         let members = tally.members;
         let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
         if expire_after.is_zero() {
-            self.unlink(at).await?;
-            return Ok(report(Outcome::Ended));
+            let row = PeriodRow { state: PeriodState::Done, tally, left_out, done_at: None, restored_at: None };
+            return self.end(at, row).await.map(|_| report(Outcome::Ended));
         }
         let until = instant(self.now.after(expire_after));
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
@@ -227,7 +229,7 @@ impl Run<'_> {
     }
 
     /// Where the claim is gone, the run ends. None where the zset is gone that the step is about.
-    fn taken(&self, changed: Changed) -> Step<Option<u64>> {
+    pub(super) fn taken(&self, changed: Changed) -> Step<Option<u64>> {
         match changed {
             Changed::Done(times) | Changed::Put(times) => Ok(Some(times)),
             Changed::Absent => Ok(None),

@@ -3,12 +3,14 @@
 //! # The way
 //!
 //! ```text
-//! note the run in MySQL -> mark the board with it -> scan: write what changed -> look: delete what left -> note the end
+//! claim the board -> is it whole? -> note the run in MySQL -> mark the board with it -> note that
+//!   -> scan: write what changed -> look: delete what left -> note the end
 //! ```
 //!
 //! The rows are changed in place, so that a snapshot costs writes for what changed since the last one. That must never let what
 //! is left of a lost board spoil the rows: each page is read by a script that finds the mark of this very run beside the
-//! zset, and enough members in it, or reads nothing. A run that dies leaves rows of two snapshots, each of them right at its time;
+//! zset, and enough members in it, or reads nothing. And a board that was evicted alone, and has grown again, is known by its best
+//! members, which have less than they had. A run that dies leaves rows of two snapshots, each of them right at its time;
 //! the next one goes over all of them. What was added while it ran may be in it or not.
 
 use std::collections::HashSet;
@@ -20,66 +22,32 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
-use super::plan::{LOST_LIVE, Saved};
+use super::plan::LOST_LIVE;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
-use super::scope::{Candidate, Scope, candidate_named};
+use super::restore::tag;
+use super::scope::Scope;
 use super::settle::{Halt, Run, Step};
-use crate::cache::boards::Changed;
+use super::whole::Savable;
 use crate::cache::score::Rule;
 use crate::cache::snapshots::{ScanPage, Scanned};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
-use crate::store::snapshots::{Saved as SavedMember, Snapshot};
+use crate::store::boards::JOB;
+use crate::store::snapshots::Saved as SavedMember;
 
 /// The mode of such a run.
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
+/// How long such runs stay in `job_run`.
+const RUNS_KEPT: Duration = Duration::from_secs(7 * 86_400);
+
 /// Members of one page: a script takes at most some thousand arguments apart.
 pub(super) const PAGE_MEMBERS: usize = 1_000;
 
-/// How long after a snapshot that was not completed the next one is tried, at most.
-const AGAIN_AFTER: Duration = Duration::from_secs(300);
-
-const SHRUNK: &str = "Redis has less than half of the members that its last snapshot has: it was evicted, or deleted, and `tallyd board \
-    restore` puts the snapshot back; or that is right, and `tallyd board snapshot --force` takes it as it is";
-
-/// A period that may have a snapshot, and what is known of it.
-#[derive(Clone, Debug)]
-pub(super) struct Savable {
-    pub at: BoardPeriod,
-    pub rule: Rule,
-    every: Duration,
-    pub snapshot: Option<Snapshot>,
-    mark: Option<u64>,
-    /// The live zset is there.
-    live: bool,
-}
-
-impl Savable {
-    /// Whether Redis has lost the board since its last snapshot began.
-    pub(super) fn is_lost(&self) -> bool {
-        self.snapshot.is_some_and(|snapshot| !snapshot.is_marked(self.mark))
-    }
-
-    /// Whether snapshots are to be taken of it.
-    pub(super) fn is_on(&self) -> bool {
-        !self.every.is_zero()
-    }
-
-    /// Whether it is time for one.
-    pub(super) fn is_due(&self, now: Micros) -> bool {
-        match self.snapshot {
-            None => self.live,
-            Some(_) if self.is_lost() => false,
-            Some(Snapshot { began_at, taken_at, .. }) => {
-                let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
-                began_at.after(pause) <= now
-            }
-        }
-    }
-}
+/// Boards of fewer members may lose more than half of them.
+const FEW_MEMBERS: u64 = 10;
 
 impl Archiver {
     /// Takes snapshots as the run that holds the job's lock: of all boards that are due; or of those in `scope`, due or not. With
@@ -104,56 +72,27 @@ impl Archiver {
             () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
-
-    /// The periods that a snapshot may be taken of: those that are open, in the order of the configuration; or the one that `scope`
-    /// names, which may be closed but not frozen.
-    pub(super) async fn savable(&self, scope: &Scope, now: Micros) -> Result<Vec<Savable>> {
-        let named = match &scope.period {
-            Some(period) => vec![candidate_named(&self.boards, scope.board.as_deref().unwrap_or_default(), period)?],
-            None => scope.candidates(&self.boards, now)?.open.into_iter().map(|(candidate, _)| candidate).collect(),
-        };
-        let every = |at: &BoardPeriod| {
-            let kind = at.period.parse().ok().map(super::period::Period::kind);
-            let board = self.boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
-            board.map_or(Duration::ZERO, |board| board.snapshot_every.0)
-        };
-        let snapshots = self.store.snapshots().await?;
-        let periods: Vec<BoardPeriod> = named.iter().map(|candidate| candidate.at.clone()).collect();
-        let (marks, keys) = (self.cache.board_marks(&periods).await?, self.cache.find_boards(&periods).await?);
-        let savable = named.into_iter().zip(marks).zip(keys).filter(|(_, keys)| !keys.frozen);
-        let savable = savable.map(|((Candidate { at, rule, .. }, mark), keys)| Savable {
-            every: every(&at),
-            snapshot: snapshots.iter().find(|(of, _)| *of == at).map(|(_, snapshot)| *snapshot),
-            at,
-            rule,
-            mark,
-            live: keys.live,
-        });
-        Ok(savable.collect())
-    }
-
-    /// Whether a closed period has a snapshot, whether Redis still has the board that it is of, and the marks that this has.
-    pub(super) async fn saved(&self, at: &BoardPeriod) -> Result<(Saved, Option<[u64; 2]>), Halt> {
-        let Some(snapshot) = self.store.snapshot(at).await? else { return Ok((Saved::None, None)) };
-        let mark = self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        let (members, _) = self.cache.count_board(at).await?;
-        let whole = snapshot.is_marked(mark) && members * 2 >= snapshot.members;
-        let saved = if whole { Saved::Marked } else { Saved::Lost };
-        Ok((saved, Some([snapshot.number, snapshot.former])))
-    }
 }
 
 impl Run<'_> {
     async fn snapshots(&self, scope: Option<&Scope>, force: bool) -> Result<Report> {
         let mut report = Report::default();
         let all = Scope::default();
-        let savable = self.archiver.savable(scope.unwrap_or(&all), self.now).await?;
-        let due = |savable: &Savable| savable.is_on() && savable.is_due(self.now);
-        for savable in savable.into_iter().filter(|savable| scope.is_some() || due(savable)) {
+        let mut savable = self.archiver.savable(scope.unwrap_or(&all), self.now).await?;
+        if scope.is_none() {
+            // There are many.
+            self.archiver.store.forget_runs(JOB, SNAPSHOT_MODE, RUNS_KEPT).await?;
+            // The one that has waited for the longest; the others are the next runs', so that nobody waits long for the lock.
+            savable.retain(|savable| savable.is_on() && savable.is_due(self.now));
+            savable.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
+            savable.truncate(1);
+        }
+        for savable in savable {
             let began = Instant::now();
+            let BoardPeriod { board, period } = &savable.at;
+            self.archiver.cache.claim_board(board, self.number).await?;
             match self.save(&savable, force).await {
                 Ok(saved) => {
-                    let BoardPeriod { board, period } = &savable.at;
                     let (members, seconds) = (saved.members, began.elapsed().as_secs_f32());
                     if saved.outcome == Outcome::Saved {
                         info!(
@@ -168,7 +107,6 @@ impl Run<'_> {
                     report.periods.push(saved);
                 }
                 Err(Halt::Kept(reason)) => {
-                    let BoardPeriod { board, period } = &savable.at;
                     warn!(
                         event = "board-not-saved",
                         board, period, reason, "{board} {period} has no new snapshot: {reason}"
@@ -187,37 +125,56 @@ impl Run<'_> {
 
     async fn save(&self, savable: &Savable, force: bool) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
-        let Savable { at, snapshot, mark, .. } = savable;
-        if savable.is_lost() && !force {
+        let (at, snapshot, is_lost) = (&savable.at, savable.snapshot(), savable.is_lost());
+        if store.held_board_period(self.number, at).await?.is_some() {
+            return Err(Halt::Kept("it is frozen or archived: only what is neither is saved".to_owned()));
+        }
+        if let Some(snapshot) = snapshot.filter(|_| force)
+            && cache.is_restoring(at, &tag(snapshot)).await?.1
+        {
+            return Err(Halt::Kept(
+                "a restore was interrupted, and has what was added since: `tallyd board restore` ends it".to_owned(),
+            ));
+        }
+        if snapshot.is_some() && !force && (is_lost || !self.archiver.has_whole(at).await?) {
             return Err(Halt::Kept(LOST_LIVE.to_owned()));
         }
-        if snapshot.is_none() && !savable.live {
+        if !savable.live && (force || snapshot.is_none()) {
+            let Some(_) = savable.noted else { return Ok(PeriodReport::new(at, Outcome::Nothing)) };
+            self.forget_snapshot(at).await?;
+            return Ok(PeriodReport::new(at, Outcome::Forgotten));
+        }
+        if !self.mark(savable, snapshot.is_some() && !is_lost).await? {
             return Ok(PeriodReport::new(at, Outcome::Nothing));
         }
-        // A mark that MySQL doesn't know looks like a loss: it is noted first. Where there is nothing to lose, a note without a mark
-        // would look like one.
-        let is_known = snapshot.is_some() && !savable.is_lost();
-        let former = mark.unwrap_or_default();
-        if is_known {
-            store.begin_snapshot(self.number, at, former, self.now).await?;
-            fault::point("snapshot:noted");
-        }
-        match cache.mark_board(at, *mark, self.number).await? {
-            Changed::Lost => return Err(Halt::Kept(LOST_LIVE.to_owned())),
-            Changed::Absent => return Ok(PeriodReport::new(at, Outcome::Nothing)),
-            _ => fault::point("snapshot:marked"),
-        }
-        if !is_known {
-            store.begin_snapshot(self.number, at, former, self.now).await?;
-        }
         let known = snapshot.map_or(0, |snapshot| snapshot.members);
-        let members_min = if force { 0 } else { known / 2 };
+        let members_min = if force || known < FEW_MEMBERS { 0 } else { known / 2 };
         let Some(members) = self.save_all(savable, members_min, known).await? else {
             return Ok(PeriodReport::new(at, Outcome::Nothing).because("it was frozen meanwhile"));
         };
         fault::point("snapshot:looked");
         store.end_snapshot(self.number, at, members, self.now).await?;
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
+    }
+
+    /// Gives the board this run's mark; false where there is no board any more. Where it `has_one` that MySQL knows, MySQL knows the new
+    /// one first, and then the former one no longer: a run that dies in between is no loss, and an old backup is one.
+    async fn mark(&self, savable: &Savable, has_one: bool) -> Step<bool> {
+        let Archiver { store, cache, .. } = self.archiver;
+        let Savable { at, mark, .. } = savable;
+        if has_one {
+            store.begin_snapshot(self.number, at, mark.unwrap_or_default(), self.now).await?;
+            fault::point("snapshot:noted");
+        }
+        match self.taken(cache.mark_board(at, self.number, *mark, Some(self.number)).await?)? {
+            None => return Ok(false),
+            Some(_) => fault::point("snapshot:marked"),
+        }
+        match has_one {
+            true => store.note_marked(self.number, at).await?,
+            false => store.begin_snapshot(self.number, at, self.number, self.now).await?,
+        }
+        Ok(true)
     }
 
     /// Writes all members, and deletes those that left; says how many there are. None where the board was frozen meanwhile.
@@ -277,8 +234,7 @@ fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
     match scanned {
         Scanned::Page(page) => Ok(Some(page)),
         Scanned::Frozen => Ok(None),
-        Scanned::Lost => Err(Halt::Kept(LOST_LIVE.to_owned())),
-        Scanned::Shrunk => Err(Halt::Kept(SHRUNK.to_owned())),
+        Scanned::Lost | Scanned::Shrunk => Err(Halt::Kept(LOST_LIVE.to_owned())),
     }
 }
 
@@ -303,34 +259,6 @@ fn saved_members(mut members: Vec<BoardMember>, rule: Rule) -> Step<Vec<SavedMem
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn savable(snapshot: Option<(u64, u64, i64, Option<i64>)>, mark: Option<u64>, live: bool) -> Savable {
-        let snapshot = snapshot.map(|(number, former, began_at, taken_at)| Snapshot {
-            number,
-            former,
-            members: 10,
-            began_at: Micros(began_at * 1_000_000),
-            taken_at: taken_at.map(|at| Micros(at * 1_000_000)),
-        });
-        let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
-        Savable { at, rule: Rule::PLAIN, every: Duration::from_secs(3_600), snapshot, mark, live }
-    }
-
-    #[test]
-    fn a_snapshot_is_due_when_its_time_has_come_and_the_board_is_there() {
-        let due = |savable: &Savable, seconds: i64| savable.is_due(Micros(seconds * 1_000_000));
-        assert!(due(&savable(None, None, true), 0), "the first one");
-        assert!(!due(&savable(None, None, false), 0), "there is no board");
-        let taken = savable(Some((7, 7, 100, Some(100))), Some(7), true);
-        assert!(!due(&taken, 3_699) && due(&taken, 3_700));
-        let died = savable(Some((8, 7, 100, Some(50))), Some(7), true);
-        assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
-        let lost = savable(Some((7, 7, 100, Some(100))), None, true);
-        assert!(lost.is_lost() && !due(&lost, 1_000_000), "it would spoil what is saved");
-        assert!(savable(Some((7, 7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
-        assert!(!savable(Some((8, 7, 100, Some(50))), Some(7), true).is_lost(), "it died before the mark");
-        assert!(!savable(Some((8, 7, 100, Some(50))), Some(8), true).is_lost(), "it died after it");
-    }
 
     #[test]
     fn members_are_saved_once_in_the_order_of_the_key_with_their_columns() {

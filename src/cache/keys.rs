@@ -61,9 +61,9 @@ impl Keys {
         format!("{}:filling", self.board(board, period))
     }
 
-    /// `board:{likes}:2026-W47:restored`: the whole of it, which takes the zset's place next.
-    pub fn restored_board(&self, board: &str, period: &str) -> String {
-        format!("{}:restored", self.board(board, period))
+    /// `board:{likes}:2026-W47:restored-s7`: the whole of it, from the source of that tag, which takes the zset's place next.
+    pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
+        format!("{}:restored-{tag}", self.board(board, period))
     }
 
     /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
         assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
-        assert_eq!(keys.restored_board("likes", "total"), "app:board:{likes}:total:restored");
+        assert_eq!(keys.restored_board("likes", "total", "s7"), "app:board:{likes}:total:restored-s7");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }
 }

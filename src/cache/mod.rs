@@ -95,6 +95,7 @@ static BOARD_END: Script = script!("board_end.lua");
 static BOARD_MARK: Script = script!("board_mark.lua");
 static BOARD_SCAN: Script = script!("board_scan.lua");
 static BOARD_FILL: Script = script!("board_fill.lua");
+static BOARD_RAISE: Script = script!("board_raise.lua");
 
 /// One call of a script.
 pub(crate) struct Call {

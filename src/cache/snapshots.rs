@@ -8,8 +8,8 @@ use redis::{Pipeline, Value};
 use super::boards::{Changed, read_members};
 use super::score::Rule;
 use super::{
-    BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_SCAN, Cache, Call, PIPELINE_COMMANDS_MAX, Result, text,
-    unexpected,
+    BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, Call, PIPELINE_COMMANDS_MAX,
+    Result, text, unexpected,
 };
 use crate::model::{BoardMember, BoardPeriod};
 
@@ -35,13 +35,15 @@ pub struct ScanPage {
     pub members: Vec<BoardMember>,
 }
 
-/// Which zsets of a restore are there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RestoreKeys {
-    /// The mark of the board's last snapshot.
-    pub mark: Option<u64>,
-    /// An earlier restore was interrupted after the whole was there.
-    pub restored: bool,
+/// A zset that is being restored: of which period, and from which source. Another source has another zset.
+#[derive(Clone, Copy, Debug)]
+pub struct Restoring<'a> {
+    /// The period.
+    pub at: &'a BoardPeriod,
+    /// The source.
+    pub tag: &'a str,
+    /// The run that does it.
+    pub run: u64,
 }
 
 impl Cache {
@@ -62,25 +64,39 @@ impl Cache {
         Ok(found)
     }
 
-    /// Marks a board with the number of the snapshot that begins. `former` is the mark that it must have; none where there was no
-    /// snapshot before.
+    /// Gives a board the mark `new`, or none, where it has the mark `former`, or none. It must have been claimed.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn mark_board(&self, at: &BoardPeriod, former: Option<u64>, run: u64) -> Result<Changed> {
-        let call = Call::new(&BOARD_MARK, self.mark(at)).key(self.live(at));
-        let call = call.arg(former.map(|former| former.to_string()).unwrap_or_default()).number(run);
-        self.change("mark a board", call).await
+    pub async fn mark_board(
+        &self,
+        at: &BoardPeriod,
+        run: u64,
+        former: Option<u64>,
+        new: Option<u64>,
+    ) -> Result<Changed> {
+        let text = |mark: Option<u64>| mark.map(|mark| mark.to_string()).unwrap_or_default();
+        let call = self.claimed(&BOARD_MARK, at).key(self.mark(at)).key(self.live(at)).number(run);
+        self.change("mark a board", call.arg(text(former)).arg(text(new))).await
     }
 
-    /// Forgets the mark of a board whose snapshot is deleted.
+    /// The scores of `members` in a live board, in their order.
     ///
     /// # Errors
-    /// Redis is away: it may have run.
-    pub async fn unmark_board(&self, at: &BoardPeriod) -> Result<()> {
-        let mut command = redis::cmd("UNLINK");
-        command.arg(self.mark(at));
-        self.answer("forget the mark of a board", command).await.map(drop)
+    /// Redis is away, or the key holds something else.
+    pub async fn board_scores(&self, at: &BoardPeriod, members: &[BoardMember]) -> Result<Vec<Option<f64>>> {
+        const ACTION: &str = "look for members of a board";
+        if members.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut command = redis::cmd("ZMSCORE");
+        command.arg(self.live(at));
+        for member in members {
+            command.arg(&member.member);
+        }
+        let answer = self.answer(ACTION, command).await?;
+        let Value::Array(scores) = &answer else { return Err(unexpected(ACTION, &answer)) };
+        Ok(scores.iter().map(|score| text(score)?.parse().ok()).collect())
     }
 
     /// About `count` members of a live board that has the mark `run` and at least `members_min` members. Each member that is there
@@ -134,37 +150,34 @@ impl Cache {
         .map_err(|answer| unexpected(ACTION, &answer))
     }
 
-    /// The period's mark, and whether an interrupted restore has left the whole of it.
+    /// Whether the whole of a zset that is being restored is there, and whether it is the only one that has what was added since
+    /// the loss: a restore was interrupted.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn restore_keys(&self, at: &BoardPeriod) -> Result<RestoreKeys> {
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("GET").arg(self.mark(at));
-        pipeline.cmd("EXISTS").arg(self.restored(at));
-        let answers = self.answers("look for what a restore has left", &pipeline).await?;
-        let mark = answers.first().and_then(text).and_then(|mark| mark.parse().ok());
-        Ok(RestoreKeys { mark, restored: answers.last() == Some(&Value::Int(1)) })
+    pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
+        let key = self.keys.restored_board(&at.board, &at.period, tag);
+        let mut command = redis::cmd("TTL");
+        command.arg(key);
+        let ttl = self.answer("look for what a restore has left", command).await?;
+        Ok((ttl != Value::Int(-2), ttl == Value::Int(-1)))
     }
 
     /// Adds members to the zset that is being filled, and says how many it has; with none begins it anew.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn fill_board(&self, at: &BoardPeriod, run: u64, members: &[BoardMember]) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FILL, at).key(self.filling(at)).number(run);
-        // The shortest digits that give back the very same number.
-        let with =
-            |call: Call, member: &BoardMember| call.number(format_args!("{:e}", member.score)).arg(&member.member);
-        self.change("fill a board", members.iter().fold(call, with)).await
+    pub async fn fill_board(&self, to: Restoring<'_>, members: &[BoardMember]) -> Result<Changed> {
+        let call = self.claimed(&BOARD_FILL, to.at).key(self.filling(to.at)).number(to.run);
+        self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
     /// Notes that the zset that was filled is the whole of it.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn end_filling(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, at).key(self.filling(at)).key(self.restored(at)).number(run);
+    pub async fn end_filling(&self, to: Restoring<'_>) -> Result<Changed> {
+        let call = self.claimed(&BOARD_FREEZE, to.at).key(self.filling(to.at)).key(self.restored(to)).number(to.run);
         self.change("end the filling of a board", call).await
     }
 
@@ -172,8 +185,8 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn put_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, at).key(self.restored(at)).key(self.frozen(at)).number(run);
+    pub async fn put_frozen(&self, to: Restoring<'_>) -> Result<Changed> {
+        let call = self.claimed(&BOARD_FREEZE, to.at).key(self.restored(to)).key(self.frozen(to.at)).number(to.run);
         self.change("put a frozen board back", call).await
     }
 
@@ -182,17 +195,19 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn put_live(
-        &self,
-        at: &BoardPeriod,
-        run: u64,
-        members_max: usize,
-        rule: Rule,
-        mark: u64,
-    ) -> Result<Changed> {
-        let call = self.claimed(&BOARD_MERGE, at).key(self.live(at)).key(self.restored(at)).key(self.mark(at));
-        let call = call.number(run).number(members_max).arg(rule.name()).number(rule.packing.low_bits()).number(mark);
-        self.change("put a board back", call).await
+    pub async fn put_live(&self, to: Restoring<'_>, members_max: usize, rule: Rule, mark: u64) -> Result<Changed> {
+        let call = self.claimed(&BOARD_MERGE, to.at).key(self.live(to.at)).key(self.restored(to)).key(self.mark(to.at));
+        let call = call.number(to.run).number(members_max).arg(rule.name());
+        self.change("put a board back", call.number(rule.packing.low_bits()).number(mark)).await
+    }
+
+    /// Raises members of a live board that has less of them; says how many.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn raise_board(&self, at: &BoardPeriod, run: u64, members: &[BoardMember]) -> Result<Changed> {
+        let call = self.claimed(&BOARD_RAISE, at).key(self.live(at)).key(self.frozen(at)).number(run);
+        self.change("raise a board", members.iter().fold(call, with_member)).await
     }
 
     fn scan_call(&self, at: &BoardPeriod, run: u64, members_min: u64) -> Call {
@@ -204,9 +219,14 @@ impl Cache {
         self.keys.filling_board(&at.board, &at.period)
     }
 
-    fn restored(&self, at: &BoardPeriod) -> String {
-        self.keys.restored_board(&at.board, &at.period)
+    fn restored(&self, to: Restoring<'_>) -> String {
+        self.keys.restored_board(&to.at.board, &to.at.period, to.tag)
     }
+}
+
+/// Score and member; of the score the shortest digits that give back the very same number.
+fn with_member(call: Call, member: &BoardMember) -> Call {
+    call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
 /// What lua/board_scan.lua returns; the answer itself where it is something else.

@@ -50,7 +50,7 @@ pub(super) enum BoardCommand {
         /// Only this period of it: 2026-11-21, 2026-W47, 2026-11 or total.
         period: Option<String>,
         /// Even where Redis has lost the board, or most of it: what is left replaces the last snapshot.
-        #[arg(long, requires = "name")]
+        #[arg(long, requires = "period")]
         force: bool,
         /// How the report looks.
         #[arg(long, value_enum, default_value_t)]

@@ -51,7 +51,7 @@ impl Lookout {
         let mut seen = Seen::default();
         while !stop.is_cancelled() {
             if !self.every.is_zero() {
-                match self.look(&mut seen).await {
+                match beat.during(self.look(&mut seen)).await {
                     Ok(0) => outage.over(),
                     Ok(_) => {
                         outage.over();

@@ -1,6 +1,8 @@
 //! Which loops are alive: each beats at least once a second while it works or waits, and the watchdog is fed only
 //! while all of them do. A server that is away stops no beat; a loop that hangs does.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,6 +49,18 @@ impl Beat {
     /// "I am alive."
     pub fn beat(&self) {
         self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
+    }
+
+    /// Waits for `work` and beats meanwhile: its own calls all have time limits.
+    pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                _ = tick.tick() => self.beat(),
+            }
+        }
     }
 
     /// Waits, beating, or until the stop.

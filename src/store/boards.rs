@@ -45,6 +45,8 @@ pub struct PeriodRow {
     pub left_out: u64,
     /// When it was verified the last time.
     pub done_at: Option<Micros>,
+    /// When its frozen zset was made from the rows; none where it is the board itself.
+    pub restored_at: Option<Micros>,
 }
 
 impl PeriodState {
@@ -90,25 +92,26 @@ impl Store {
         lent.limit("read how far a board is", |connection| read_period(connection, at)).await
     }
 
-    /// The latest periods of the board that were frozen, at most `limit` of them, newest first.
+    /// The latest periods of the board whose names are `like` that, which were frozen; at most `limit` of them, newest first.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn board_periods(&self, board: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
+    pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT state, members, checksum, left_out, done_at, period FROM leaderboard_period WHERE board = ? \
-                 ORDER BY frozen_at DESC, period DESC LIMIT ?",
+                "SELECT state, members, checksum, left_out, done_at, restored_at, period FROM leaderboard_period \
+                 WHERE board = ? AND period LIKE ? ORDER BY frozen_at DESC, period DESC LIMIT ?",
             )
             .bind(board)
+            .bind(like)
             .bind(limit as u64)
             .fetch_all(connection)
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(5)? };
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(6)? };
                 Ok((at, read_row(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -196,7 +199,7 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
-        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', done_at = ?, ended_at = NULL \
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL \
                            WHERE board = ? AND period = ?";
         self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
@@ -211,22 +214,30 @@ impl Store {
         self.note("note that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// The board's periods that are gone from Redis and were archived before `until`, and those that are being pruned;
-    /// oldest first, at most `limit` of them.
+    /// The board's periods, of those whose names are `like` that, which are gone from Redis and were archived before `until`, and
+    /// those that are being pruned; oldest first, at most `limit` of them.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn prunable_periods(&self, board: &str, until: Micros, limit: usize) -> Result<Vec<BoardPeriod>> {
+    pub async fn prunable_periods(
+        &self,
+        board: &str,
+        like: &str,
+        until: Micros,
+        limit: usize,
+    ) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list archives that are to be pruned";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let periods: Vec<String> = sqlx::query_scalar(
-                "SELECT period FROM leaderboard_period AS p WHERE board = ? AND done_at < ? AND (state = 'ended' \
-                 OR (state = 'pruned' AND EXISTS (SELECT 1 FROM leaderboard_archive AS a \
-                     WHERE a.board = p.board AND a.period = p.period))) \
+                "SELECT period FROM leaderboard_period AS p WHERE board = ? AND period LIKE ? \
+                 AND ((state = 'ended' AND done_at < ?) \
+                     OR (state = 'pruned' AND EXISTS (SELECT 1 FROM leaderboard_archive AS a \
+                         WHERE a.board = p.board AND a.period = p.period))) \
                  ORDER BY done_at LIMIT ?",
             )
             .bind(board)
+            .bind(like)
             .bind(datetime(until))
             .bind(limit as u64)
             .fetch_all(connection)
@@ -269,7 +280,7 @@ pub(super) async fn begin<'c>(
 async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
     const ACTION: &str = "read how far a board is";
     let row = sqlx::query(
-        "SELECT state, members, checksum, left_out, done_at FROM leaderboard_period WHERE board = ? AND period = ?",
+        "SELECT state, members, checksum, left_out, done_at, restored_at FROM leaderboard_period WHERE board = ? AND period = ?",
     )
     .bind(&at.board)
     .bind(&at.period)
@@ -279,7 +290,7 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
     row.as_ref().map(read_row).transpose().tried(ACTION)
 }
 
-/// Reads `state, members, checksum, left_out, done_at`.
+/// Reads `state, members, checksum, left_out, done_at, restored_at`.
 fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let state = match row.try_get::<String, _>(0)?.as_str() {
         "frozen" => PeriodState::Frozen,
@@ -289,6 +300,6 @@ fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
         other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
     };
     let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
-    let done_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
-    Ok(PeriodRow { state, tally, left_out: row.try_get(3)?, done_at })
+    let time = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<NaiveDateTime>, _>(column)?.map(micros));
+    Ok(PeriodRow { state, tally, left_out: row.try_get(3)?, done_at: time(4)?, restored_at: time(5)? })
 }

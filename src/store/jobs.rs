@@ -196,6 +196,31 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. Not of modes whose last run says what
+    /// is due, or where to go on.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
+        const ACTION: &str = "forget old runs";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query(
+                "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000",
+            )
+            .bind(job)
+            .bind(mode)
+            .bind(keep.as_secs())
+            .execute(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+}
+
 /// Holds the job's row until the transaction ends, if it still names `run`: first in every transaction of a job that
 /// writes what must not be written twice.
 ///

@@ -40,27 +40,46 @@ impl Store {
         .await
     }
 
-    /// Deletes some of the places beyond `members`, which an earlier copy left; says how many. Zero means none is left.
+    /// The period's last place; zero where it has none.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_place(&self, at: &BoardPeriod) -> Result<u64> {
+        const ACTION: &str = "read a board's last place";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let last: Option<u32> =
+                sqlx::query_scalar("SELECT MAX(place) FROM leaderboard_archive WHERE board = ? AND period = ?")
+                    .bind(&at.board)
+                    .bind(&at.period)
+                    .fetch_one(connection)
+                    .await
+                    .tried(ACTION)?;
+            Ok(last.map_or(0, u64::from))
+        })
+        .await
+    }
+
+    /// Deletes the places after `after` up to `last`, or some of them; gives the last place that was looked at.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, members: u64) -> Result<u64> {
+    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, after: u64, last: u64) -> Result<u64> {
         const ACTION: &str = "delete places beyond a board's end";
+        let until = last.min(after + TRIM_ROWS_MAX);
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
-            let deleted = sqlx::query(
-                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
-            )
-            .bind(&at.board)
-            .bind(&at.period)
-            .bind(members)
-            .bind(TRIM_ROWS_MAX)
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
+            sqlx::query("DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place BETWEEN ? AND ?")
+                .bind(&at.board)
+                .bind(&at.period)
+                .bind(after + 1)
+                .bind(until)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
             tx.commit().await.tried(ACTION)?;
-            Ok(deleted.rows_affected())
+            Ok(until)
         })
         .await
     }

@@ -13,7 +13,7 @@ use super::{Result, Store, Tried, datetime, in_shapes, micros, placeholders};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 
 /// Rows that one statement deletes at most.
-const DELETE_ROWS_MAX: u64 = 1_000;
+const DELETE_ROWS_MAX: usize = 1_000;
 
 /// A row of `leaderboard_snapshot_period`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,10 +161,7 @@ impl Store {
             let query = sqlx::query(sql).bind(&at.board).bind(&at.period);
             let query = if let Some(after) = after { query.bind(after) } else { query };
             let rows = query.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
-            let read = |row: &MySqlRow| {
-                Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
-            };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
         })
         .await
     }
@@ -188,6 +185,49 @@ impl Store {
                 query.execute(&mut *tx).await.tried(ACTION)?;
             }
             tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that Redis has the mark of `run`: from now on no other one is right.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_marked(&self, run: u64, at: &BoardPeriod) -> Result<()> {
+        const ACTION: &str = "note that a board is marked";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query("UPDATE leaderboard_snapshot_period SET former = number WHERE board = ? AND period = ?")
+                .bind(&at.board)
+                .bind(&at.period)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// The snapshot's best members, at most `limit` of them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
+        const ACTION: &str = "read the best of a snapshot";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ? \
+                 ORDER BY primary_value DESC, second_value DESC, member DESC LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(limit)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
         })
         .await
     }
@@ -238,36 +278,67 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of a snapshot; says how many. With the last ones goes what is known of it.
+    /// Notes that a snapshot is none any more: what is left of its rows is about to be deleted.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<u64> {
-        const ACTION: &str = "delete a snapshot";
+    pub async fn void_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<()> {
+        const ACTION: &str = "void a snapshot";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
-            let deleted =
-                sqlx::query("DELETE FROM leaderboard_snapshot WHERE board = ? AND period = ? ORDER BY member LIMIT ?")
-                    .bind(&at.board)
-                    .bind(&at.period)
-                    .bind(DELETE_ROWS_MAX)
-                    .execute(&mut *tx)
-                    .await
-                    .tried(ACTION)?;
-            if deleted.rows_affected() == 0 {
+            sqlx::query(
+                "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .execute(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
+    /// Deletes some rows of a snapshot, in the order of their members after `after`; gives the last one. None when there are no
+    /// more: then what is known of the snapshot is gone, too.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod, after: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
+        const ACTION: &str = "delete a snapshot";
+        let page = self.saved_page(at, after, DELETE_ROWS_MAX).await?;
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let (Some(first), Some(last)) = (page.first(), page.last()) else {
                 sqlx::query("DELETE FROM leaderboard_snapshot_period WHERE board = ? AND period = ?")
                     .bind(&at.board)
                     .bind(&at.period)
                     .execute(&mut *tx)
                     .await
                     .tried(ACTION)?;
-            }
+                tx.commit().await.tried(ACTION)?;
+                return Ok(None);
+            };
+            sqlx::query("DELETE FROM leaderboard_snapshot WHERE board = ? AND period = ? AND member BETWEEN ? AND ?")
+                .bind(&at.board)
+                .bind(&at.period)
+                .bind(&first.member)
+                .bind(&last.member)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
             tx.commit().await.tried(ACTION)?;
-            Ok(deleted.rows_affected())
+            Ok(Some(last.member.clone()))
         })
         .await
     }
+}
+
+/// Reads `member, score`.
+fn read_member(row: &MySqlRow) -> std::result::Result<BoardMember, sqlx::Error> {
+    Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
 }
 
 /// Reads `number, former, members, began_at, taken_at`.

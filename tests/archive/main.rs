@@ -190,7 +190,8 @@ impl Stage {
             let expires = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut self.redis).await.unwrap();
             stored.insert(key, (dump, expires));
         }
-        let sql = "CHECKSUM TABLE leaderboard_archive, leaderboard_period";
+        let sql =
+            "CHECKSUM TABLE leaderboard_archive, leaderboard_period, leaderboard_snapshot, leaderboard_snapshot_period";
         let sums = sqlx::query(sql).fetch_all(&self.world.pool).await.unwrap();
         (stored, sums.iter().map(|row| row.get(1)).collect())
     }

@@ -7,11 +7,13 @@ use redis::AsyncCommands;
 use tallyd::archiver::Scope;
 use tallyd::cache::boards::Changed;
 use tallyd::cache::score::Rule;
+use tallyd::cache::snapshots::Restoring;
 use tallyd::job::{Ran, Report as _};
 use tallyd::model::BoardMember;
 use tallyd::runtime::show::Show;
 use tallyd::store::StoreError;
 use tallyd::store::boards::Tally;
+use tallyd::store::snapshots::Saved;
 use tokio_util::sync::CancellationToken;
 
 use crate::common::eventually;
@@ -130,12 +132,22 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
     assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
     let members = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
     let tally = Tally::default();
+    let saved = Saved { member: members[0].clone(), primary: 1.0, second: 0 };
     for refused in [
         stage.store.note_frozen(overtaken, &at, NOW).await,
         stage.store.copy_places(overtaken, &at, 1, &members).await,
-        stage.store.trim_places(overtaken, &at, 0).await.map(drop),
+        stage.store.trim_places(overtaken, &at, 0, 9).await.map(drop),
         stage.store.note_done(overtaken, &at, tally, 0, NOW).await,
         stage.store.note_ended(overtaken, &at, NOW).await,
+        stage.store.note_restored(overtaken, &at, NOW).await,
+        stage.store.note_pruned(overtaken, &at, NOW).await,
+        stage.store.begin_snapshot(overtaken, &at, 0, NOW).await,
+        stage.store.note_marked(overtaken, &at).await,
+        stage.store.save_members(overtaken, &at, &[saved]).await,
+        stage.store.forget_members(overtaken, &at, &[b"a".to_vec()]).await,
+        stage.store.end_snapshot(overtaken, &at, 1, NOW).await,
+        stage.store.void_snapshot(overtaken, &at).await,
+        stage.store.forget_snapshot(overtaken, &at, None).await.map(drop),
     ] {
         assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
     }
@@ -162,6 +174,19 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
         assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
         assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
         assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        let (cache, to) = (&stage.world.cache, Restoring { at: &at, tag: "s1", run: 1 });
+        let member = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
+        for refused in [
+            cache.fill_board(to, &member).await.unwrap(),
+            cache.end_filling(to).await.unwrap(),
+            cache.put_frozen(to).await.unwrap(),
+            cache.put_live(to, 10, Rule::PLAIN, 1).await.unwrap(),
+            cache.raise_board(&at, 1, &member).await.unwrap(),
+            cache.mark_board(&at, 1, None, Some(1)).await.unwrap(),
+        ] {
+            assert_eq!(refused, Changed::Refused);
+        }
+        assert_eq!(stage.everything().await, before);
         stage.redis.del::<_, ()>(&live).await.unwrap();
         assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Refused);
         assert!(stage.exists(&frozen).await);

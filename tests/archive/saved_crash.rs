@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
+use redis::AsyncCommands;
 use tallyd::archiver::SAVE_FAULT_POINTS;
 use tallyd::archiver::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
@@ -106,7 +107,12 @@ async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothi
         }
         assert_eq!(stage.in_redis(&at).await, whole, "{fault_point}");
     }
-    assert_eq!(reached, points("restore"));
+    assert_eq!(reached, points("restore").into_iter().filter(|point| *point != "restore:raised-page").collect());
+    // And where Redis has an older state.
+    let mark = stage.mark(&at);
+    stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
+    assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);
+    assert_eq!(stage.in_redis(&at).await, whole);
     stage.close().await;
 }
 
@@ -125,15 +131,14 @@ async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
         if dies(&stage, &restore, fault_point) {
             reached.insert(fault_point);
             stage.end_lease().await;
-            let again = stage.world.tallyd(&restore);
-            // It only has to be noted.
-            assert_eq!(again.status.success(), fault_point != "restore:put", "{fault_point}");
+            assert!(stage.world.tallyd(&restore).status.success(), "{fault_point}");
         }
         assert_eq!(stage.state(&at).await.as_deref(), Some("done"), "{fault_point}");
         let frozen = stage.frozen(&at);
         assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await, "{fault_point}");
     }
-    assert_eq!(reached, points("restore").into_iter().filter(|point| *point != "restore:merged-page").collect());
+    let skipped = ["restore:merged-page", "restore:raised-page"];
+    assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
     stage.close().await;
 }
 

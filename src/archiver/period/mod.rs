@@ -48,6 +48,16 @@ impl PeriodKind {
         }
     }
 
+    /// What the names of such periods are LIKE, in SQL.
+    pub const fn like(self) -> &'static str {
+        match self {
+            Self::Day => "____-__-__",
+            Self::Week => "____-W__",
+            Self::Month => "____-__",
+            Self::Total => "total",
+        }
+    }
+
     /// Seconds of one step of the time that is left.
     pub const fn step_s(self) -> i64 {
         match self {

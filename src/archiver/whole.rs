@@ -1,0 +1,142 @@
+//! What is known of boards and their snapshots: which may be saved, which are due, and which Redis has lost.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::Archiver;
+use super::plan::Saved;
+use super::scope::{Candidate, Scope, candidate_named};
+use super::settle::Halt;
+use crate::cache::score::Rule;
+use crate::model::{BoardPeriod, Micros};
+use crate::store::snapshots::Snapshot;
+
+/// How long after a snapshot that was not completed the next one is tried, at most.
+const AGAIN_AFTER: Duration = Duration::from_secs(300);
+
+/// How many of a snapshot's best members tell whether Redis has the board.
+const TOLD_BY: u64 = 200;
+
+/// A period that may have a snapshot, and what is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Savable {
+    pub at: BoardPeriod,
+    pub rule: Rule,
+    every: Duration,
+    /// Noted in MySQL, complete or not.
+    pub noted: Option<Snapshot>,
+    /// In Redis.
+    pub mark: Option<u64>,
+    /// The live zset is there.
+    pub live: bool,
+}
+
+impl Savable {
+    /// Its snapshot; none before the first one was complete.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        self.noted.filter(|snapshot| snapshot.taken_at.is_some())
+    }
+
+    /// Whether Redis has lost the board since its last snapshot began.
+    pub(super) fn is_lost(&self) -> bool {
+        self.snapshot().is_some_and(|snapshot| !snapshot.is_marked(self.mark))
+    }
+
+    /// Whether snapshots are to be taken of it.
+    pub(super) fn is_on(&self) -> bool {
+        !self.every.is_zero()
+    }
+
+    /// Whether it is time for one.
+    pub(super) fn is_due(&self, now: Micros) -> bool {
+        let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
+        let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
+        !self.is_lost() && (self.live || taken_at.is_some()) && began_at.after(pause) <= now
+    }
+}
+
+impl Archiver {
+    /// The periods that a snapshot may be taken of: those that are open, in the order of the configuration; or the one that `scope`
+    /// names, which may be closed but not frozen.
+    pub(super) async fn savable(&self, scope: &Scope, now: Micros) -> Result<Vec<Savable>> {
+        let named = match &scope.period {
+            Some(period) => vec![candidate_named(&self.boards, scope.board.as_deref().unwrap_or_default(), period)?],
+            None => scope.candidates(&self.boards, now)?.open.into_iter().map(|(candidate, _)| candidate).collect(),
+        };
+        let every = |at: &BoardPeriod| {
+            let kind = at.period.parse().ok().map(super::period::Period::kind);
+            let board = self.boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
+            board.map_or(Duration::ZERO, |board| board.snapshot_every.0)
+        };
+        let snapshots = self.store.snapshots().await?;
+        let periods: Vec<BoardPeriod> = named.iter().map(|candidate| candidate.at.clone()).collect();
+        let (marks, keys) = (self.cache.board_marks(&periods).await?, self.cache.find_boards(&periods).await?);
+        let savable = named.into_iter().zip(marks).zip(keys).filter(|(_, keys)| !keys.frozen);
+        let savable = savable.map(|((Candidate { at, rule, .. }, mark), keys)| Savable {
+            every: every(&at),
+            noted: snapshots.iter().find(|(of, _)| *of == at).map(|(_, snapshot)| *snapshot),
+            at,
+            rule,
+            mark,
+            live: keys.live,
+        });
+        Ok(savable.collect())
+    }
+
+    /// Whether a closed period has a snapshot, whether Redis still has the board that it is of, and the marks that this has.
+    pub(super) async fn saved(&self, at: &BoardPeriod) -> Result<(Saved, Option<[u64; 2]>), Halt> {
+        let snapshot = self.store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some());
+        let Some(snapshot) = snapshot else { return Ok((Saved::None, None)) };
+        let mark = self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
+        let saved = match snapshot.is_marked(mark) && self.has_whole(at).await? {
+            true => Saved::Marked,
+            false => Saved::Lost,
+        };
+        Ok((saved, Some([snapshot.number, snapshot.former])))
+    }
+
+    /// Whether the live zset is the board that was saved and not what came since: most of the best members have no less than they had.
+    pub(super) async fn has_whole(&self, at: &BoardPeriod) -> Result<bool, Halt> {
+        let best = self.store.best_saved(at, TOLD_BY).await?;
+        let scores = self.cache.board_scores(at, &best).await?;
+        let has = |saved: f64, score: Option<f64>| score.is_some_and(|score| score >= saved);
+        let held = best.iter().zip(scores).filter(|(member, score)| has(member.score, *score)).count();
+        Ok(held * 2 >= best.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn savable(snapshot: Option<(u64, u64, i64, Option<i64>)>, mark: Option<u64>, live: bool) -> Savable {
+        let snapshot = snapshot.map(|(number, former, began_at, taken_at)| Snapshot {
+            number,
+            former,
+            members: 10,
+            began_at: Micros(began_at * 1_000_000),
+            taken_at: taken_at.map(|at| Micros(at * 1_000_000)),
+        });
+        let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
+        Savable { at, rule: Rule::PLAIN, every: Duration::from_secs(3_600), noted: snapshot, mark, live }
+    }
+
+    #[test]
+    fn a_snapshot_is_due_when_its_time_has_come_and_the_board_is_there() {
+        let due = |savable: &Savable, seconds: i64| savable.is_due(Micros(seconds * 1_000_000));
+        assert!(due(&savable(None, None, true), 0), "the first one");
+        assert!(!due(&savable(None, None, false), 0), "there is no board");
+        let taken = savable(Some((7, 7, 100, Some(100))), Some(7), true);
+        assert!(!due(&taken, 3_699) && due(&taken, 3_700));
+        let died = savable(Some((8, 7, 100, Some(50))), Some(7), true);
+        assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
+        let lost = savable(Some((7, 7, 100, Some(100))), None, true);
+        assert!(lost.is_lost() && !due(&lost, 1_000_000), "it would spoil what is saved");
+        assert!(savable(Some((7, 7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
+        assert!(!savable(Some((8, 7, 100, Some(50))), Some(7), true).is_lost(), "it died before the mark");
+        assert!(!savable(Some((8, 7, 100, Some(50))), Some(8), true).is_lost(), "it died after it");
+        let never = savable(Some((7, 7, 100, None)), None, true);
+        assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first one was never complete");
+    }
+}
