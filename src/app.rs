@@ -118,6 +118,7 @@ pub async fn run(config: Config) -> Result<()> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(&config)?;
     look_at_mysql(&servers).await?;
+    look_at_redis(&servers).await?;
     let config = Arc::new(config);
     let progress = Progress::default();
     let mut tasks: JoinSet<String> = JoinSet::new();
@@ -169,6 +170,14 @@ async fn look_at_mysql(servers: &Servers) -> Result<()> {
         warn!(event = "mysql-not-durable", "{warning}");
     }
     Ok(())
+}
+
+/// A Cluster that is configured as one server, or the other way round, ends the start; a Redis that is away doesn't.
+async fn look_at_redis(servers: &Servers) -> Result<()> {
+    match servers.cache.ping().await {
+        Err(error) if error.is_of_the_configuration() => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 async fn start_tasks(
