@@ -1,0 +1,228 @@
+//! A Redis Cluster of three masters that ends with the test.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use tallyd::model::Target;
+
+use super::common::{DEADLINE, Model, World, eventually, target};
+
+const SLOTS: u16 = 16_384;
+
+/// How many masters there are.
+pub const MASTERS: usize = 3;
+
+pub struct Nodes {
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    port: u16,
+    bus: u16,
+    folder: tempfile::TempDir,
+    child: Child,
+}
+
+impl Node {
+    fn start(port: u16, bus: u16, folder: tempfile::TempDir) -> Self {
+        let child = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--cluster-enabled", "yes"])
+            .args(["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"])
+            .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])
+            .arg("--dir")
+            .arg(folder.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { port, bus, folder, child }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Nodes {
+    /// Starts the masters, of which each serves a third of the slots.
+    pub async fn start() -> Self {
+        // All bound at once, so that no port comes twice.
+        let listeners: Vec<TcpListener> = (0..MASTERS * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports: Vec<u16> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        drop(listeners);
+        let node = |pair: &[u16]| Node::start(pair[0], pair[1], tempfile::tempdir().unwrap());
+        let nodes = Self { nodes: ports.chunks(2).map(node).collect() };
+        for place in 0..MASTERS {
+            nodes.answers(place).await;
+            let (first, next) = (u32::from(SLOTS) * place as u32 / 3, u32::from(SLOTS) * (place as u32 + 1) / 3);
+            nodes.cluster(place, &["SET-CONFIG-EPOCH", &(place + 1).to_string()]).await;
+            nodes.cluster(place, &["ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]).await;
+            let Node { port, bus, .. } = &nodes.nodes[0];
+            if place > 0 {
+                nodes.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
+            }
+        }
+        nodes.is_whole().await;
+        nodes
+    }
+
+    /// Waits until every node knows who serves which slots.
+    pub async fn is_whole(&self) {
+        for place in 0..MASTERS {
+            let whole = ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:3"];
+            eventually("the Cluster is whole", || async {
+                let state = self.cluster(place, &["INFO"]).await;
+                let state: String = redis::from_redis_value(state).unwrap();
+                whole.iter().all(|line| state.contains(line))
+            })
+            .await;
+        }
+    }
+
+    async fn answers(&self, place: usize) {
+        let url = self.url(place);
+        let client = redis::Client::open(url).unwrap();
+        eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
+    }
+
+    /// Settings of a world that lives on these nodes, and more of them.
+    pub fn settings(&self, more: &str) -> String {
+        let (url, seed) = (self.url(0), self.nodes[1].port);
+        let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
+        format!("[redis]\n{redis}{more}")
+    }
+
+    pub fn url(&self, place: usize) -> String {
+        format!("redis://127.0.0.1:{}", self.nodes[place].port)
+    }
+
+    pub async fn connect(&self, place: usize) -> MultiplexedConnection {
+        let client = redis::Client::open(self.url(place)).unwrap();
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+
+    /// A CLUSTER command on one node.
+    pub async fn cluster(&self, place: usize, arguments: &[&str]) -> Value {
+        redis::cmd("CLUSTER").arg(arguments).query_async(&mut self.connect(place).await).await.unwrap()
+    }
+
+    /// A command on the node that has its key, found by asking all: tallyd's own way is what is tested.
+    pub async fn command(&self, command: &Cmd) -> Value {
+        for place in 0..MASTERS {
+            let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
+            match answer {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) => {}
+                answer => return answer.unwrap(),
+            }
+        }
+        panic!("no node has the key of {command:?}");
+    }
+
+    /// Which node serves the slot of that key.
+    pub async fn place_of(&self, key: &str) -> usize {
+        for place in 0..MASTERS {
+            let asked: RedisResult<Value> =
+                redis::cmd("EXISTS").arg(key).query_async(&mut self.connect(place).await).await;
+            if asked.is_ok() {
+                return place;
+            }
+        }
+        panic!("no node serves {key}");
+    }
+
+    pub async fn slot_of(&self, key: &str) -> u16 {
+        redis::from_redis_value(self.cluster(0, &["KEYSLOT", key]).await).unwrap()
+    }
+
+    pub async fn id(&self, place: usize) -> String {
+        redis::from_redis_value(self.cluster(place, &["MYID"]).await).unwrap()
+    }
+
+    /// How often a node has answered with such an error.
+    pub async fn errors(&self, place: usize, name: &str) -> u64 {
+        let info: String =
+            redis::cmd("INFO").arg("errorstats").query_async(&mut self.connect(place).await).await.unwrap();
+        let line = format!("errorstat_{name}:count=");
+        info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
+    }
+
+    /// Moves one key.
+    pub async fn migrate(&self, from: usize, to: usize, key: &str) {
+        let mut command = redis::cmd("MIGRATE");
+        command.arg("127.0.0.1").arg(self.nodes[to].port).arg(key).arg(0).arg(5_000);
+        let _: Value = command.query_async(&mut self.connect(from).await).await.unwrap();
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, place: usize) {
+        self.nodes[place].child.kill().unwrap();
+        self.nodes[place].child.wait().unwrap();
+    }
+
+    /// Starts a killed node again: it knows who it is, and nothing else.
+    pub async fn start_again(&mut self, place: usize) {
+        let killed = self.nodes.remove(place);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(killed.folder.path().join("nodes.conf"), folder.path().join("nodes.conf")).unwrap();
+        self.nodes.insert(place, Node::start(killed.port, killed.bus, folder));
+        self.answers(place).await;
+        self.is_whole().await;
+    }
+
+    /// The keys of the world on each node.
+    pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
+        let mut keys = Vec::new();
+        for place in 0..MASTERS {
+            let pattern = format!("{}:*", world.name);
+            keys.push(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connect(place).await).await.unwrap());
+        }
+        keys
+    }
+
+    /// The counters of videos on each node, without those that are zero, and the fields `_` of their buckets.
+    pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
+        let mut all = Vec::new();
+        for (place, keys) in self.keys(world).await.into_iter().enumerate() {
+            let (mut counters, mut loaded) = (BTreeMap::new(), BTreeMap::new());
+            let mut redis = self.connect(place).await;
+            for key in keys.into_iter().filter(|key| key.contains(":c:{video:")) {
+                let fields: HashMap<String, String> =
+                    redis::cmd("HGETALL").arg(&key).query_async(&mut redis).await.unwrap();
+                for (field, value) in fields {
+                    match field.parse() {
+                        Ok(id) => drop(counters.insert(target(id), value.split(',').next().unwrap().parse().unwrap())),
+                        Err(_) => drop(loaded.insert(key.clone(), value)),
+                    }
+                }
+            }
+            counters.retain(|_, value| *value != 0);
+            all.push((counters, loaded));
+        }
+        all
+    }
+
+    /// Fails unless the nodes have every number of the model together, each once, and no other.
+    pub async fn assert_equal(&self, world: &World, model: &Model) {
+        let mut expected = model.counters();
+        expected.retain(|_, count| *count != 0);
+        let parts = self.counters(world).await;
+        let found: usize = parts.iter().map(|(counters, _)| counters.len()).sum();
+        let all: BTreeMap<Target, i64> = parts.into_iter().flat_map(|(counters, _)| counters).collect();
+        for (target, count) in &expected {
+            assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
+        }
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have what they should not have");
+    }
+
+    /// Changes a number behind everyone's back.
+    pub async fn drift(&self, world: &World, target: Target, by: i64) {
+        let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
+        self.command(redis::cmd("HINCRBY").arg(key).arg(target.id.0).arg(by)).await;
+    }
+}
