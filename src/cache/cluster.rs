@@ -292,3 +292,37 @@ fn not_served(slot: u16) -> RedisError {
     let slot = format!("slot {slot}");
     RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node of the Redis Cluster serves it", slot))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_have_run_is_never_sent_again() {
+        let server = |kind: ServerErrorKind, detail: &str| {
+            RedisError::from((ErrorKind::Server(kind), "as the test wants", detail.to_owned()))
+        };
+        for (error, expected, stale) in [
+            (server(ServerErrorKind::Moved, "7 10.0.0.2:7002"), Some(("10.0.0.2:7002", false)), true),
+            (server(ServerErrorKind::Ask, "7 :7002"), Some(("10.0.0.1:7002", true)), false),
+            (server(ServerErrorKind::TryAgain, ""), Some(("10.0.0.1:7001", false)), false),
+            (server(ServerErrorKind::ClusterDown, ""), None, true),
+            (server(ServerErrorKind::NoScript, ""), None, false),
+            (server(ServerErrorKind::ResponseError, ""), None, false),
+        ] {
+            let mut answers = Answers { results: vec![Ok(Value::Nil)], open: Vec::new(), stale: false };
+            let step = Step { place: 0, node: "10.0.0.1:7001".to_owned(), asking: false };
+            answers.take(vec![step], Ok(vec![Err(error.clone())]));
+            let next = answers.open.first().map(|step| (step.node.as_str(), step.asking));
+            assert_eq!((next, answers.stale), (expected, stale), "{error}");
+            assert_eq!(answers.results, [Err(error)]);
+        }
+        // A connection that broke, or timed out: all of its node's commands may have run.
+        let broken = RedisError::from((ErrorKind::Io, "as the test wants"));
+        let mut answers = Answers { results: vec![Ok(Value::Nil); 2], open: Vec::new(), stale: false };
+        let step = |place| Step { place, node: "10.0.0.1:7001".to_owned(), asking: false };
+        answers.take(vec![step(0), step(1)], Err(broken.clone()));
+        assert_eq!((answers.open.len(), answers.stale), (0, true));
+        assert_eq!(answers.results, [Err(broken.clone()), Err(broken)]);
+    }
+}

@@ -8,7 +8,7 @@ use sqlx::Row;
 use tallyd::archiver::period::PeriodKind;
 use tallyd::archiver::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::cache::ranks::Ranking;
-use tallyd::client::{Client, OnBoard};
+use tallyd::client::OnBoard;
 use tallyd::job::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::store::Store;
@@ -43,7 +43,7 @@ fn placed(board: &[(Vec<u8>, u64)], ranking: Ranking) -> Vec<(u64, Vec<u8>, u64)
 async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_friends", &nodes.settings(BOARDS)).await;
-    let client = Client::new(&world.config).unwrap();
+    let client = nodes.client(&world);
     let mut dice = Dice::new(3);
     let scores: Vec<(Vec<u8>, u64)> =
         (0..1_500).map(|id| (format!("m{id}").into_bytes(), 1 + dice.below(40))).collect();

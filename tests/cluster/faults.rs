@@ -1,7 +1,7 @@
 //! Masters that are lost, and answers that come too late.
 
 use tallyd::cache::Cache;
-use tallyd::client::{Client, ClientError};
+use tallyd::client::ClientError;
 use tallyd::model::{Target, UserId};
 
 use super::Stage;
@@ -60,7 +60,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
 async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
     let nodes = Nodes::start().await;
     let world = World::new("cluster_late", &nodes.settings("timeout_ms = 300\n")).await;
-    let client = Client::new(&world.config).unwrap();
+    let client = nodes.client(&world);
     let by_node = targets_by_node(&nodes, &world, 20).await;
     for (place, targets) in by_node.iter().enumerate() {
         client.count(targets[0], UserId(1), true, &[]).await.unwrap();
@@ -86,12 +86,12 @@ async fn any_seed_will_do() {
     nodes.kill(0);
     let cache = Cache::new(&world.config.redis).unwrap();
     assert!(cache.ping().await.is_err());
-    let client = Client::new(&world.config).unwrap();
+    let client = nodes.client(&world);
     for targets in &by_node[1..] {
         client.count(targets[0], UserId(1), true, &[]).await.unwrap();
     }
     nodes.kill(1);
-    let error = Client::new(&world.config).unwrap().count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
+    let error = nodes.client(&world).count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
     assert!(format!("{error:#}").contains("refused"), "{error:#}");
     assert_eq!(world.tallyd(&["check-config"]).status.code(), Some(75));
     world.close().await;

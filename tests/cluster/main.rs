@@ -36,7 +36,7 @@ impl Stage {
         let nodes = Nodes::start().await;
         let world = World::new(name, &nodes.settings(settings)).await;
         let publisher = world.publisher().await;
-        let client = Client::new(&world.config).unwrap();
+        let client = nodes.client(&world);
         assert!(world.tallyd(&["reconcile"]).status.success());
         let daemon = world.daemon_with(environment);
         Self { nodes, world, client, publisher, daemon }

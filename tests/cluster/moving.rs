@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallyd::archiver::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
-use tallyd::client::{Client, OnBoard};
+use tallyd::client::OnBoard;
 use tallyd::event::LikeEvent;
 use tallyd::model::UserId;
 use tokio::task::JoinSet;
@@ -27,9 +27,9 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn new(world: &World) -> Self {
+    fn new(nodes: &Nodes, world: &World) -> Self {
         let (stop, user, mut tasks) = (Arc::<AtomicBool>::default(), Arc::new(AtomicU64::new(1)), JoinSet::new());
-        let client = Arc::new(Client::new(&world.config).unwrap());
+        let client = Arc::new(nodes.client(world));
         for _ in 0..8 {
             let (stop, user, client) = (Arc::clone(&stop), Arc::clone(&user), Arc::clone(&client));
             tasks.spawn(async move {
@@ -84,7 +84,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
     let stage = Stage::new("cluster_moving", BOARDS, &[]).await;
-    let crowd = Crowd::new(&stage.world);
+    let crowd = Crowd::new(&stage.nodes, &stage.world);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
     eventually("the board is there", || async { stage.world.cache.ping().await.is_ok() && has_board(&stage).await })

@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use tallyd::client::Client;
 use tallyd::model::Target;
 
 use super::common::{DEADLINE, Model, World, eventually, target};
@@ -84,17 +86,34 @@ impl Nodes {
         }
     }
 
+    /// Waits until the node answers, and makes the documented accounts there, but for all keys.
     async fn answers(&self, place: usize) {
-        let url = self.url(place);
-        let client = redis::Client::open(url).unwrap();
+        let client = redis::Client::open(self.url(place)).unwrap();
         eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+        for line in std::fs::read_to_string(manual).unwrap().lines().filter(|line| line.starts_with("ACL SETUSER ")) {
+            let words = line.split(' ').skip(1).map(|word| if word.starts_with('~') { "~*" } else { word });
+            let words: Vec<&str> = words.collect();
+            redis::cmd("ACL").arg(&words).query_async::<()>(&mut self.connect(place).await).await.unwrap();
+        }
     }
 
     /// Settings of a world that lives on these nodes, and more of them.
     pub fn settings(&self, more: &str) -> String {
-        let (url, seed) = (self.url(0), self.nodes[1].port);
+        let (url, seed) = (self.url_as(0, "tallyd:choose-one"), self.nodes[1].port);
         let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
         format!("[redis]\n{redis}{more}")
+    }
+
+    /// A client with an API server's account.
+    pub fn client(&self, world: &World) -> Client {
+        let mut config = world.config.clone();
+        config.redis.url = self.url_as(0, "api:choose-another").as_str().into();
+        Client::new(&config).unwrap()
+    }
+
+    fn url_as(&self, place: usize, account: &str) -> String {
+        self.url(place).replace("redis://", &format!("redis://{account}@"))
     }
 
     pub fn url(&self, place: usize) -> String {
