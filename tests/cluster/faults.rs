@@ -1,10 +1,13 @@
 //! Masters that are lost, and answers that come too late.
 
+use std::sync::Arc;
+
 use tallyd::cache::Cache;
 use tallyd::client::ClientError;
 use tallyd::model::{Target, UserId};
 
 use super::Stage;
+use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
 
@@ -64,17 +67,41 @@ async fn a_like_that_was_not_answered_in_time_is_never_sent_again() {
     let by_node = targets_by_node(&nodes, &world, 20).await;
     for (place, targets) in by_node.iter().enumerate() {
         client.count(targets[0], UserId(1), true, &[]).await.unwrap();
-        let pause =
-            redis::cmd("CLIENT").arg("PAUSE").arg(1_500).query_async::<()>(&mut nodes.connect(place).await).await;
-        pause.unwrap();
+        let (mut other, mut sleep) = (nodes.connect(place).await, redis::cmd("DEBUG"));
+        sleep.arg("SLEEP").arg(2);
+        let asleep = tokio::spawn(async move { sleep.query_async::<()>(&mut other).await });
+        eventually("the node sleeps", || async { client.read(targets).await.is_err() }).await;
         let late = client.count(targets[0], UserId(2), true, &[]).await;
         assert!(late.is_err(), "{late:?}");
-        eventually("the node answers again", || async { client.read(targets).await.is_ok() }).await;
+        asleep.await.unwrap().unwrap();
         client.count(targets[0], UserId(3), true, &[]).await.unwrap();
         let number = nodes.counters(&world).await[place].0[&targets[0]];
-        // The late one ran when the pause was over, or didn't.
+        // The late one ran when the node woke up, or came too late even for that.
         assert!((2..=3).contains(&number), "{number}");
     }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_whose_answer_was_lost_on_the_way_is_never_sent_again() {
+    let nodes = Nodes::start().await;
+    let (proxy, _) = Proxy::before(&nodes.url(1)).await;
+    nodes.announce(1, proxy.address.port()).await;
+    let world = World::new("cluster_cut", &nodes.settings("")).await;
+    let (client, by_node) = (Arc::new(nodes.client(&world)), targets_by_node(&nodes, &world, 20).await);
+    let target = by_node[1][0];
+    client.count(target, UserId(1), true, &[]).await.unwrap();
+    proxy.mute();
+    let liked = tokio::spawn({
+        let client = Arc::clone(&client);
+        async move { client.count(target, UserId(2), true, &[]).await }
+    });
+    let number = || async { nodes.counters(&world).await[1].0[&target] };
+    eventually("the like is counted", || async { number().await == 2 }).await;
+    proxy.cut();
+    assert!(liked.await.unwrap().is_err());
+    client.count(target, UserId(3), true, &[]).await.unwrap();
+    assert_eq!(number().await, 3);
     world.close().await;
 }
 

@@ -33,6 +33,7 @@ impl Node {
         let child = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--cluster-enabled", "yes"])
             .args(["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"])
+            .args(["--enable-debug-command", "local"])
             .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])
             .arg("--dir")
             .arg(folder.path())
@@ -169,6 +170,19 @@ impl Nodes {
             redis::cmd("INFO").arg("errorstats").query_async(&mut self.connect(place).await).await.unwrap();
         let line = format!("errorstat_{name}:count=");
         info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
+    }
+
+    /// Lets a node be found on another port.
+    pub async fn announce(&self, place: usize, port: u16) {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("SET").arg("cluster-announce-port").arg(port);
+        command.query_async::<()>(&mut self.connect(place).await).await.unwrap();
+        for place in 0..MASTERS {
+            eventually("every node knows it", || async {
+                format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
+            })
+            .await;
+        }
     }
 
     /// Moves one key.
