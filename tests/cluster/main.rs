@@ -5,6 +5,8 @@
 mod boards;
 #[path = "../common/mod.rs"]
 mod common;
+mod crowd;
+mod failover;
 mod faults;
 mod moving;
 mod nodes;

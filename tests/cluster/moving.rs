@@ -1,58 +1,17 @@
 //! Slots that move from one master to another while likes are counted.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
 use tallyd::archiver::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
-use tallyd::client::OnBoard;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
-use tokio::task::JoinSet;
+use tallyd::client::Counted;
 
 use super::Stage;
-use super::common::{Model, World, eventually, target};
+use super::common::{Model, World, eventually};
+use super::crowd::{Crowd, TARGETS};
 use super::nodes::{MASTERS, Nodes};
 
 const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n";
-
-const TARGETS: u64 = 200;
-
-/// Users who like one video after the other until they are told to stop, eight at once.
-struct Crowd {
-    stop: Arc<AtomicBool>,
-    tasks: JoinSet<Vec<(LikeEvent, usize)>>,
-}
-
-impl Crowd {
-    fn new(nodes: &Nodes, world: &World) -> Self {
-        let (stop, user, mut tasks) = (Arc::<AtomicBool>::default(), Arc::new(AtomicU64::new(1)), JoinSet::new());
-        let client = Arc::new(nodes.client(world));
-        for _ in 0..8 {
-            let (stop, user, client) = (Arc::clone(&stop), Arc::clone(&user), Arc::clone(&client));
-            tasks.spawn(async move {
-                let mut liked = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
-                    let user = user.fetch_add(1, Ordering::Relaxed);
-                    let video = (1 + user % TARGETS).to_string();
-                    let on = [OnBoard { board: "videos", member: video.as_bytes() }];
-                    let counted = client.like(target(1 + user % TARGETS), UserId(user), &on).await.unwrap();
-                    liked.push((counted.event, counted.boards_failed));
-                }
-                liked
-            });
-        }
-        Self { stop, tasks }
-    }
-
-    /// What they liked, and what of it a board refused.
-    async fn stop(self) -> Vec<(LikeEvent, usize)> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.tasks.join_all().await.concat()
-    }
-}
 
 /// Moves the slot of `key`, slowly: each of its keys while likes go on, until they are sent on.
 async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
@@ -84,7 +43,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
     let stage = Stage::new("cluster_moving", BOARDS, &[]).await;
-    let crowd = Crowd::new(&stage.nodes, &stage.world);
+    let crowd = Crowd::new(&stage.nodes, &stage.world, true);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
     eventually("the board is there", || async { stage.world.cache.ping().await.is_ok() && has_board(&stage).await })
@@ -104,9 +63,9 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
             eventually("a script is unknown", || async { stage.nodes.errors(place, "NOSCRIPT").await > before }).await;
         }
     }
-    let liked = crowd.stop().await;
+    let liked: Vec<Counted> = crowd.stop().await.into_iter().map(Result::unwrap).collect();
     let (mut model, mut scores) = (Model::default(), BTreeMap::<Vec<u8>, u64>::new());
-    for (event, boards_failed) in &liked {
+    for Counted { event, boards_failed, .. } in &liked {
         model.apply(event);
         if *boards_failed == 0 {
             *scores.entry(event.target.id.to_string().into_bytes()).or_default() += 1;

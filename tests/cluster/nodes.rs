@@ -26,6 +26,7 @@ struct Node {
     bus: u16,
     folder: tempfile::TempDir,
     child: Child,
+    killed: bool,
 }
 
 impl Node {
@@ -40,7 +41,7 @@ impl Node {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        Self { port, bus, folder, child }
+        Self { port, bus, folder, child, killed: false }
     }
 }
 
@@ -54,33 +55,76 @@ impl Drop for Node {
 impl Nodes {
     /// Starts the masters, of which each serves a third of the slots.
     pub async fn start() -> Self {
-        // All bound at once, so that no port comes twice.
-        let listeners: Vec<TcpListener> = (0..MASTERS * 2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports: Vec<u16> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-        drop(listeners);
-        let node = |pair: &[u16]| Node::start(pair[0], pair[1], tempfile::tempdir().unwrap());
-        let nodes = Self { nodes: ports.chunks(2).map(node).collect() };
+        let mut nodes = Self { nodes: Vec::new() };
         for place in 0..MASTERS {
-            nodes.answers(place).await;
+            nodes.add().await;
             let (first, next) = (u32::from(SLOTS) * place as u32 / 3, u32::from(SLOTS) * (place as u32 + 1) / 3);
             nodes.cluster(place, &["SET-CONFIG-EPOCH", &(place + 1).to_string()]).await;
             nodes.cluster(place, &["ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]).await;
-            let Node { port, bus, .. } = &nodes.nodes[0];
             if place > 0 {
-                nodes.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
+                nodes.meet(place).await;
             }
         }
         nodes.is_whole().await;
         nodes
     }
 
-    /// Waits until every node knows who serves which slots.
+    /// One more node, which the others get to know; its place.
+    async fn add(&mut self) -> usize {
+        // Both bound at once, so that no port comes twice.
+        let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
+        let place = self.nodes.len();
+        self.nodes.push(Node::start(port, bus, tempfile::tempdir().unwrap()));
+        self.answers(place).await;
+        place
+    }
+
+    async fn meet(&self, place: usize) {
+        let Node { port, bus, .. } = &self.nodes[0];
+        self.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
+    }
+
+    /// A replica of that master; its place.
+    pub async fn add_replica(&mut self, master: usize) -> usize {
+        let place = self.add().await;
+        self.meet(place).await;
+        self.is_whole().await;
+        let id = self.id(master).await;
+        self.cluster(place, &["REPLICATE", &id]).await;
+        eventually("the replica follows", || self.says(place, "replication", "master_link_status:up")).await;
+        place
+    }
+
+    /// Waits until that replica is a master, and every node knows it.
+    pub async fn is_promoted(&self, place: usize) {
+        eventually("the replica is promoted", || self.says(place, "replication", "role:master")).await;
+        self.is_whole().await;
+        let port = self.nodes[place].port;
+        for place in self.alive() {
+            eventually("every node knows it", || async {
+                format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
+            })
+            .await;
+        }
+    }
+
+    async fn says(&self, place: usize, section: &str, line: &str) -> bool {
+        let info: String = redis::cmd("INFO").arg(section).query_async(&mut self.connect(place).await).await.unwrap();
+        info.lines().any(|found| found.trim() == line)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        (0..self.nodes.len()).filter(|place| !self.nodes[*place].killed)
+    }
+
+    /// Waits until every node knows all others, and who serves which slots.
     pub async fn is_whole(&self) {
-        for place in 0..MASTERS {
-            let whole = ["cluster_state:ok", "cluster_slots_ok:16384", "cluster_known_nodes:3"];
+        let known = format!("cluster_known_nodes:{}", self.nodes.len());
+        let whole = ["cluster_state:ok", "cluster_slots_ok:16384", &known];
+        for place in self.alive() {
             eventually("the Cluster is whole", || async {
-                let state = self.cluster(place, &["INFO"]).await;
-                let state: String = redis::from_redis_value(state).unwrap();
+                let state: String = redis::from_redis_value(self.cluster(place, &["INFO"]).await).unwrap();
                 whole.iter().all(|line| state.contains(line))
             })
             .await;
@@ -134,7 +178,7 @@ impl Nodes {
 
     /// A command on the node that has its key, found by asking all: tallyd's own way is what is tested.
     pub async fn command(&self, command: &Cmd) -> Value {
-        for place in 0..MASTERS {
+        for place in self.alive() {
             let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
             match answer {
                 Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) => {}
@@ -146,7 +190,7 @@ impl Nodes {
 
     /// Which node serves the slot of that key.
     pub async fn place_of(&self, key: &str) -> usize {
-        for place in 0..MASTERS {
+        for place in self.alive() {
             let asked: RedisResult<Value> =
                 redis::cmd("EXISTS").arg(key).query_async(&mut self.connect(place).await).await;
             if asked.is_ok() {
@@ -177,7 +221,7 @@ impl Nodes {
         let mut command = redis::cmd("CONFIG");
         command.arg("SET").arg("cluster-announce-port").arg(port);
         command.query_async::<()>(&mut self.connect(place).await).await.unwrap();
-        for place in 0..MASTERS {
+        for place in self.alive() {
             eventually("every node knows it", || async {
                 format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
             })
@@ -196,6 +240,7 @@ impl Nodes {
     pub fn kill(&mut self, place: usize) {
         self.nodes[place].child.kill().unwrap();
         self.nodes[place].child.wait().unwrap();
+        self.nodes[place].killed = true;
     }
 
     /// Starts a killed node again: it knows who it is, and nothing else.
@@ -208,10 +253,14 @@ impl Nodes {
         self.is_whole().await;
     }
 
-    /// The keys of the world on each node.
+    /// The keys of the world on each master that runs.
     pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
         let mut keys = Vec::new();
-        for place in 0..MASTERS {
+        for place in self.alive() {
+            if !self.says(place, "replication", "role:master").await {
+                keys.push(Vec::new());
+                continue;
+            }
             let pattern = format!("{}:*", world.name);
             keys.push(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connect(place).await).await.unwrap());
         }
@@ -221,7 +270,7 @@ impl Nodes {
     /// The counters of videos on each node, without those that are zero, and the fields `_` of their buckets.
     pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
         let mut all = Vec::new();
-        for (place, keys) in self.keys(world).await.into_iter().enumerate() {
+        for (place, keys) in self.alive().zip(self.keys(world).await) {
             let (mut counters, mut loaded) = (BTreeMap::new(), BTreeMap::new());
             let mut redis = self.connect(place).await;
             for key in keys.into_iter().filter(|key| key.contains(":c:{video:")) {
