@@ -1,8 +1,9 @@
-//! A Redis Cluster: a pipeline is cut into one for each node, the parts run at once, and the answers come back in order.
+//! A Redis Cluster: a pipeline is cut into one for each node, the parts run at once, and the answers come back in
+//! order.
 //!
-//! A command is sent again only after a node said that it did not run it: MOVED, ASK, TRYAGAIN. After a lost connection or
-//! a timeout it may have run, and a like must not be counted twice. The library's own Cluster connection does not keep
-//! to that: it sends a whole pipeline again when one of its commands was redirected, and again when its connection broke.
+//! A command is sent again only after a node said that it did not run it: MOVED, ASK, TRYAGAIN. After a lost connection
+//! or a timeout it may have run, and a like must not be counted twice. The library's own Cluster connection does not
+//! keep to that: it sends a whole pipeline again when one of its commands was redirected, or when its connection broke.
 //!
 //! A node that is away fails its own commands alone.
 

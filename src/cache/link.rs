@@ -29,7 +29,7 @@ impl Link {
     /// # Errors
     /// The address can't be used.
     pub(super) fn new(url: &ServerUrl, timeout: Duration, node: bool) -> RedisResult<Self> {
-        // What was sent and isn't acknowledged for so long breaks the connection, instead of after a quarter of an hour.
+        // What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
         let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(timeout);
         let info = url.expose().into_connection_info()?.set_tcp_settings(tcp);
         Ok(Self { client: Client::open(info)?, timeout, node, connection: Mutex::default() })

@@ -1,11 +1,11 @@
 //! Redis, derived from MySQL: every command and key of the daemon stands in this folder.
 //!
-//! One connection to each server, shared and pipelined. It is thrown away, and the next call makes a new one, at the first
-//! sign that it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted master) or
-//! still loading. A command that timed out may still run later: callers send only what may run late, or twice. None is
-//! sent again that may have run.
+//! One connection to each server, shared and pipelined. It is thrown away, and the next call makes a new one, at the
+//! first sign that it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted
+//! master) or still loading. A command that timed out may still run later: callers send only what may run late, or
+//! twice. None is sent again here that may have run.
 //!
-//! On a Redis Cluster the commands of one pipeline go to many nodes, and run in any order where their keys differ in slot.
+//! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
 pub mod boards;
 mod cluster;

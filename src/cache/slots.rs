@@ -15,8 +15,8 @@ pub(super) struct SlotMap {
 }
 
 impl SlotMap {
-    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave it: nodes that don't know their own are there. None
-    /// where it is no such answer, or serves nothing.
+    /// Reads an answer to CLUSTER SLOTS. `asked` is the host that gave it: nodes that don't know their own are there.
+    /// None where it is no such answer, or nobody serves anything.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
         let mut ranges: Vec<_> = ranges.iter().filter_map(|range| read_range(range, asked)).collect();

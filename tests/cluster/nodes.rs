@@ -33,7 +33,7 @@ impl Node {
     fn start(port: u16, bus: u16, folder: tempfile::TempDir) -> Self {
         let child = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--cluster-enabled", "yes"])
-            .args(["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000"])
+            .args(["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"])
             .args(["--enable-debug-command", "local"])
             .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])
             .arg("--dir")
