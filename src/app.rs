@@ -33,6 +33,9 @@ use crate::store::schema::Schema;
 /// spare ones.
 const CONNECTIONS_FOR_JOBS: u32 = 7;
 
+/// How long the start waits for Redis: systemd gives up on one that takes minutes.
+const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]
 pub struct Servers {
@@ -174,8 +177,8 @@ async fn look_at_mysql(servers: &Servers) -> Result<()> {
 
 /// A Cluster that is configured as one server, or the other way round, ends the start; a Redis that is away doesn't.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
-    match servers.cache.ping().await {
-        Err(error) if error.is_of_the_configuration() => Err(error.into()),
+    match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
+        Ok(Err(error)) if error.is_of_the_configuration() => Err(error.into()),
         _ => Ok(()),
     }
 }
