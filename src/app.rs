@@ -34,6 +34,9 @@ use crate::store::schema::Schema;
 /// clock of snapshots, and spare ones.
 const CONNECTIONS_FOR_JOBS: u32 = 9;
 
+/// How long the start waits for Redis: systemd gives up on one that takes minutes.
+const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]
 pub struct Servers {
@@ -157,6 +160,7 @@ pub async fn run(config: Config) -> Result<()> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(&config)?;
     look_at_mysql(&servers).await?;
+    look_at_redis(&servers).await?;
     let config = Arc::new(config);
     let progress = Progress::default();
     let mut tasks: JoinSet<String> = JoinSet::new();
@@ -208,6 +212,14 @@ async fn look_at_mysql(servers: &Servers) -> Result<()> {
         warn!(event = "mysql-not-durable", "{warning}");
     }
     Ok(())
+}
+
+/// A Cluster that is configured as one server, or the other way round, ends the start; a Redis that is away doesn't.
+async fn look_at_redis(servers: &Servers) -> Result<()> {
+    match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
+        Ok(Err(error)) if error.is_of_the_configuration() => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 async fn start_tasks(

@@ -1,32 +1,36 @@
 //! Redis, derived from MySQL: every command and key of the daemon stands in this folder.
 //!
-//! One connection, shared and pipelined. It is thrown away, and the next call makes a new one, at the first sign that
-//! it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted master) or still
-//! loading. A command that timed out may still run later: callers send only what may run late, or twice.
+//! One connection to each server, shared and pipelined. It is thrown away, and the next call makes a new one, at the
+//! first sign that it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted
+//! master) or still loading. A command that timed out may still run later: callers send only what may run late, or
+//! twice. None is sent again here that may have run.
+//!
+//! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
 pub mod boards;
+mod cluster;
 pub mod counters;
 pub mod keys;
 pub mod layout;
+mod link;
 pub mod missing;
 pub mod ranks;
 pub mod score;
+mod slots;
 pub mod snapshots;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, ServerErrorKind, Value,
-};
-use tokio::sync::Mutex;
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::config::Redis;
 use crate::model::Micros;
+use cluster::Cluster;
 use keys::Keys;
+use link::Link;
 
 /// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
 /// behind it.
@@ -50,19 +54,30 @@ impl CacheError {
             ErrorKind::Extension | ErrorKind::UnexpectedReturnType | ErrorKind::Server(ServerErrorKind::ResponseError)
         )
     }
+
+    /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round.
+    pub fn is_of_the_configuration(&self) -> bool {
+        self.source.kind() == ErrorKind::InvalidClientConfig
+    }
 }
 
 /// The result of whatever asks Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
 
-/// A connection to Redis. Connects when first used.
+/// The way to Redis. Connects when first used.
 #[derive(Clone)]
 pub struct Cache {
-    client: Client,
+    servers: Servers,
     timeout: Duration,
-    connection: Arc<Mutex<Option<MultiplexedConnection>>>,
     /// How keys are named.
     pub keys: Keys,
+}
+
+/// What Redis consists of.
+#[derive(Clone)]
+enum Servers {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
 }
 
 /// A Lua script under lua/, with what the server knows it by.
@@ -150,71 +165,75 @@ impl Call {
 }
 
 impl Cache {
-    /// A cache of that server.
+    /// A cache of that server, or Cluster.
     ///
     /// # Errors
-    /// The address can't be used.
+    /// An address can't be used.
     pub fn new(config: &Redis) -> Result<Self> {
-        let failed = |source| CacheError { action: "read [redis] url", source };
         let timeout = Duration::from_millis(config.timeout_ms);
-        // What was sent and isn't acknowledged for so long breaks the connection, instead of after a quarter of an hour.
-        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(timeout);
-        let info = config.url.expose().into_connection_info().map_err(failed)?.set_tcp_settings(tcp);
-        let client = Client::open(info).map_err(failed)?;
-        Ok(Self { client, timeout, connection: Arc::default(), keys: Keys::new(config) })
+        let servers = if config.cluster {
+            Cluster::new(config, timeout).map(|cluster| Servers::Cluster(Arc::new(cluster)))
+        } else {
+            Link::new(&config.url, timeout, false).map(|link| Servers::One(Arc::new(link)))
+        };
+        let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
+        Ok(Self { servers, timeout, keys: Keys::new(config) })
     }
 
-    /// Whether Redis answers.
+    /// Whether Redis answers: on a Cluster, every master.
     ///
     /// # Errors
     /// It doesn't.
     pub async fn ping(&self) -> Result<()> {
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("PING");
-        self.run("ping Redis", &pipeline).await.map(drop)
+        self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
 
-    /// Redis' clock: what an event's `at` and a sample's cut are told by.
+    /// Redis' clock: what an event's `at` and a sample's cut are told by. On a Cluster the slowest of its clocks: every
+    /// event that is counted from now on has a later `at`, whichever node gives it.
     ///
     /// # Errors
     /// Redis is away.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("TIME");
-        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let (seconds, micros): (i64, i64) = answer
-            .and_then(|answer| Ok(redis::from_redis_value(answer)?))
-            .map_err(|source| CacheError { action: ACTION, source })?;
-        Ok(Micros(seconds * 1_000_000 + micros))
+        let read = |answer| -> RedisResult<Micros> {
+            let (seconds, micros): (i64, i64) = redis::from_redis_value(answer)?;
+            Ok(Micros(seconds * 1_000_000 + micros))
+        };
+        let clocks: RedisResult<Vec<Micros>> =
+            self.ask_all(ACTION, redis::cmd("TIME")).await?.into_iter().map(read).collect();
+        let clocks = clocks.map_err(|source| CacheError { action: ACTION, source })?;
+        clocks.into_iter().min().ok_or_else(|| unexpected(ACTION, &Value::Nil))
     }
 
-    /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication.
+    /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication. On a
+    /// Cluster, after that of any master.
     ///
     /// # Errors
     /// Redis is away.
     pub async fn data_set(&self) -> Result<String> {
-        let server = self.info("server", "run_id:").await?;
-        Ok(format!("{server} {}", self.info("replication", "master_replid:").await?))
+        let mut name = self.info("server", "run_id:").await?;
+        name.extend(self.info("replication", "master_replid:").await?);
+        Ok(name.into_iter().collect::<Vec<_>>().join(" "))
     }
 
-    /// What Redis takes away when memory is short: its `maxmemory-policy`.
+    /// What Redis takes away when memory is short: the `maxmemory-policy` of each server, each once.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn eviction_policy(&self) -> Result<String> {
+    pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }
 
-    /// What follows `name` in a section of INFO; empty where there is no such line.
-    async fn info(&self, section: &str, name: &str) -> Result<String> {
-        const ACTION: &str = "ask Redis about itself";
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("INFO").arg(section);
-        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
-        let line = text(&answer).and_then(|text| text.lines().find_map(|line| line.strip_prefix(name)));
-        Ok(line.unwrap_or_default().trim().to_owned())
+    /// What follows `name` in a section of INFO, for all servers; empty where there is no such line.
+    async fn info(&self, section: &str, name: &str) -> Result<BTreeSet<String>> {
+        let mut command = redis::cmd("INFO");
+        command.arg(section);
+        let answers = self.ask_all("ask Redis about itself", command).await?;
+        let line = |answer: &Value| {
+            let line = text(answer).and_then(|text| text.lines().find_map(|line| line.strip_prefix(name)));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        Ok(answers.iter().map(line).collect())
     }
 
     /// Runs the calls in order, pipelined in pieces, and gives each one's answer.
@@ -252,59 +271,30 @@ impl Cache {
         Ok(answers)
     }
 
-    /// Runs a pipeline once and gives each command's own result.
+    /// Runs a pipeline once and gives each command's own result; on a Cluster, that its node is away, too.
     ///
     /// # Errors
     /// The connection failed, or the server can't be written to: the next call makes a new connection.
-    pub(crate) async fn run(
-        &self,
-        action: &'static str,
-        pipeline: &Pipeline,
-    ) -> Result<Vec<redis::RedisResult<Value>>> {
-        let mut pipeline = pipeline.clone();
-        pipeline.ignore_errors();
-        let failed = |source| CacheError { action, source };
-        let mut connection = self.connect().await.map_err(failed)?;
-        // The library's own timeout is set too; this one holds whatever state the connection is in.
-        let answered =
-            tokio::time::timeout(self.timeout, pipeline.query_async::<Vec<redis::RedisResult<Value>>>(&mut connection))
-                .await;
-        let result = match answered {
-            Ok(Ok(results)) => {
-                match results.iter().find_map(|result| result.as_ref().err().filter(|error| is_of_the_server(error))) {
-                    None => return Ok(results),
-                    Some(error) => Err(error.clone()),
-                }
-            }
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(RedisError::from((ErrorKind::Io, "no answer in time"))),
+    pub(crate) async fn run(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<RedisResult<Value>>> {
+        let results = match &self.servers {
+            Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
+            Servers::Cluster(cluster) => cluster.run(pipeline).await,
         };
-        *self.connection.lock().await = None;
-        result.map_err(failed)
+        results.map_err(|source| CacheError { action, source })
     }
 
-    async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
-        let mut shared = self.connection.lock().await;
-        if let Some(connection) = shared.as_ref() {
-            return Ok(connection.clone());
-        }
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.timeout))
-            .set_response_timeout(Some(self.timeout));
-        let connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        *shared = Some(connection.clone());
-        Ok(connection)
+    /// Runs a command that has no key on every server, and gives each one's answer.
+    async fn ask_all(&self, action: &'static str, command: Cmd) -> Result<Vec<Value>> {
+        let answers = match &self.servers {
+            Servers::One(link) => {
+                let mut pipeline = Pipeline::new();
+                pipeline.add_command(command);
+                link.run(pipeline, self.timeout).await.and_then(|results| results.into_iter().collect())
+            }
+            Servers::Cluster(cluster) => cluster.ask_all(&command).await,
+        };
+        answers.map_err(|source| CacheError { action, source })
     }
-}
-
-/// About the server or the connection, not about the command: another connection may do better.
-fn is_of_the_server(error: &RedisError) -> bool {
-    error.is_io_error()
-        || error.is_connection_dropped()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(ServerErrorKind::ReadOnly | ServerErrorKind::BusyLoading | ServerErrorKind::MasterDown)
-        )
 }
 
 /// An answer that isn't what the script returns.

@@ -283,8 +283,7 @@ async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write)
     }
     servers.cache.ping().await?;
     writeln!(out, "Redis     answers")?;
-    let policy = servers.cache.eviction_policy().await?;
-    if policy.starts_with("allkeys-") {
+    for policy in servers.cache.eviction_policies().await?.iter().filter(|policy| policy.starts_with("allkeys-")) {
         writeln!(
             out,
             "Redis     warning: maxmemory-policy is {policy}, which takes counters and boards away when memory is short; set \
@@ -335,7 +334,9 @@ pub struct Usage(pub String);
 /// The exit code that says what kind of failure it was.
 fn exit_code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
-        if cause.is::<ConfigError>() {
+        if cause.is::<ConfigError>()
+            || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_of_the_configuration)
+        {
             return EXIT_CONFIG;
         }
         if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() {

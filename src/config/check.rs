@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Board, Config, LIKE, Metrics, ServerUrl};
+use super::{Board, Config, LIKE, Metrics, Redis, ServerUrl};
 use crate::archiver::period::{PeriodKind, WeekStart};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
 use crate::runtime::schedule;
@@ -69,8 +69,23 @@ fn urls(config: &Config, found: &mut Vec<String>) {
             found.push(format!("[reconcile] replicas: \"{replica}\" {error}"));
         }
     }
+    cluster(&config.redis, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
         found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
+    }
+}
+
+fn cluster(redis: &Redis, found: &mut Vec<String>) {
+    for seed in &redis.seeds {
+        if let Err(error) = redis.url.at(seed) {
+            found.push(format!("[redis] seeds: \"{seed}\" {error}"));
+        }
+    }
+    if !redis.cluster && !redis.seeds.is_empty() {
+        found.push("[redis] seeds are nodes of a Redis Cluster: set cluster = true, or leave them out".to_owned());
+    }
+    if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
+        found.push("[redis] url names a database, of which a Redis Cluster has none but 0".to_owned());
     }
 }
 
@@ -218,6 +233,9 @@ mod tests {
             ("[amqp]\nurl = \"http://u@h/%2f\"", "allowed is amqp:// or amqps://"),
             ("[mysql]\nurl = \"mysql://u@h\"", "names no database"),
             ("[redis]\nurl = \"redis://tally#s3@h/0\"", "write those of a password as %23"),
+            ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "names a database, of which a Redis Cluster has none"),
+            ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or leave them out"),
+            ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),

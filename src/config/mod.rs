@@ -197,6 +197,10 @@ impl Default for Mysql {
 pub struct Redis {
     /// `redis://host:6379/0` or `rediss://...`.
     pub url: ServerUrl,
+    /// Whether it is a node of a Redis Cluster, by which the others are found.
+    pub cluster: bool,
+    /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
+    pub seeds: Vec<String>,
     /// The password, from the environment only.
     pub password: Option<Secret>,
     /// A file that holds the password; a relative path is one of systemd's credentials.
@@ -213,6 +217,8 @@ impl Default for Redis {
     fn default() -> Self {
         Self {
             url: ServerUrl::from("redis://127.0.0.1:6379/0"),
+            cluster: false,
+            seeds: Vec::new(),
             password: None,
             password_file: None,
             key_prefix: String::new(),

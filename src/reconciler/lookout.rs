@@ -2,7 +2,7 @@
 //!
 //! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Some buckets are
 //! looked at each time, all of them in turn; those that readers have found missing; and all at once when Redis has become
-//! another one.
+//! another one, or one master of a Cluster has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,7 @@
 //! A TCP proxy in front of a server, whose connections a test cuts, or whose callers' bytes it holds back.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -16,6 +17,7 @@ pub struct Proxy {
     pub address: SocketAddr,
     open: Arc<Mutex<CancellationToken>>,
     held: watch::Sender<bool>,
+    muted: Arc<AtomicBool>,
     answers: Answers,
 }
 
@@ -23,15 +25,17 @@ impl Proxy {
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let proxy = Self { address, open: Arc::default(), held: watch::Sender::new(false), answers: Arc::default() };
+        let (held, muted) = (watch::Sender::new(false), Arc::default());
+        let proxy = Self { address, open: Arc::default(), held, muted, answers: Arc::default() };
         let (open, held, answers) = (Arc::clone(&proxy.open), proxy.held.clone(), Arc::clone(&proxy.answers));
+        let muted = Arc::clone(&proxy.muted);
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let Ok(far) = TcpStream::connect(&server).await else { continue };
                 let cut = open.lock().unwrap().clone();
-                let (held, answers) = (held.clone(), Arc::clone(&answers));
+                let (held, muted, answers) = (held.clone(), Arc::clone(&muted), Arc::clone(&answers));
                 tokio::spawn(async move {
-                    let _ = cut.run_until_cancelled(through(near, far, held, answers)).await;
+                    let _ = cut.run_until_cancelled(through(near, far, held, muted, answers)).await;
                 });
             }
         });
@@ -40,7 +44,13 @@ impl Proxy {
 
     /// Closes every connection that is open now. New ones go through.
     pub fn cut(&self) {
+        self.muted.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.open.lock().unwrap()).cancel();
+    }
+
+    /// Keeps from the callers what the server says, until they are cut.
+    pub fn mute(&self) {
+        self.muted.store(true, Ordering::Relaxed);
     }
 
     /// Takes what callers send from now on, and keeps it from the server.
@@ -69,7 +79,7 @@ impl Proxy {
 }
 
 /// Copies both ways until both have ended.
-async fn through(near: TcpStream, far: TcpStream, held: watch::Sender<bool>, answers: Answers) {
+async fn through(near: TcpStream, far: TcpStream, held: watch::Sender<bool>, muted: Arc<AtomicBool>, answers: Answers) {
     let (mut from_near, mut to_near) = near.into_split();
     let (mut from_far, mut to_far) = far.into_split();
     let asking = async {
@@ -85,7 +95,7 @@ async fn through(near: TcpStream, far: TcpStream, held: watch::Sender<bool>, ans
     let answering = async {
         let mut near_listens = true;
         while let Some(bytes) = some(&mut from_far).await {
-            near_listens = near_listens && to_near.write_all(&bytes).await.is_ok();
+            near_listens = near_listens && !muted.load(Ordering::Relaxed) && to_near.write_all(&bytes).await.is_ok();
             if let Some(answers) = answers.lock().unwrap().as_mut() {
                 answers.extend(bytes);
             }

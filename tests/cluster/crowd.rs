@@ -1,0 +1,68 @@
+//! Users who like one video after the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tallyd::client::{ClientError, Counted, OnBoard};
+use tallyd::model::UserId;
+use tokio::task::JoinSet;
+
+use super::common::{World, target};
+use super::nodes::Nodes;
+
+/// How many videos they like.
+pub const TARGETS: u64 = 200;
+
+/// What became of a like.
+pub type Liked = Result<Counted, ClientError>;
+
+/// Eight at once, until they are told to stop.
+pub struct Crowd {
+    stop: Arc<AtomicBool>,
+    /// How many likes have counted.
+    counted: Arc<AtomicU64>,
+    tasks: JoinSet<Vec<Liked>>,
+}
+
+impl Crowd {
+    /// Each like counts on the board `videos`, too, if there is one.
+    pub fn new(nodes: &Nodes, world: &World, with_board: bool) -> Self {
+        let (stop, counted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (user, client, mut tasks) = (Arc::new(AtomicU64::new(1)), Arc::new(nodes.client(world)), JoinSet::new());
+        for _ in 0..8 {
+            let (stop, counted) = (Arc::clone(&stop), Arc::clone(&counted));
+            let (user, client) = (Arc::clone(&user), Arc::clone(&client));
+            tasks.spawn(async move {
+                let mut all = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    let user = user.fetch_add(1, Ordering::Relaxed);
+                    let video = (1 + user % TARGETS).to_string();
+                    let on = [OnBoard { board: "videos", member: video.as_bytes() }];
+                    let on = if with_board { &on[..] } else { &[] };
+                    let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
+                    if liked.is_err() {
+                        // As a user would, or they would do nothing else.
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    } else {
+                        counted.fetch_add(1, Ordering::Relaxed);
+                    }
+                    all.push(liked);
+                }
+                all
+            });
+        }
+        Self { stop, counted, tasks }
+    }
+
+    /// How many likes have counted so far.
+    pub fn counted(&self) -> u64 {
+        self.counted.load(Ordering::Relaxed)
+    }
+
+    /// What became of all their likes.
+    pub async fn stop(self) -> Vec<Liked> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.tasks.join_all().await.into_iter().flatten().collect()
+    }
+}

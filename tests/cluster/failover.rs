@@ -1,0 +1,54 @@
+//! A replica takes its master's place while likes are counted.
+
+use tallyd::client::Counted;
+
+use super::Stage;
+use super::common::{Model, eventually};
+use super::crowd::{Crowd, Liked, TARGETS};
+
+/// Waits until the crowd has liked every video once more.
+async fn goes_on(crowd: &Crowd) {
+    let before = crowd.counted();
+    eventually("likes go on", || async { crowd.counted() > before + TARGETS }).await;
+}
+
+fn model(liked: Vec<Liked>) -> Model {
+    let mut model = Model::default();
+    liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));
+    model
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_in_order_loses_no_like() {
+    let mut stage = Stage::new("cluster_handover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
+    let replica = stage.nodes.add_replica(1).await;
+    let data_set = stage.world.cache.data_set().await.unwrap();
+    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    goes_on(&crowd).await;
+    stage.nodes.cluster(replica, &["FAILOVER"]).await;
+    stage.nodes.is_promoted(replica).await;
+    goes_on(&crowd).await;
+    let liked = crowd.stop().await;
+    assert!(liked.iter().all(Result::is_ok), "{:?}", liked.iter().find(|liked| liked.is_err()));
+    assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);
+    stage.close(&model(liked)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired() {
+    let mut stage = Stage::new("cluster_failover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
+    let replica = stage.nodes.add_replica(1).await;
+    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    goes_on(&crowd).await;
+    stage.nodes.kill(1);
+    stage.nodes.is_promoted(replica).await;
+    goes_on(&crowd).await;
+    let liked = crowd.stop().await;
+    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    let model = model(liked);
+    stage.world.drained(&stage.publisher).await;
+    // What was counted and is lost, or was counted and not published, because the answer was lost.
+    let report = stage.world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
+    stage.close(&model).await;
+}

@@ -1,0 +1,85 @@
+//! Slots that move from one master to another while likes are counted.
+
+use std::collections::BTreeMap;
+use tallyd::archiver::period::PeriodKind;
+use tallyd::cache::ranks::Ranking;
+use tallyd::client::Counted;
+
+use super::Stage;
+use super::common::{Model, World, eventually};
+use super::crowd::{Crowd, TARGETS};
+use super::nodes::{MASTERS, Nodes};
+
+const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
+    [[board]]\nname = \"videos\"\nperiod = \"total\"\n";
+
+/// Moves the slot of `key`, slowly: each of its keys while likes go on, until they are sent on.
+async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
+    let (slot, from) = (nodes.slot_of(key).await.to_string(), nodes.place_of(key).await);
+    let to = (from + 1) % MASTERS;
+    let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
+    nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
+    nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    let keys: Vec<String> =
+        redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
+    assert!(keys.iter().any(|found| found == key) && keys.iter().all(|key| key.starts_with(&world.name)), "{keys:?}");
+    for (place, moved) in keys.iter().enumerate() {
+        nodes.migrate(from, to, moved).await;
+        if place + 1 < keys.len() {
+            // Some of the board's periods are here and some there: nobody can add to all of them.
+            let before = nodes.errors(from, "TRYAGAIN").await;
+            eventually("a like is told to try again", || async { nodes.errors(from, "TRYAGAIN").await > before }).await;
+        }
+    }
+    let asked = nodes.errors(from, "ASK").await;
+    eventually("likes are sent on with ASK", || async { nodes.errors(from, "ASK").await >= asked + 3 }).await;
+    let moved = nodes.errors(from, "MOVED").await;
+    for place in [to, from, (from + 2) % MASTERS] {
+        nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to_id]).await;
+    }
+    eventually("a like is sent on with MOVED", || async { nodes.errors(from, "MOVED").await > moved }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
+    let stage = Stage::new("cluster_moving", BOARDS, &[]).await;
+    let crowd = Crowd::new(&stage.nodes, &stage.world, true);
+    let (keys, world) = (&stage.world.cache.keys, &stage.world);
+    let board = keys.board("videos", "total");
+    eventually("the board is there", || async { stage.world.cache.ping().await.is_ok() && has_board(&stage).await })
+        .await;
+    for bucket in [0, 5, 10, 15] {
+        move_slot(&stage.nodes, world, &keys.counters("video", bucket)).await;
+        // A run goes through all buckets, wherever they are.
+        assert_eq!(world.report(&["reconcile"])["repaired"], 0);
+    }
+    move_slot(&stage.nodes, world, &board).await;
+    for _ in 0..20 {
+        for place in 0..MASTERS {
+            let before = stage.nodes.errors(place, "NOSCRIPT").await;
+            let flush =
+                redis::cmd("SCRIPT").arg("FLUSH").query_async::<()>(&mut stage.nodes.connect(place).await).await;
+            flush.unwrap();
+            eventually("a script is unknown", || async { stage.nodes.errors(place, "NOSCRIPT").await > before }).await;
+        }
+    }
+    let liked: Vec<Counted> = crowd.stop().await.into_iter().map(Result::unwrap).collect();
+    let (mut model, mut scores) = (Model::default(), BTreeMap::<Vec<u8>, u64>::new());
+    for Counted { event, boards_failed, .. } in &liked {
+        model.apply(event);
+        if *boards_failed == 0 {
+            *scores.entry(event.target.id.to_string().into_bytes()).or_default() += 1;
+        }
+    }
+    for period in [PeriodKind::Day, PeriodKind::Week, PeriodKind::Total] {
+        let page = stage.client.board_page(("videos", period), 1, 10_000, Ranking::Ordinal).await.unwrap();
+        let shown: BTreeMap<_, _> = page.entries.into_iter().map(|entry| (entry.member, entry.score as u64)).collect();
+        assert_eq!(shown, scores, "{period}");
+    }
+    stage.close(&model).await;
+}
+
+async fn has_board(stage: &Stage) -> bool {
+    let page = stage.client.board_page(("videos", PeriodKind::Total), 1, 1, Ranking::Ordinal).await.unwrap();
+    page.members == TARGETS
+}

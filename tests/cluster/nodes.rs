@@ -1,0 +1,310 @@
+//! A Redis Cluster of three masters that ends with the test.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use tallyd::client::Client;
+use tallyd::model::Target;
+
+use super::common::{DEADLINE, Model, World, eventually, target};
+
+const SLOTS: u16 = 16_384;
+
+/// How many masters there are.
+pub const MASTERS: usize = 3;
+
+pub struct Nodes {
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    port: u16,
+    bus: u16,
+    folder: tempfile::TempDir,
+    child: Child,
+    killed: bool,
+}
+
+impl Node {
+    fn start(port: u16, bus: u16, folder: tempfile::TempDir) -> Self {
+        let child = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--cluster-enabled", "yes"])
+            .args(["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "5000"])
+            .args(["--enable-debug-command", "local"])
+            .args(["--port", &port.to_string(), "--cluster-port", &bus.to_string()])
+            .arg("--dir")
+            .arg(folder.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self { port, bus, folder, child, killed: false }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Nodes {
+    /// Starts the masters, of which each serves a third of the slots.
+    pub async fn start() -> Self {
+        let mut nodes = Self { nodes: Vec::new() };
+        for place in 0..MASTERS {
+            nodes.add().await;
+            let (first, next) = (u32::from(SLOTS) * place as u32 / 3, u32::from(SLOTS) * (place as u32 + 1) / 3);
+            nodes.cluster(place, &["SET-CONFIG-EPOCH", &(place + 1).to_string()]).await;
+            nodes.cluster(place, &["ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()]).await;
+            if place > 0 {
+                nodes.meet(place).await;
+            }
+        }
+        nodes.is_whole().await;
+        nodes
+    }
+
+    /// One more node, which the others get to know; its place.
+    async fn add(&mut self) -> usize {
+        // Both bound at once, so that no port comes twice.
+        let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
+        let place = self.nodes.len();
+        self.nodes.push(Node::start(port, bus, tempfile::tempdir().unwrap()));
+        self.answers(place).await;
+        place
+    }
+
+    async fn meet(&self, place: usize) {
+        let Node { port, bus, .. } = &self.nodes[0];
+        self.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
+    }
+
+    /// A replica of that master; its place.
+    pub async fn add_replica(&mut self, master: usize) -> usize {
+        let place = self.add().await;
+        self.meet(place).await;
+        self.is_whole().await;
+        let id = self.id(master).await;
+        self.cluster(place, &["REPLICATE", &id]).await;
+        eventually("the replica follows", || self.says(place, "replication", "master_link_status:up")).await;
+        place
+    }
+
+    /// Waits until that replica is a master, and every node knows it.
+    pub async fn is_promoted(&self, place: usize) {
+        eventually("the replica is promoted", || self.says(place, "replication", "role:master")).await;
+        self.is_whole().await;
+        let port = self.nodes[place].port;
+        for place in self.alive() {
+            eventually("every node knows it", || async {
+                format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
+            })
+            .await;
+        }
+    }
+
+    async fn says(&self, place: usize, section: &str, line: &str) -> bool {
+        let info: String = redis::cmd("INFO").arg(section).query_async(&mut self.connect(place).await).await.unwrap();
+        info.lines().any(|found| found.trim() == line)
+    }
+
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        (0..self.nodes.len()).filter(|place| !self.nodes[*place].killed)
+    }
+
+    /// Waits until every node knows all others, and who serves which slots.
+    pub async fn is_whole(&self) {
+        let known = format!("cluster_known_nodes:{}", self.nodes.len());
+        let whole = ["cluster_state:ok", "cluster_slots_ok:16384", &known];
+        for place in self.alive() {
+            eventually("the Cluster is whole", || async {
+                let state: String = redis::from_redis_value(self.cluster(place, &["INFO"]).await).unwrap();
+                whole.iter().all(|line| state.contains(line))
+            })
+            .await;
+        }
+    }
+
+    /// Waits until the node answers, and makes the documented accounts there, but for all keys.
+    async fn answers(&self, place: usize) {
+        let client = redis::Client::open(self.url(place)).unwrap();
+        eventually("the node answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+        for line in std::fs::read_to_string(manual).unwrap().lines().filter(|line| line.starts_with("ACL SETUSER ")) {
+            let words = line.split(' ').skip(1).map(|word| if word.starts_with('~') { "~*" } else { word });
+            let words: Vec<&str> = words.collect();
+            redis::cmd("ACL").arg(&words).query_async::<()>(&mut self.connect(place).await).await.unwrap();
+        }
+    }
+
+    /// Settings of a world that lives on these nodes, and more of them.
+    pub fn settings(&self, more: &str) -> String {
+        let (url, seed) = (self.url_as(0, "tallyd:choose-one"), self.nodes[1].port);
+        let redis = format!("url = \"{url}\"\ncluster = true\nseeds = [\"127.0.0.1:{seed}\"]\n");
+        format!("[redis]\n{redis}{more}")
+    }
+
+    /// A client with an API server's account.
+    pub fn client(&self, world: &World) -> Client {
+        let mut config = world.config.clone();
+        config.redis.url = self.url_as(0, "api:choose-another").as_str().into();
+        Client::new(&config).unwrap()
+    }
+
+    fn url_as(&self, place: usize, account: &str) -> String {
+        self.url(place).replace("redis://", &format!("redis://{account}@"))
+    }
+
+    pub fn url(&self, place: usize) -> String {
+        format!("redis://127.0.0.1:{}", self.nodes[place].port)
+    }
+
+    pub async fn connect(&self, place: usize) -> MultiplexedConnection {
+        let client = redis::Client::open(self.url(place)).unwrap();
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+
+    /// A CLUSTER command on one node.
+    pub async fn cluster(&self, place: usize, arguments: &[&str]) -> Value {
+        redis::cmd("CLUSTER").arg(arguments).query_async(&mut self.connect(place).await).await.unwrap()
+    }
+
+    /// A command on the node that has its key, found by asking all: tallyd's own way is what is tested.
+    pub async fn command(&self, command: &Cmd) -> Value {
+        for place in self.alive() {
+            let answer: RedisResult<Value> = command.query_async(&mut self.connect(place).await).await;
+            match answer {
+                Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) => {}
+                answer => return answer.unwrap(),
+            }
+        }
+        panic!("no node has the key of {command:?}");
+    }
+
+    /// Which node serves the slot of that key.
+    pub async fn place_of(&self, key: &str) -> usize {
+        for place in self.alive() {
+            let asked: RedisResult<Value> =
+                redis::cmd("EXISTS").arg(key).query_async(&mut self.connect(place).await).await;
+            if asked.is_ok() {
+                return place;
+            }
+        }
+        panic!("no node serves {key}");
+    }
+
+    pub async fn slot_of(&self, key: &str) -> u16 {
+        redis::from_redis_value(self.cluster(0, &["KEYSLOT", key]).await).unwrap()
+    }
+
+    pub async fn id(&self, place: usize) -> String {
+        redis::from_redis_value(self.cluster(place, &["MYID"]).await).unwrap()
+    }
+
+    /// How often a node has answered with such an error.
+    pub async fn errors(&self, place: usize, name: &str) -> u64 {
+        let info: String =
+            redis::cmd("INFO").arg("errorstats").query_async(&mut self.connect(place).await).await.unwrap();
+        let line = format!("errorstat_{name}:count=");
+        info.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.trim().parse().unwrap())
+    }
+
+    /// Lets a node be found on another port.
+    pub async fn announce(&self, place: usize, port: u16) {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("SET").arg("cluster-announce-port").arg(port);
+        command.query_async::<()>(&mut self.connect(place).await).await.unwrap();
+        for place in self.alive() {
+            eventually("every node knows it", || async {
+                format!("{:?}", self.cluster(place, &["SLOTS"]).await).contains(&format!("int({port})"))
+            })
+            .await;
+        }
+    }
+
+    /// Moves one key.
+    pub async fn migrate(&self, from: usize, to: usize, key: &str) {
+        let mut command = redis::cmd("MIGRATE");
+        command.arg("127.0.0.1").arg(self.nodes[to].port).arg(key).arg(0).arg(5_000);
+        let _: Value = command.query_async(&mut self.connect(from).await).await.unwrap();
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self, place: usize) {
+        self.nodes[place].child.kill().unwrap();
+        self.nodes[place].child.wait().unwrap();
+        self.nodes[place].killed = true;
+    }
+
+    /// Starts a killed node again: it knows who it is, and nothing else.
+    pub async fn start_again(&mut self, place: usize) {
+        let killed = self.nodes.remove(place);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(killed.folder.path().join("nodes.conf"), folder.path().join("nodes.conf")).unwrap();
+        self.nodes.insert(place, Node::start(killed.port, killed.bus, folder));
+        self.answers(place).await;
+        self.is_whole().await;
+    }
+
+    /// The keys of the world on each master that runs.
+    pub async fn keys(&self, world: &World) -> Vec<Vec<String>> {
+        let mut keys = Vec::new();
+        for place in self.alive() {
+            if !self.says(place, "replication", "role:master").await {
+                keys.push(Vec::new());
+                continue;
+            }
+            let pattern = format!("{}:*", world.name);
+            keys.push(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connect(place).await).await.unwrap());
+        }
+        keys
+    }
+
+    /// The counters of videos on each node, without those that are zero, and the fields `_` of their buckets.
+    pub async fn counters(&self, world: &World) -> Vec<(BTreeMap<Target, i64>, BTreeMap<String, String>)> {
+        let mut all = Vec::new();
+        for (place, keys) in self.alive().zip(self.keys(world).await) {
+            let (mut counters, mut loaded) = (BTreeMap::new(), BTreeMap::new());
+            let mut redis = self.connect(place).await;
+            for key in keys.into_iter().filter(|key| key.contains(":c:{video:")) {
+                let fields: HashMap<String, String> =
+                    redis::cmd("HGETALL").arg(&key).query_async(&mut redis).await.unwrap();
+                for (field, value) in fields {
+                    match field.parse() {
+                        Ok(id) => drop(counters.insert(target(id), value.split(',').next().unwrap().parse().unwrap())),
+                        Err(_) => drop(loaded.insert(key.clone(), value)),
+                    }
+                }
+            }
+            counters.retain(|_, value| *value != 0);
+            all.push((counters, loaded));
+        }
+        all
+    }
+
+    /// Fails unless the nodes have every number of the model together, each once, and no other.
+    pub async fn assert_equal(&self, world: &World, model: &Model) {
+        let mut expected = model.counters();
+        expected.retain(|_, count| *count != 0);
+        let parts = self.counters(world).await;
+        let found: usize = parts.iter().map(|(counters, _)| counters.len()).sum();
+        let all: BTreeMap<Target, i64> = parts.into_iter().flat_map(|(counters, _)| counters).collect();
+        for (target, count) in &expected {
+            assert_eq!(all.get(target), Some(count), "{target:?} in Redis");
+        }
+        assert_eq!((all.len(), found), (expected.len(), expected.len()), "the nodes have what they should not have");
+    }
+
+    /// Changes a number behind everyone's back.
+    pub async fn drift(&self, world: &World, target: Target, by: i64) {
+        let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
+        self.command(redis::cmd("HINCRBY").arg(key).arg(target.id.0).arg(by)).await;
+    }
+}

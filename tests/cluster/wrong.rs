@@ -1,0 +1,50 @@
+//! A configuration that says "Cluster" of one server, or the other way round.
+
+use std::process::Output;
+
+use tallyd::cache::Cache;
+use tallyd::cache::keys::KindNames;
+use tallyd::config::Redis;
+use tallyd::model::Metric;
+
+use super::common::{World, stack, stderr, target};
+use super::nodes::Nodes;
+
+#[track_caller]
+fn is_refused(output: &Output, said: &str) {
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(output));
+    assert!(stderr(output).contains(said), "\"{said}\" is not in: {}", stderr(output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configuration() {
+    let nodes = Nodes::start().await;
+    let world = World::new("cluster_unsaid", &nodes.settings("")).await;
+    let said = "it is a node of a Redis Cluster: set [redis] cluster = true";
+    let unsaid = [("TALLYD__REDIS__CLUSTER", "false"), ("TALLYD__REDIS__SEEDS", "[]")];
+    for arguments in [&["check-config"][..], &["reconcile"], &[]] {
+        is_refused(&world.command().envs(unsaid).args(arguments).output().unwrap(), said);
+    }
+    assert!(world.tallyd(&["check-config"]).status.success());
+    // An account that may not ask the server what it is.
+    let url = nodes.url(0).replace("redis://", "redis://api:choose-another@");
+    let names = KindNames::new(&world.config.kinds);
+    let targets: Vec<_> = (1..=100).map(target).collect();
+    let redis = Redis { url: url.as_str().into(), cluster: false, ..world.config.redis.clone() };
+    let error = Cache::new(&redis).unwrap().read(&names, Metric(1), &targets).await.unwrap_err();
+    assert!(error.is_of_the_configuration(), "{error:?}");
+    assert_eq!(nodes.client(&world).read(&targets).await.unwrap().len(), 100);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_server_that_is_configured_as_a_cluster_is_an_error_of_the_configuration() {
+    let world = World::new("cluster_missaid", "").await;
+    let said = "it is not a node of a Redis Cluster: set [redis] cluster = false";
+    let url = stack("REDIS_URL");
+    let missaid = [("TALLYD__REDIS__CLUSTER", "true"), ("TALLYD__REDIS__URL", url.trim_end_matches('/'))];
+    for arguments in [&["check-config"][..], &["reconcile"], &[]] {
+        is_refused(&world.command().envs(missaid).args(arguments).output().unwrap(), said);
+    }
+    world.close().await;
+}
