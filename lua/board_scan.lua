@@ -8,7 +8,7 @@
 -- ARGV[3]  "scan" or "have"
 -- ARGV     scan: a cursor, 0 to begin with, and about how many members; have: members
 --
--- Returns for scan { the next cursor, 0 at the end, member, score, member, score, ... }, each member that is there all the time at
+-- Returns for scan { the next cursor, 0 at the end, { member, score, member, score, ... } }, each member that is there all the time at
 -- least once; for have each member's score, or nil. -1 where the mark is another one or gone: Redis has lost the board since; -2 where
 -- the board is frozen; -3 where it has too few members: it was evicted, or deleted. What is returned was read while that held.
 
@@ -22,8 +22,6 @@ if redis.call('ZCARD', KEYS[2]) < tonumber(ARGV[2]) then
     return -3
 end
 if ARGV[3] == 'scan' then
-    local answer = redis.call('ZSCAN', KEYS[2], ARGV[4], 'COUNT', ARGV[5])
-    table.insert(answer[2], 1, answer[1])
-    return answer[2]
+    return redis.call('ZSCAN', KEYS[2], ARGV[4], 'COUNT', ARGV[5])
 end
 return redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 4))

@@ -51,7 +51,18 @@ struct Arguments {
 /// One archive.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ran {
+    /// Until it is copied and verified.
     seconds: f64,
+    /// Until it is verified once more and unlinked, when its time has come.
+    end_s: f64,
+    peak_rss_mib: f64,
+}
+
+/// Snapshots of one board: the first, and one for which a hundredth of the members has changed.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Saved {
+    first_s: f64,
+    again_s: f64,
     peak_rss_mib: f64,
 }
 
@@ -61,10 +72,12 @@ struct Seen {
     bare_s: Vec<f64>,
     archives: Vec<Ran>,
     small: Vec<Ran>,
+    snapshots: Vec<Saved>,
     /// The longest call of another client, in milliseconds: with nothing else going on, during an archive, and when a board
     /// of as many members expires.
     quiet_ms: Vec<f64>,
     archive_ms: Vec<f64>,
+    snapshot_ms: Vec<f64>,
     expire_ms: Vec<f64>,
 }
 
@@ -107,19 +120,26 @@ async fn measure(world: &World, arguments: Arguments, seen: &mut Seen) -> Result
             Ok::<(), anyhow::Error>(())
         };
         let (_, without) = beside(world, nothing).await?;
+        let (saved, saving) = save(world, members).await?;
         let key = format!("{}:expiring", world.name);
         fill_key(world, &key, members).await?;
         let (_, expiring) = beside(world, expire(world, &key)).await?;
         println!(
-            "round {round}: bare {bare_s:.1} s, archive {:.1} s, {:.0} MiB ({:.0} MiB for {small_members}); longest call \
-             {:.1} ms, {:.1} ms without, {:.1} ms at an EXPIRE",
+            "round {round}: bare {bare_s:.1} s, archive {:.1} s, end {:.1} s, {:.0} MiB ({:.0} MiB for {small_members}); snapshot \
+             {:.1} s, again {:.1} s; longest call {:.1} ms, {:.1} ms in a snapshot, {:.1} ms without, {:.1} ms at an EXPIRE",
             ran.seconds,
+            ran.end_s,
             ran.peak_rss_mib,
             small.peak_rss_mib,
+            saved.first_s,
+            saved.again_s,
             during.longest_ms,
+            saving.longest_ms,
             without.longest_ms,
             expiring.longest_ms
         );
+        seen.snapshots.push(saved);
+        seen.snapshot_ms.push(saving.longest_ms);
         seen.bare_s.push(bare_s);
         seen.archives.push(ran);
         seen.small.push(small);
@@ -139,7 +159,15 @@ fn figures(seen: &Seen, members: u64) -> BTreeMap<String, f64> {
         ("rows_per_second".to_owned(), members as f64 / archive_s),
         ("insert_ratio".to_owned(), median(seen.bare_s.iter().copied()) / archive_s),
         ("stall_extra_ms".to_owned(), median(seen.archive_ms.iter().copied()) - quiet_ms),
+        (
+            "snapshot_rows_per_second".to_owned(),
+            members as f64 / median(seen.snapshots.iter().map(|saved| saved.first_s)),
+        ),
+        ("snapshot_again_s".to_owned(), median(seen.snapshots.iter().map(|saved| saved.again_s))),
+        ("snapshot_extra_ms".to_owned(), median(seen.snapshot_ms.iter().copied()) - quiet_ms),
+        ("end_s".to_owned(), median(seen.archives.iter().map(|ran| ran.end_s))),
         ("expire_extra_ms".to_owned(), median(seen.expire_ms.iter().copied()) - quiet_ms),
+        ("snapshot_rss_mib".to_owned(), median(seen.snapshots.iter().map(|saved| saved.peak_rss_mib))),
         ("peak_rss_mib".to_owned(), median(seen.archives.iter().map(|ran| ran.peak_rss_mib))),
         ("peak_rss_mib_small".to_owned(), median(seen.small.iter().map(|ran| ran.peak_rss_mib))),
     ])
@@ -200,10 +228,38 @@ async fn expire(world: &World, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tallyd archive` to its end.
+/// Runs `tallyd archive`, and once more when the board's time has come.
 async fn archive(world: &World, members: u64) -> Result<Ran> {
     let Ended { seconds, peak_rss_mib, .. } = command::tallyd(world, &["archive"]).await?;
+    sqlx::raw_sql("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 YEAR").execute(&world.pool).await?;
+    let ended = command::tallyd(world, &["archive"]).await?;
+    let end_s = ended.seconds;
+    let left: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_period WHERE state <> 'ended'")
+        .fetch_one(&world.pool)
+        .await?;
+    ensure!(left == 0, "the board has not ended");
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_archive").fetch_one(&world.pool).await?;
     ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
-    Ok(Ran { seconds, peak_rss_mib })
+    Ok(Ran { seconds, end_s, peak_rss_mib: peak_rss_mib.max(ended.peak_rss_mib) })
+}
+
+/// Saves this week's board twice; how long another client waited during the first time.
+async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
+    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC).to_string();
+    let keys = Cache::new(&world.config.redis)?.keys;
+    let key = keys.board(BOARD, &now);
+    fill_key(world, &key, members).await?;
+    let (first, saving) = beside(world, command::tallyd(world, &["board", "snapshot"])).await?;
+    let client = redis::Client::open(world.config.redis.url.expose())?;
+    let mut redis = client.get_multiplexed_async_connection().await?;
+    for member in (1..=members).step_by(100) {
+        let () = redis::cmd("ZINCRBY").arg(&key).arg(1).arg(format!("member-{member}")).query_async(&mut redis).await?;
+    }
+    let again = command::tallyd(world, &["board", "snapshot"]).await?;
+    let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM leaderboard_snapshot").fetch_one(&world.pool).await?;
+    ensure!(rows.unsigned_abs() == members, "{rows} rows of {members} members");
+    let () = redis::cmd("UNLINK").arg(&key).arg(keys.board_mark(BOARD, &now)).query_async(&mut redis).await?;
+    sqlx::raw_sql("TRUNCATE leaderboard_snapshot; TRUNCATE leaderboard_snapshot_period").execute(&world.pool).await?;
+    let peak_rss_mib = first.peak_rss_mib.max(again.peak_rss_mib);
+    Ok((Saved { first_s: first.seconds, again_s: again.seconds, peak_rss_mib }, saving))
 }

@@ -112,7 +112,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
          [consumer]\nbatch_events_max = {batch_events_max}\nbatch_bytes_max = {bytes_max}\n\
          [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n\
          [log]\nlevel = \"info,tallyd::consumer=debug\"\nformat = \"json\"\n\
-         [[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"\n",
+         [[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n",
         stack("AMQP_URL")?,
         setup.prefetch(),
         stack("REDIS_URL")?,

@@ -12,7 +12,7 @@ const GONE: &str = "its frozen zset went away while it was read: Redis lost it, 
     the board, or a mixture of two copies";
 
 /// Pages that one transaction writes: each commit waits for the disk.
-const COMMIT_PAGES: usize = 5;
+const COMMIT_PAGES: usize = 10;
 
 /// After so many members no other page is added to them: a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! claim the board -> is it whole? -> note the run in MySQL -> mark the board with it -> note that
-//!   -> scan: write what changed -> look: delete what left -> note the end
+//!   -> what is saved: write what changed, delete what left -> what Redis has: write what is new -> note the end
 //! ```
 //!
 //! The rows are changed in place, so that a snapshot costs writes for what changed since the last one. That must never let what
@@ -30,7 +30,7 @@ use super::scope::Scope;
 use super::settle::{Halt, Run, Step};
 use super::whole::Savable;
 use crate::cache::score::Rule;
-use crate::cache::snapshots::{ScanPage, Scanned};
+use crate::cache::snapshots::Scanned;
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
@@ -45,6 +45,12 @@ const RUNS_KEPT: Duration = Duration::from_secs(7 * 86_400);
 
 /// Members of one page: a script takes at most some thousand arguments apart.
 pub(super) const PAGE_MEMBERS: usize = 1_000;
+
+/// Members that one scan reads.
+const SCAN_MEMBERS: usize = 250;
+
+/// Members that are looked for at once: MariaDB makes a join of a longer list.
+const NEW_MEMBERS: usize = 900;
 
 /// Boards of fewer members may lose more than half of them.
 const FEW_MEMBERS: u64 = 10;
@@ -152,7 +158,7 @@ impl Run<'_> {
         let Some(members) = self.save_all(savable, members_min, known).await? else {
             return Ok(PeriodReport::new(at, Outcome::Nothing).because("it was frozen meanwhile"));
         };
-        fault::point("snapshot:looked");
+        fault::point("snapshot:saved");
         store.end_snapshot(self.number, at, members, self.now).await?;
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
     }
@@ -177,46 +183,87 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Writes all members, and deletes those that left; says how many there are. None where the board was frozen meanwhile.
+    /// Writes what changed; says how many members there are. None where the board was frozen meanwhile.
     async fn save_all(&self, savable: &Savable, members_min: u64, known: u64) -> Step<Option<u64>> {
-        let Archiver { store, cache, .. } = self.archiver;
-        let Savable { at, rule, .. } = savable;
-        let (total, _) = cache.count_board(at).await?;
-        self.show(at, "saved", total);
-        let (mut from, mut saved) = (None, 0);
-        loop {
-            let began = Instant::now();
-            let page = cache.scan_board(at, self.number, members_min, from.as_deref(), PAGE_MEMBERS).await?;
-            let Some(ScanPage { next, members }) = page_of(page)? else { return Ok(None) };
-            for piece in saved_members(members, *rule)?.chunks(PAGE_MEMBERS) {
-                store.save_members(self.number, at, piece).await?;
-                saved += piece.len() as u64;
-            }
-            fault::point("snapshot:saved-page");
-            self.show_done(saved);
-            self.rest(began).await?;
-            from = next;
-            if from.is_none() {
-                break;
-            }
+        let Some(members) = self.save_changed(savable, members_min, known).await? else { return Ok(None) };
+        fault::point("snapshot:looked");
+        let (total, _) = self.archiver.cache.count_board(&savable.at).await?;
+        if members == total {
+            // All of them are on the board, so it has no others.
+            return Ok(Some(members));
         }
-        fault::point("snapshot:saved");
-        self.show(at, "looked at", known.max(total));
+        let added = self.save_new(savable, members_min, (members, total)).await?;
+        Ok(added.map(|added| members + added))
+    }
+
+    /// Goes through the members that are saved: writes those that changed, deletes those that left; says how many there are.
+    async fn save_changed(
+        &self,
+        Savable { at, rule, .. }: &Savable,
+        members_min: u64,
+        known: u64,
+    ) -> Step<Option<u64>> {
+        let Archiver { store, cache, .. } = self.archiver;
+        self.show(at, "looked at", known);
         let (mut after, mut members): (Option<Vec<u8>>, u64) = (None, 0);
         loop {
             let began = Instant::now();
             let page = store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?;
-            let has = cache.board_has(at, self.number, members_min, &page).await?;
-            let Some(has) = page_of(has)? else { return Ok(None) };
-            let left = page.iter().zip(&has).filter(|(_, has)| !**has).map(|(member, _)| member.member.clone());
-            let left: Vec<Vec<u8>> = left.collect();
+            let scores = cache.scan_members(at, self.number, members_min, &page).await?;
+            let Some(scores) = page_of(scores)? else { return Ok(None) };
+            after = page.last().filter(|_| page.len() == PAGE_MEMBERS).map(|last| last.member.clone());
+            let (mut changed, mut left) = (Vec::new(), Vec::new());
+            for (saved, score) in page.into_iter().zip(scores) {
+                members += u64::from(score.is_some());
+                match score {
+                    None => left.push(saved.member),
+                    Some(score) if score != saved.score => changed.push(BoardMember { score, ..saved }),
+                    Some(_) => {}
+                }
+            }
+            store.save_members(self.number, at, &saved_members(changed, *rule)?).await?;
             if !left.is_empty() {
                 store.forget_members(self.number, at, &left).await?;
             }
-            members += (page.len() - left.len()) as u64;
             self.show_done(members);
-            let Some(last) = page.last().filter(|_| page.len() == PAGE_MEMBERS) else { return Ok(Some(members)) };
-            after = Some(last.member.clone());
+            if after.is_none() {
+                return Ok(Some(members));
+            }
+            self.rest(began).await?;
+        }
+    }
+
+    /// Goes through the members that Redis has, and writes those that are not saved yet; says how many.
+    async fn save_new(&self, savable: &Savable, members_min: u64, (known, total): (u64, u64)) -> Step<Option<u64>> {
+        let Archiver { store, cache, .. } = self.archiver;
+        let Savable { at, rule, .. } = savable;
+        self.show(at, "saved", total);
+        let (mut from, mut seen, mut added): (Option<String>, u64, u64) = (None, 0, 0);
+        loop {
+            let began = Instant::now();
+            let mut members = Vec::new();
+            while members.len() < PAGE_MEMBERS {
+                // Small ones: Redis answers nobody else meanwhile.
+                let page = cache.scan_board(at, self.number, members_min, from.as_deref(), SCAN_MEMBERS).await?;
+                let Some(page) = page_of(page)? else { return Ok(None) };
+                members.extend(page.members);
+                from = page.next;
+                if from.is_none() {
+                    break;
+                }
+            }
+            seen += members.len() as u64;
+            for piece in saved_members(members, *rule)?.chunks(NEW_MEMBERS) {
+                let saved = if known == 0 { HashSet::new() } else { store.saved_among(at, piece).await? };
+                let new: Vec<_> = piece.iter().filter(|row| !saved.contains(&row.member.member)).cloned().collect();
+                store.save_members(self.number, at, &new).await?;
+                added += new.len() as u64;
+            }
+            fault::point("snapshot:saved-page");
+            self.show_done(seen.min(total));
+            if from.is_none() {
+                return Ok(Some(added));
+            }
             self.rest(began).await?;
         }
     }

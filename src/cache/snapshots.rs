@@ -116,26 +116,25 @@ impl Cache {
         let call = self.scan_call(at, run, members_min).arg("scan").arg(from.unwrap_or("0")).number(count);
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
         scanned(answer, |answer| {
-            let Value::Array(mut parts) = answer else { return None };
-            let next = text(parts.first()?)?.to_owned();
-            parts.remove(0);
-            let members = read_members(&Value::Array(parts))?;
-            Some(ScanPage { next: Some(next).filter(|next| next != "0"), members })
+            let Value::Array(parts) = answer else { return None };
+            let [next, members] = parts.as_slice() else { return None };
+            let next = text(next).filter(|next| *next != "0").map(str::to_owned);
+            Some(ScanPage { next, members: read_members(members)? })
         })
         .map_err(|answer| unexpected(ACTION, &answer))
     }
 
-    /// Which of `members` a live board has, under the same conditions.
+    /// The scores of `members` in a live board, in their order, under the same conditions.
     ///
     /// # Errors
     /// Redis is away, or the key holds something else.
-    pub async fn board_has(
+    pub async fn scan_members(
         &self,
         at: &BoardPeriod,
         run: u64,
         members_min: u64,
         members: &[BoardMember],
-    ) -> Result<Scanned<Vec<bool>>> {
+    ) -> Result<Scanned<Vec<Option<f64>>>> {
         const ACTION: &str = "look for members of a board";
         if members.is_empty() {
             return Ok(Scanned::Page(Vec::new()));
@@ -145,7 +144,7 @@ impl Cache {
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
         scanned(answer, |answer| {
             let Value::Array(scores) = answer else { return None };
-            Some(scores.iter().map(|score| *score != Value::Nil).collect())
+            Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())
         })
         .map_err(|answer| unexpected(ACTION, &answer))
     }

@@ -271,7 +271,7 @@ pub struct Archive {
 
 impl Default for Archive {
     fn default() -> Self {
-        Self { cron: "0 10 * * * *".to_owned(), page_members: 1_000 }
+        Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
     }
 }
 

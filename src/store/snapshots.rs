@@ -1,6 +1,7 @@
 //! Snapshots of boards that are not archived yet: their rows, written where they changed, and how far each is. Every
 //! write is fenced as the archive's are.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use chrono::NaiveDateTime;
@@ -162,6 +163,31 @@ impl Store {
             let query = if let Some(after) = after { query.bind(after) } else { query };
             let rows = query.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
             rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// Which of `members` are saved.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn saved_among(&self, at: &BoardPeriod, members: &[Saved]) -> Result<HashSet<Vec<u8>>> {
+        const ACTION: &str = "look for members of a snapshot";
+        let names: Vec<String> = members.iter().map(|saved| hex(&saved.member.member)).collect();
+        let sql = format!(
+            "SELECT member FROM leaderboard_snapshot WHERE board = _utf8mb4 {} AND period = _utf8mb4 {} \
+             AND member IN ({})",
+            hex(at.board.as_bytes()),
+            hex(at.period.as_bytes()),
+            names.join(",")
+        );
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
+            rows.iter()
+                .map(|row| row.try_get_unchecked(0))
+                .collect::<std::result::Result<_, sqlx::Error>>()
+                .tried(ACTION)
         })
         .await
     }
