@@ -1,16 +1,28 @@
--- Counts a like or an unlike in the packed layout, and gives the instant of it.
+-- Sets whether a user likes a target: counts it in the packed layout if that changes, and gives the instant of it.
 --
 -- KEYS[1]  the target's bucket, for instance c:{video:1a2f}
+-- KEYS[2]  who clicked lately in this bucket: recent:{video:1a2f}
+-- KEYS[3]  who did before that: recent:{video:1a2f}:former
 -- ARGV[1]  the target's id in decimal: the field
 -- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1
 -- ARGV[3]  "like" or "unlike"
+-- ARGV[4]  the user's id in decimal
+-- ARGV[5]  for how many seconds a click is remembered at least: longer than an event takes into MySQL
+-- ARGV[6]  what MySQL says of the user and the target, "like" or "unlike"; empty where it was not asked
 --
--- Returns { at, count }: this server's clock in microseconds since the epoch as text, which the event must carry as
--- `at`; and the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no
--- field `_`) or is still getting it back. The like counts all the same.
+-- Returns { result, at, count }.
+--   result  1: it changed and counts; an event must be published. 0: it was so already, nothing was counted. -1: unknown, nothing was
+--           counted: ask MySQL whether the user likes the target, and call again with the answer.
+--   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; one more than the user's
+--           last one where the clock was set back. Of result 0 the one of the user's last click, or nil where that is forgotten
+--   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
+--           is still getting it back. The like counts all the same.
+--
+-- With KEYS[1] and ARGV[1] to ARGV[3] alone it counts without asking: for those who know that the state changes.
 --
 -- A field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
--- which everything is zero has no field.
+-- which everything is zero has no field. A click is remembered as `at` with "+" for a like or "-" behind it, in two hashes that
+-- take turns, so that each one is there for between one and two times ARGV[5].
 
 local deltas = { like = 1, unlike = -1 }
 local delta = deltas[ARGV[3]]
@@ -18,7 +30,6 @@ if not delta then
     return redis.error_reply('ERR like.lua: ARGV[3] is neither "like" nor "unlike"')
 end
 local place = tonumber(ARGV[2])
-
 local found = redis.call('HMGET', KEYS[1], ARGV[1], '_')
 local loaded = found[2] and string.sub(found[2], 1, 1) ~= '~'
 local values = {}
@@ -28,21 +39,51 @@ end
 for missing = #values + 1, place do
     values[missing] = 0
 end
+
+local time = redis.call('TIME')
+local at = time[1] * 1000000 + time[2]
+if KEYS[2] then
+    local field, sign = ARGV[1] .. ':' .. ARGV[4], delta == 1 and '+' or '-'
+    local lately = redis.call('HMGET', KEYS[2], field, '_')
+    local last = lately[1] or redis.call('HGET', KEYS[3], field)
+    local known = last and string.sub(last, -1)
+    if not known then
+        if ARGV[6] == '' then
+            return { -1 }
+        end
+        known = deltas[ARGV[6]] == 1 and '+' or '-'
+    end
+    if known == sign then
+        return { 0, last and string.sub(last, 1, -2), loaded and values[place] }
+    end
+    if last then
+        at = math.max(at, tonumber(string.sub(last, 1, -2)) + 1)
+    end
+    if lately[2] and time[1] - lately[2] >= tonumber(ARGV[5]) then
+        -- Not left to RENAME: that would free a large one at once.
+        redis.call('UNLINK', KEYS[3])
+        redis.call('RENAME', KEYS[2], KEYS[3])
+        lately[2] = false
+    end
+    redis.call('HSET', KEYS[2], field, string.format('%.0f', at) .. sign)
+    if not lately[2] then
+        redis.call('HSET', KEYS[2], '_', time[1])
+        redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
+    end
+end
+
 values[place] = values[place] + delta
 local count = values[place]
-
-local last = #values
-while last > 0 and values[last] == 0 do
-    last = last - 1
+local filled = #values
+while filled > 0 and values[filled] == 0 do
+    filled = filled - 1
 end
-if last == 0 then
+if filled == 0 then
     redis.call('HDEL', KEYS[1], ARGV[1])
 else
-    for index = 1, last do
+    for index = 1, filled do
         values[index] = string.format('%.0f', values[index])
     end
-    redis.call('HSET', KEYS[1], ARGV[1], table.concat(values, ',', 1, last))
+    redis.call('HSET', KEYS[1], ARGV[1], table.concat(values, ',', 1, filled))
 end
-
-local now = redis.call('TIME')
-return { string.format('%.0f', now[1] * 1000000 + now[2]), loaded and count }
+return { 1, string.format('%.0f', at), loaded and count }

@@ -146,7 +146,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     // User 1 likes them for ever.
     let targets: Vec<Target> = (1..=50).map(target).collect();
     for target in &targets {
-        model.apply(&client.like(*target, UserId(1), &[]).await.unwrap().event);
+        model.apply(&client.like(*target, UserId(1), &[]).await.unwrap().counted().unwrap().event);
     }
     let stop = CancellationToken::new();
     let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
@@ -155,7 +155,7 @@ async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
         let (mut model, mut dice) = (Model::default(), Dice::new(3));
         while !clicking.is_cancelled() {
             let (target, user) = (target(1 + dice.below(50)), UserId(2 + dice.below(1_000_000)));
-            model.apply(&clicks.like(target, user, &[]).await.unwrap().event);
+            model.apply(&clicks.like(target, user, &[]).await.unwrap().counted().unwrap().event);
         }
         model
     });

@@ -21,10 +21,10 @@ fn root() -> &'static Path {
 /// Debian's own Python, which sees Debian's packages.
 fn python() -> &'static str {
     let python = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
-    let found = Command::new(python).args(["-c", "import pika, redis"]).output();
+    let found = Command::new(python).args(["-c", "import pika, pymysql, redis"]).output();
     assert!(
         found.is_ok_and(|output| output.status.success()),
-        "{python} has no pika or no redis: apt-get install python3-pika python3-redis (dev/test does)"
+        "{python} lacks one of pika, redis and pymysql: apt-get install python3-pika python3-redis python3-pymysql (dev/test does)"
     );
     python
 }
@@ -37,6 +37,7 @@ fn like_py(world: &World, addresses: &[(&str, &str)], arguments: &[&str]) -> Out
         .args(arguments)
         .env("REDIS_URL", world.config.redis.url.expose())
         .env("AMQP_URL", world.config.amqp.url.expose())
+        .env("MYSQL_URL", world.config.mysql.url.expose())
         .env("EXCHANGE", world.broker.exchange())
         .env("KEY_PREFIX", &world.config.redis.key_prefix)
         .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())
@@ -67,6 +68,8 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
         let output = like_py(&world, &[], &["video", "42", user]);
         assert!(output.status.success(), "{}", stderr(&output));
     }
+    let again = like_py(&world, &[], &["video", "42", "1"]);
+    assert_eq!(stdout(&again), "{\"changed\": false, \"count\": 2}\n", "a double click");
     let output = like_py(&world, &[], &["--unlike", "video", "42", "1"]);
     let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&event["type"], &event["count"]), (&"unlike".into(), &1.into()), "{event}");
@@ -91,6 +94,7 @@ async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     let output = like_py(&world, &[], &["video", "1", "1"]);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
+    assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was taken back");
     world.close().await;
 }
 
@@ -206,7 +210,9 @@ async fn the_documented_rights_are_enough() {
     tallyd(&["reconcile"]);
     let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");
     let producer_redis = logged_in(world.config.redis.url.expose(), &producer, "choose-another");
-    let addresses = [("AMQP_URL", producer_amqp.as_str()), ("REDIS_URL", producer_redis.as_str())];
+    let reader = logged_in(world.config.mysql.url.expose(), &format!("{name}_api"), "choose-a-third");
+    let addresses =
+        [("AMQP_URL", producer_amqp.as_str()), ("REDIS_URL", &producer_redis), ("MYSQL_URL", reader.as_str())];
     let output = like_py(&world, &addresses, &["video", "42", "7"]);
     assert!(output.status.success(), "{}", stderr(&output));
     eventually("the event is in MySQL", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
@@ -215,14 +221,7 @@ async fn the_documented_rights_are_enough() {
     assert!(tallyd(&["board", "top", "first"]).contains("42"));
     assert!(tallyd(&["board", "list"]).contains("first"));
 
-    // Drift to repair, and a board to archive: with what comes late, and with its end.
-    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(43)));
-    let () = redis::cmd("HSET").arg(key).arg("43").arg("5").query_async(&mut redis).await.unwrap();
-    assert!(tallyd(&["reconcile"]).contains("1 repaired"));
-    let key = world.cache.keys.board("likes", "2026-W40");
-    let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(&mut redis).await.unwrap();
-    assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
-    tallyd(&["reconcile", "--changed"]);
+    repair_and_archive(&world, &tallyd, &mut redis).await;
     save_boards(&world, &tallyd, &mut redis).await;
 
     assert!(daemon.stop().success());
@@ -230,11 +229,26 @@ async fn the_documented_rights_are_enough() {
         rabbitmqctl(&["delete_user", account]);
         let () = redis::cmd("ACL").arg("DELUSER").arg(account).query_async(&mut redis).await.unwrap();
     }
-    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{name}'@'%', '{name}_migrate'@'%'")))
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{name}'@'%', '{name}_migrate'@'%', '{name}_api'@'%'")))
         .execute(&mut admin)
         .await
         .unwrap();
     world.close().await;
+}
+
+/// Drift to repair, and a board to archive: with what comes late, and with its end.
+async fn repair_and_archive(
+    world: &World,
+    tallyd: &dyn Fn(&[&str]) -> String,
+    redis: &mut redis::aio::MultiplexedConnection,
+) {
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(43)));
+    let () = redis::cmd("HSET").arg(key).arg("43").arg("5").query_async(redis).await.unwrap();
+    assert!(tallyd(&["reconcile"]).contains("1 repaired"));
+    let key = world.cache.keys.board("likes", "2026-W40");
+    let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(redis).await.unwrap();
+    assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
+    tallyd(&["reconcile", "--changed"]);
 }
 
 /// A board that is saved, lost and restored, and one that is put back from its archive.
@@ -276,7 +290,9 @@ async fn the_documented_steps_bring_an_older_table_over() {
     // The old worker still writes while API servers already publish, both of them about user 2.
     let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
     execute(&world, AssertSqlSafe(later.to_owned())).await;
-    assert!(like_py(&world, &[], &["video", "42", "2"]).status.success());
+    let client = Client::new(&world.config).unwrap();
+    let counted = client.count(target(42), tallyd::model::UserId(2), true, &[]).await.unwrap();
+    client.publish(&counted).await.unwrap();
     eventually("the event is in MySQL", || async {
         world.count("SELECT COUNT(*) FROM like_record WHERE update_at > '2026-01-01'").await == 1
     })

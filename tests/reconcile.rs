@@ -65,7 +65,7 @@ async fn click(clicker: u64, client: Arc<Client>, stop: Arc<AtomicBool>, clicks:
         *liked = !*liked;
         let counted =
             if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
-        model.apply(&counted.unwrap().event);
+        model.apply(&counted.unwrap().counted().unwrap().event);
         clicks.fetch_add(1, Ordering::Relaxed);
     }
     model
@@ -176,7 +176,7 @@ async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
     let mut model = Model::default();
     for id in 1..=20 {
         for user in 1..=10 {
-            model.apply(&client.like(target(id), UserId(user), &[]).await.unwrap().event);
+            model.apply(&client.like(target(id), UserId(user), &[]).await.unwrap().counted().unwrap().event);
         }
     }
     world.drained(&publisher).await;
@@ -235,7 +235,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let client = Client::new(&world.config).unwrap();
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     let mut model = model;
-    model.apply(&client.like(target(7), UserId(99), &[]).await.unwrap().event);
+    model.apply(&client.like(target(7), UserId(99), &[]).await.unwrap().counted().unwrap().event);
     drift(&world, target(7), 3).await;
     world.drained(&publisher).await;
     let second = world.report(&["reconcile", "--changed"]);

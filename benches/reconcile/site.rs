@@ -164,7 +164,10 @@ impl Site {
         loop {
             turn.tick().await;
             let some: Vec<_> = likes.by_ref().take(ARRIVING_PER_TURN).collect();
-            let like = |event: &LikeEvent| client.like(event.target, event.user, &[]);
+            let like = async |event: &LikeEvent| {
+                let counted = client.count(event.target, event.user, true, &[]).await?;
+                client.publish(&counted).await
+            };
             try_join_all(some.iter().map(like)).await?;
         }
     }

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Likes a target: counts it in Redis at once, and publishes the event that tallyd writes to MySQL.
+"""Likes a target: counts it in Redis at once, once, and publishes the event that tallyd writes to MySQL.
 
     like.py [--unlike] KIND TARGET_ID USER_ID
     like.py --read KIND TARGET_ID
 
-Needs redis-py and pika; on Debian: apt-get install python3-redis python3-pika.
+Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
 """
 
 import argparse
@@ -13,24 +13,30 @@ import hashlib
 import json
 import os
 import sys
+import urllib.parse
 import zlib
 from pathlib import Path
 
 import pika
+import pymysql
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
+MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
 # These must be as in tallyd's config.toml.
 EXCHANGE = os.environ.get("EXCHANGE", "tally.events")  # [amqp] prefix, then ".events"
 KEY_PREFIX = os.environ.get("KEY_PREFIX", "")  # [redis] key_prefix
 BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
 LIKE = 1  # [metrics] like
+KINDS = {"video": 1}  # [kinds]
+REMEMBERED_S = 120  # longer than an event takes into MySQL
 
-SCRIPT = (Path(__file__).resolve().parents[2] / "lua" / "like.lua").read_text()
-SCRIPT_SHA = hashlib.sha1(SCRIPT.encode()).hexdigest()
+LUA = Path(__file__).resolve().parents[2] / "lua"
+LIKE_SCRIPT = (LUA / "like.lua").read_text()
+TAKE_BACK_SCRIPT = (LUA / "take_back.lua").read_text()
 
 
 def bucket_key(kind, target_id):
@@ -39,15 +45,56 @@ def bucket_key(kind, target_id):
     return f"{KEY_PREFIX}c:{{{kind}:{bucket:x}}}"
 
 
-def count(server, event_type, kind, target_id):
-    """Counts in Redis. Gives `at`, which the event must carry, and the target's new number, None if unknown."""
-    arguments = (1, bucket_key(kind, target_id), target_id, LIKE, event_type)
+def keys(kind, target_id):
+    """The target's bucket, and who clicked lately in it. All three are in one slot of a Cluster."""
+    bucket = bucket_key(kind, target_id)
+    recent = f"{KEY_PREFIX}recent:{bucket[bucket.index('{'):]}"
+    return bucket, recent, f"{recent}:former"
+
+
+def call(server, script, *arguments):
+    """Runs a script. What fails otherwise may have run, and must not be sent again."""
     try:
-        at, number = server.evalsha(SCRIPT_SHA, *arguments)
+        return server.evalsha(hashlib.sha1(script.encode()).hexdigest(), *arguments)
     except redis.exceptions.NoScriptError:
-        # A new server, or SCRIPT FLUSH: nothing was counted. EVAL also makes the script known again.
-        at, number = server.eval(SCRIPT, *arguments)
-    return int(at), number
+        # A new server, or SCRIPT FLUSH: nothing was done. EVAL also makes the script known again.
+        return server.eval(script, *arguments)
+
+
+def likes(kind, target_id, user_id):
+    """What MySQL says of the user: asked only where Redis has no click of the last minutes."""
+    url = urllib.parse.urlsplit(MYSQL_URL)
+    connection = pymysql.connect(
+        host=url.hostname,
+        port=url.port or 3306,
+        user=urllib.parse.unquote(url.username or ""),
+        password=urllib.parse.unquote(url.password or ""),
+        database=url.path.lstrip("/"),
+    )
+    with connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT 1 FROM like_record WHERE kind = %s AND target_id = %s AND user_id = %s AND is_del = 0",
+            (KINDS[kind], target_id, user_id),
+        )
+        return "like" if cursor.fetchone() else "unlike"
+
+
+def count(server, event_type, kind, target_id, user_id):
+    """Counts a click in Redis if it changes what the user likes. Gives `at`, which the event must carry, None where
+    nothing changed; and the target's number, None where it is unknown."""
+    arguments = (3, *keys(kind, target_id), target_id, LIKE, event_type, user_id, REMEMBERED_S)
+    result, *rest = call(server, LIKE_SCRIPT, *arguments, "")
+    if result < 0:
+        result, *rest = call(server, LIKE_SCRIPT, *arguments, likes(kind, target_id, user_id))
+    at, number = (*rest, None, None)[:2]
+    return (int(at) if result else None), number
+
+
+def take_back(server, event):
+    """A click that counts and could not be published; no reconcile has to find it then."""
+    kind, target_id = event["kind"], event["target_id"]
+    arguments = (target_id, LIKE, event["type"], event["user_id"], event["at"])
+    return call(server, TAKE_BACK_SCRIPT, 3, *keys(kind, target_id), *arguments) == 1
 
 
 def publish(event, tries=3):
@@ -106,7 +153,10 @@ def main():
         parser.error("USER_ID is missing")
 
     event_type = "unlike" if arguments.unlike else "like"
-    at, number = count(server, event_type, arguments.kind, arguments.target_id)
+    at, number = count(server, event_type, arguments.kind, arguments.target_id, arguments.user_id)
+    if at is None:
+        print(json.dumps({"changed": False, "count": number}))
+        return
     event = {
         "type": event_type,
         "kind": arguments.kind,
@@ -117,7 +167,11 @@ def main():
     }
     if number is not None:
         event["count"] = number
-    publish(event)
+    try:
+        publish(event)
+    except pika.exceptions.AMQPError:
+        take_back(server, event)
+        raise
     print(json.dumps(event))
 
 

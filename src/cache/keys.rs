@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::layout;
 use crate::config::Redis;
-use crate::model::{Kind, Target};
+use crate::model::{Kind, Target, UserId};
 
 /// The field of a bucket that says who loaded it. No id looks like it.
 pub const LOADED: &str = "_";
@@ -34,6 +34,19 @@ impl Keys {
     /// `c:{video:1a2f}`: the hash of one bucket of the kind. The braces are the Cluster's hash tag.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
         format!("{}c:{{{kind}:{bucket:x}}}", self.prefix)
+    }
+
+    /// `recent:{video:1a2f}` and `recent:{video:1a2f}:former`: who clicked lately in a bucket, in two hashes that take turns. In the
+    /// bucket's slot.
+    pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
+        let key = format!("{}recent:{{{kind}:{bucket:x}}}", self.prefix);
+        let former = format!("{key}:former");
+        [key, former]
+    }
+
+    /// `limit:{7}`: how much a user has clicked.
+    pub fn limit(&self, user: UserId) -> String {
+        format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
     /// `tally:missing`: the set of the buckets that readers found missing, as `video:1a2f`.
@@ -109,6 +122,8 @@ mod tests {
         let target = Target { kind: Kind(1), id: TargetId(42) };
         // python3 -c 'import zlib; print(hex(zlib.crc32(b"42") & 0x1fff))'
         assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:1088}");
+        assert_eq!(keys.recent("video", 26), ["app:recent:{video:1a}", "app:recent:{video:1a}:former"]);
+        assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:tally:missing");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");

@@ -15,6 +15,7 @@ pub mod layout;
 mod link;
 pub mod missing;
 pub mod ranks;
+pub mod recent;
 pub mod score;
 mod slots;
 pub mod snapshots;
@@ -46,6 +47,11 @@ pub struct CacheError {
 }
 
 impl CacheError {
+    /// Whether it did not run, because its keys are on two nodes of a Cluster while their slot moves.
+    pub(crate) fn is_of_a_moving_slot(&self) -> bool {
+        self.source.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
+    }
+
     /// Whether it is about what one key holds (another type, a number that isn't one): the same call will fail again,
     /// calls about other keys may do better.
     pub fn is_of_the_key(&self) -> bool {
@@ -98,6 +104,8 @@ macro_rules! script {
 }
 
 pub(crate) static LIKE: Script = script!("like.lua");
+pub(crate) static TAKE_BACK: Script = script!("take_back.lua");
+pub(crate) static LIMIT: Script = script!("limit.lua");
 pub(crate) static BOARD: Script = script!("board.lua");
 static SAMPLE: Script = script!("sample.lua");
 static REPAIR: Script = script!("repair.lua");

@@ -1,28 +1,29 @@
-//! The API servers' side, for Rust: counts a like in Redis at once and publishes its event.
+//! The API servers' side, for Rust: counts a like in Redis at once, once, and publishes its event.
 //!
-//! A thin layer over lua/like.lua and lua/board.lua, which any language can call: docs/events.md has the contract. The
+//! A thin layer over the scripts in lua/, which any language can call: docs/events.md has the contract. The
 //! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
 
 pub mod boards;
+mod likes;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use redis::Value;
+use anyhow::Result;
 use tokio::sync::Mutex;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::broker::{Broker, Publisher};
+use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::missing::Number;
-use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, text};
-use crate::config::{Board, Config, Kinds, LIKE};
+use crate::config::{self, Board, Config, Kinds};
 use crate::event::{LikeEvent, encode_like};
-use crate::model::{Metric, Micros, Target, UserId};
+use crate::model::{Metric, Target};
 use crate::store::Store;
 
 /// Connections to MySQL at most.
-const CONNECTIONS: u32 = 4;
+const CONNECTIONS: u32 = 16;
 
 /// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
 pub struct Client {
@@ -33,8 +34,11 @@ pub struct Client {
     names: KindNames,
     metric: Metric,
     boards: Vec<Board>,
-    /// For archived boards alone: connects when one is read.
+    /// For what Redis doesn't know.
     store: Store,
+    /// Until when MySQL isn't asked, because it has not answered.
+    mysql_away: std::sync::Mutex<Option<Instant>>,
+    limits: config::Client,
 }
 
 /// A member of a board that a like counts for.
@@ -57,18 +61,55 @@ pub struct Counted {
     pub boards_failed: usize,
 }
 
+/// What became of a click.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clicked {
+    /// It changed what the user likes: it counts, and is published.
+    Counted(Counted),
+    /// The user liked the target already, or didn't: nothing was counted or published.
+    Same {
+        /// The target's number; none where that is unknown.
+        count: Option<i64>,
+    },
+    /// The user clicks too often: nothing was counted or published.
+    Limited {
+        /// How long until clicks are taken again.
+        wait: Duration,
+    },
+}
+
+impl Clicked {
+    /// What counts, where something does.
+    pub fn counted(self) -> Option<Counted> {
+        if let Self::Counted(counted) = self { Some(counted) } else { None }
+    }
+}
+
+/// What became of a click that counts and could not be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenBack {
+    /// It no longer counts: to call again is a new click.
+    Yes,
+    /// The user has clicked again since, or Redis has forgotten the click: it counts, until the newer one's event or a
+    /// reconcile sets it right.
+    Overtaken,
+    /// Redis could not be asked: it may still count, until a reconcile finds it.
+    Unknown,
+}
+
 /// Why a like was not counted, or not published.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Redis didn't count it, or the answer was lost on the way. Nothing was published.
     #[error("count the like")]
     NotCounted(#[source] anyhow::Error),
-    /// It counts in Redis, but the broker didn't confirm the event: [`Client::publish`] it again, or leave the drift to
-    /// the next full reconcile.
+    /// It counted in Redis, but the broker didn't confirm the event, twice.
     #[error("publish the like")]
     NotPublished {
         /// What was counted.
         counted: Counted,
+        /// What became of it.
+        taken_back: TakenBack,
         /// Why the broker didn't take it.
         #[source]
         source: anyhow::Error,
@@ -90,23 +131,9 @@ impl Client {
             metric: config.metrics.like(),
             boards: config.boards.clone(),
             store: Store::new(&config.mysql, CONNECTIONS)?,
+            mysql_away: std::sync::Mutex::default(),
+            limits: config.client.clone(),
         })
-    }
-
-    /// The user likes the target: counts it in Redis and on `boards`, and publishes the event.
-    ///
-    /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Counted, ClientError> {
-        self.set(target, user, true, boards).await
-    }
-
-    /// The user likes the target no longer.
-    ///
-    /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Counted, ClientError> {
-        self.set(target, user, false, boards).await
     }
 
     /// The numbers of `targets` in Redis, in their order. None is unknown, never zero: ask MySQL, as docs/events.md says.
@@ -122,48 +149,6 @@ impl Client {
             debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
         }
         Ok(numbers.into_iter().map(Number::known).collect())
-    }
-
-    async fn set(
-        &self,
-        target: Target,
-        user: UserId,
-        liked: bool,
-        boards: &[OnBoard<'_>],
-    ) -> Result<Counted, ClientError> {
-        let counted = self.count(target, user, liked, boards).await.map_err(ClientError::NotCounted)?;
-        self.publish(&counted).await.map_err(|source| ClientError::NotPublished { counted, source })?;
-        Ok(counted)
-    }
-
-    /// Counts in Redis alone, in one round trip. The event must be published next.
-    ///
-    /// # Errors
-    /// Redis is away, or a name is not in the configuration.
-    pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
-        let known = self.kinds.0.values().any(|code| *code == target.kind.0);
-        anyhow::ensure!(known, "kind {} is not in [kinds]", target.kind);
-        let kind = self.kinds.name(target.kind);
-        let keys = &self.cache.keys;
-        let like = Call::new(&LIKE_SCRIPT, keys.counters(&kind, keys.bucket(target)))
-            .arg(target.id.to_string())
-            .arg(self.metric.0.to_string())
-            .arg(if liked { "like" } else { "unlike" });
-        let mut calls = vec![like];
-        for on in boards {
-            calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
-        }
-        let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
-        let answer = answers.next().context("like.lua was not called")??;
-        let (at, count) = read_counted(&answer).context("like.lua returned something else")?;
-        // The like counts and must be published, whatever became of the boards.
-        let mut boards_failed = 0;
-        for (on, error) in boards.iter().zip(answers).filter_map(|(on, answer)| Some((on, answer.err()?))) {
-            boards_failed += 1;
-            let (board, error) = (on.board, format!("{:#}", anyhow::Error::from(error)));
-            warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
-        }
-        Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
     /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is
@@ -195,15 +180,4 @@ impl Client {
         *shared = Some(Arc::clone(&publisher));
         Ok(publisher)
     }
-}
-
-fn read_counted(answer: &Value) -> Option<(Micros, Option<i64>)> {
-    let Value::Array(parts) = answer else { return None };
-    let [at, count] = parts.as_slice() else { return None };
-    let count = match count {
-        Value::Int(count) => Some(*count),
-        Value::Nil => None,
-        _ => return None,
-    };
-    Some((Micros(text(at)?.parse().ok()?), count))
 }

@@ -1,6 +1,7 @@
 //! What the types can't say: bounds, and keys that must fit each other.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::{Board, Config, LIKE, Metrics, Redis, ServerUrl};
 use crate::archiver::period::{PeriodKind, WeekStart};
@@ -120,6 +121,13 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
             "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): at least {two_batches}",
             config.amqp.prefetch, config.consumer.batch_events_max
         ));
+    }
+    for (key, pause) in
+        [("[client] recent_keep", config.client.recent_keep), ("[client] rate_window", config.client.rate_window)]
+    {
+        if pause.0 < Duration::from_secs(1) {
+            found.push(format!("{key} must be 1s or longer"));
+        }
     }
     let (skew, overlap) = (config.reconcile.skew(), config.reconcile.overlap.0);
     if skew > overlap {
@@ -261,6 +269,7 @@ mod tests {
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
                 "must have the same score and tie",
             ),
+            ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {

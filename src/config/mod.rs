@@ -41,6 +41,8 @@ pub struct Config {
     pub mysql: Mysql,
     /// Redis or Valkey.
     pub redis: Redis,
+    /// API servers in Rust.
+    pub client: Client,
     /// Events to rows.
     pub consumer: Consumer,
     /// Drift found and repaired.
@@ -225,6 +227,24 @@ impl Default for Redis {
             bucket_bits: 13,
             timeout_ms: 5_000,
         }
+    }
+}
+
+/// `[client]`: for API servers, the daemon doesn't use it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Client {
+    /// How long a click is remembered in Redis at least: longer than an event takes into MySQL.
+    pub recent_keep: Pause,
+    /// How many clicks a user may make in a window; zero for any number.
+    pub rate_likes_max: u32,
+    /// How long a window lasts, from its first click on.
+    pub rate_window: Pause,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self { recent_keep: Pause::from_secs(120), rate_likes_max: 0, rate_window: Pause::from_secs(60) }
     }
 }
 

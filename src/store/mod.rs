@@ -17,6 +17,7 @@ pub mod repairs;
 pub mod schema;
 pub mod sightings;
 pub mod snapshots;
+pub mod status;
 mod text;
 pub mod watches;
 

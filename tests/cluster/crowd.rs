@@ -41,6 +41,7 @@ impl Crowd {
                     let on = [OnBoard { board: "videos", member: video.as_bytes() }];
                     let on = if with_board { &on[..] } else { &[] };
                     let liked = client.like(target(1 + user % TARGETS), UserId(user), on).await;
+                    let liked = liked.map(|clicked| clicked.counted().unwrap());
                     if liked.is_err() {
                         // As a user would, or they would do nothing else.
                         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -54,7 +54,7 @@ impl Stage {
             } else {
                 self.client.unlike(target, user, &[]).await
             };
-            set.unwrap().event
+            set.unwrap().counted().unwrap().event
         };
         let events: Vec<_> = stream::iter(likes.iter().copied()).map(set).buffer_unordered(AT_ONCE).collect().await;
         events.iter().for_each(|event| model.apply(event));

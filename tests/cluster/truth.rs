@@ -40,7 +40,7 @@ async fn traffic(stage: &Stage, model: &mut Model) -> (Scores, Scores) {
             } else {
                 stage.client.unlike(target, user, &on).await
             };
-            counted.unwrap()
+            counted.unwrap().counted().unwrap()
         };
         let counted: Vec<_> = stream::iter(pairs.iter().copied()).map(set).buffer_unordered(AT_ONCE).collect().await;
         for counted in counted {

@@ -30,7 +30,7 @@ impl Crowd {
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    events.push(client.like(target(1), UserId(user), &[]).await.unwrap().event);
+                    events.push(client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);
                     clicks.fetch_add(1, Ordering::Relaxed);
                 }
                 events

@@ -45,12 +45,12 @@ impl Stage {
 
     pub async fn like(&mut self, id: u64, user: u64) {
         let counted = self.client.like(target(id), UserId(user), &[]).await.unwrap();
-        self.model.apply(&counted.event);
+        self.model.apply(&counted.counted().unwrap().event);
     }
 
     pub async fn unlike(&mut self, id: u64, user: u64) {
         let counted = self.client.unlike(target(id), UserId(user), &[]).await.unwrap();
-        self.model.apply(&counted.event);
+        self.model.apply(&counted.counted().unwrap().event);
     }
 
     /// A like that is counted in Redis, and not published yet.

@@ -24,7 +24,7 @@ async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Da
     let mut model = Model::default();
     for id in 1..=targets {
         for user in 1..=2 {
-            model.apply(&client.like(target(id), UserId(user), &[]).await.unwrap().event);
+            model.apply(&client.like(target(id), UserId(user), &[]).await.unwrap().counted().unwrap().event);
         }
     }
     world.drained(&publisher).await;
@@ -157,7 +157,7 @@ async fn a_run_waits_while_a_partition_has_much_to_do() {
     let client = Client::new(&world.config).unwrap();
     let mut model = model;
     for user in 100..120 {
-        model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().event);
+        model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);
     }
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut run = world

@@ -1,0 +1,257 @@
+//! what a like costs an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of what a user likes
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use common::machine::Machine;
+use common::report::{Aim, Results, median, print_figures};
+use common::world::{Setup, World};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use redis::aio::MultiplexedConnection;
+use serde::Serialize;
+use tallyd::client::Client;
+use tallyd::model::{Kind, Target, TargetId, UserId};
+
+const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
+
+/// As long as an event is.
+const BODY: &[u8] =
+    br#"{"type":"like","kind":"video","target_id":"42","user_id":"7","at":1795251385004538,"count":12}"#;
+
+/// Targets that users like.
+const TARGETS: u64 = 10_000;
+
+/// Likes through the client, with the events that it publishes; then pages of counters.
+#[derive(Clone, Copy, Debug, Parser)]
+struct Arguments {
+    /// Likes of each kind in a round.
+    #[arg(long, default_value_t = 30_000)]
+    likes: u64,
+
+    /// How many are on their way at once.
+    #[arg(long, default_value_t = 64)]
+    at_once: usize,
+
+    /// How often each is measured; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A second's worth of something, and what it costs Redis.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Rate {
+    per_s: f64,
+    redis_cpu_us: f64,
+}
+
+/// Pages of so many targets, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Page {
+    targets: usize,
+    /// The client's.
+    counters_ms: f64,
+    /// What a user likes, where Redis knows it and where MySQL does.
+    recent_ms: f64,
+    rows_ms: f64,
+    /// As many GETs, one after the other.
+    gets_ms: f64,
+}
+
+/// One round.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Round {
+    /// INCR and a confirmed publish.
+    bare: Rate,
+    /// Counted without asking, and published.
+    blind: Rate,
+    /// The user's first click on the target: MySQL is asked.
+    first: Rate,
+    /// The next one: Redis knows.
+    again: Rate,
+    /// The script alone, without publishing.
+    script: Rate,
+    pages: Vec<Page>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run(arguments))
+}
+
+async fn run(arguments: Arguments) -> Result<()> {
+    let machine = Machine::look().await?;
+    let mut rounds = Vec::new();
+    for number in 1..=arguments.rounds {
+        let world = World::new("like", Setup::default()).await?;
+        let measured = measure(&world, arguments).await;
+        world.close().await?;
+        let round = measured?;
+        println!(
+            "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, again {:.0}/s; Redis {:.1} us a like, {:.1} blind, {:.1} bare",
+            round.bare.per_s,
+            round.blind.per_s,
+            round.first.per_s,
+            round.again.per_s,
+            round.again.redis_cpu_us,
+            round.script.redis_cpu_us,
+            round.bare.redis_cpu_us
+        );
+        for page in &round.pages {
+            println!(
+                "  page of {}: counters {:.2} ms, what a user likes {:.2} ms (from MySQL {:.2} ms), single GETs {:.2} ms",
+                page.targets, page.counters_ms, page.recent_ms, page.rows_ms, page.gets_ms
+            );
+        }
+        rounds.push(round);
+    }
+    let figures = figures(&rounds);
+    print_figures(&figures, &AIMS);
+    let results = Results {
+        figures,
+        machine,
+        arguments: std::env::args().skip(1).collect(),
+        missing: BTreeMap::new(),
+        results: rounds,
+    };
+    results.write("like")
+}
+
+fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
+    let page = |round: &Round, targets: usize, value: fn(&Page) -> f64| {
+        round.pages.iter().find(|page| page.targets == targets).map_or(f64::NAN, value)
+    };
+    let pages = |targets, value| median(rounds.iter().map(|round| page(round, targets, value)));
+    BTreeMap::from([
+        ("likes_per_s".to_owned(), of(|round| round.first.per_s)),
+        ("again_per_s".to_owned(), of(|round| round.again.per_s)),
+        ("bare_ratio".to_owned(), of(|round| round.first.per_s / round.bare.per_s)),
+        ("again_bare_ratio".to_owned(), of(|round| round.again.per_s / round.bare.per_s)),
+        ("like_server_cpu_us".to_owned(), of(|round| round.again.redis_cpu_us)),
+        ("blind_server_cpu_us".to_owned(), of(|round| round.script.redis_cpu_us)),
+        ("page_20_ms".to_owned(), pages(20, |page| page.counters_ms)),
+        ("page_20_gets_ratio".to_owned(), pages(20, |page| page.gets_ms / page.counters_ms)),
+        ("page_100_gets_ratio".to_owned(), pages(100, |page| page.gets_ms / page.counters_ms)),
+        ("status_20_ms".to_owned(), pages(20, |page| page.recent_ms)),
+        ("status_20_rows_ms".to_owned(), pages(20, |page| page.rows_ms)),
+        ("status_100_rows_ms".to_owned(), pages(100, |page| page.rows_ms)),
+    ])
+}
+
+fn target(number: u64) -> Target {
+    Target { kind: Kind(1), id: TargetId(1 + number % TARGETS) }
+}
+
+/// Users differ from like to like of one target.
+fn user(number: u64) -> UserId {
+    UserId(1 + number / TARGETS)
+}
+
+async fn measure(world: &World, arguments: Arguments) -> Result<Round> {
+    let client = Client::new(&world.config)?;
+    let publisher = world.broker.connect_publisher("bench").await?;
+    let mut redis = connect(world).await?;
+    let shared = redis.clone();
+    let bare = rate(&mut redis, arguments, async |number| {
+        let key = format!("{}:bare:{}", world.name, target(number).id);
+        let () = redis::cmd("INCR").arg(key).query_async(&mut shared.clone()).await?;
+        publisher.publish(&world.broker.exchange(), &user(number).to_string(), BODY).await
+    });
+    let bare = bare.await?;
+    let blind = rate(&mut redis, arguments, async |number| {
+        let counted = client.count(target(number), user(number), true, &[]).await?;
+        client.publish(&counted).await
+    });
+    let blind = blind.await?;
+    let first = rate(&mut redis, arguments, async |number| {
+        let clicked = client.like(target(number), user(number), &[]).await?;
+        ensure!(clicked.counted().is_some(), "a first like was none");
+        Ok(())
+    });
+    let first = first.await?;
+    let again = rate(&mut redis, arguments, async |number| {
+        let clicked = client.unlike(target(number), user(number), &[]).await?;
+        ensure!(clicked.counted().is_some(), "an unlike was none");
+        Ok(())
+    });
+    let again = again.await?;
+    let script = rate(&mut redis, arguments, async |number| {
+        client.count(target(number), user(number), true, &[]).await.map(drop)
+    });
+    let script = script.await?;
+    let mut pages = Vec::new();
+    for targets in [20, 100] {
+        pages.push(page(&client, &mut redis, world, targets).await?);
+    }
+    Ok(Round { bare, blind, first, again, script, pages })
+}
+
+async fn connect(world: &World) -> Result<MultiplexedConnection> {
+    Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
+}
+
+/// Does it for each number, so many at once.
+async fn rate(
+    redis: &mut MultiplexedConnection,
+    arguments: Arguments,
+    work: impl AsyncFn(u64) -> Result<()>,
+) -> Result<Rate> {
+    let before = cpu_us(redis).await?;
+    let began = Instant::now();
+    stream::iter(0..arguments.likes)
+        .map(|number| work(number))
+        .buffer_unordered(arguments.at_once)
+        .try_collect::<()>()
+        .await?;
+    let seconds = began.elapsed().as_secs_f64();
+    let used = cpu_us(redis).await? - before;
+    Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
+}
+
+/// What Redis has used of the processor since its start.
+async fn cpu_us(redis: &mut MultiplexedConnection) -> Result<f64> {
+    let info: String = redis::cmd("INFO").arg("cpu").query_async(redis).await?;
+    let value = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|seconds| seconds.trim().parse::<f64>().ok()).with_context(|| format!("INFO has no {name}"))
+    };
+    Ok((value("used_cpu_user:")? + value("used_cpu_sys:")?) * 1e6)
+}
+
+/// The median of some calls, in milliseconds.
+async fn timed(work: impl AsyncFn() -> Result<()>) -> Result<f64> {
+    let mut took = Vec::new();
+    for _ in 0..50 {
+        let began = Instant::now();
+        work().await?;
+        took.push(began.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(median(took))
+}
+
+async fn page(client: &Client, redis: &mut MultiplexedConnection, world: &World, count: usize) -> Result<Page> {
+    let targets: Vec<Target> = (0..count as u64).map(target).collect();
+    let shared = redis.clone();
+    let counters_ms = timed(async || client.read(&targets).await.map(drop)).await?;
+    let recent_ms = timed(async || client.liked(user(0), &targets).await.map(drop)).await?;
+    // Nobody has clicked as this one.
+    let rows_ms = timed(async || client.liked(UserId(1 << 40), &targets).await.map(drop)).await?;
+    let gets_ms = timed(async || {
+        for target in &targets {
+            let key = format!("{}:bare:{}", world.name, target.id);
+            let _: Option<String> = redis::cmd("GET").arg(key).query_async(&mut shared.clone()).await?;
+        }
+        Ok(())
+    });
+    Ok(Page { targets: count, counters_ms, recent_ms, rows_ms, gets_ms: gets_ms.await? })
+}

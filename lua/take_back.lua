@@ -1,0 +1,47 @@
+-- Takes back a like or an unlike that counts and could not be published.
+--
+-- KEYS[1]  the target's bucket
+-- KEYS[2]  who clicked lately in this bucket
+-- KEYS[3]  who did before that
+-- ARGV[1]  the target's id in decimal
+-- ARGV[2]  the place of the metric in the field's value
+-- ARGV[3]  "like" or "unlike": what is taken back
+-- ARGV[4]  the user's id in decimal
+-- ARGV[5]  the `at` that like.lua gave it
+--
+-- Returns 1 where it was taken back: the user's state is unknown then, as before the click; 0 where the user has clicked again since,
+-- or the click is forgotten: then nothing is changed. A newer click that is published sets the state for both.
+
+local field = ARGV[1] .. ':' .. ARGV[4]
+local mine = ARGV[5] .. (ARGV[3] == 'like' and '+' or '-')
+local key = KEYS[2]
+local last = redis.call('HGET', key, field)
+if not last then
+    key = KEYS[3]
+    last = redis.call('HGET', key, field)
+end
+if last ~= mine then
+    return 0
+end
+redis.call('HDEL', key, field)
+local place, values = tonumber(ARGV[2]), {}
+for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '[^,]+') do
+    values[#values + 1] = tonumber(value)
+end
+for missing = #values + 1, place do
+    values[missing] = 0
+end
+values[place] = values[place] - (ARGV[3] == 'like' and 1 or -1)
+local filled = #values
+while filled > 0 and values[filled] == 0 do
+    filled = filled - 1
+end
+if filled == 0 then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    return 1
+end
+for index = 1, filled do
+    values[index] = string.format('%.0f', values[index])
+end
+redis.call('HSET', KEYS[1], ARGV[1], table.concat(values, ',', 1, filled))
+return 1

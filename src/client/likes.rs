@@ -1,0 +1,274 @@
+//! Likes: counted where they change what the user likes, published, and taken back where that fails.
+
+use std::collections::HashSet;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use redis::Value;
+use tracing::{debug, warn};
+
+use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
+use crate::cache::{Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
+use crate::config::LIKE;
+use crate::event::LikeEvent;
+use crate::model::{Micros, Target, UserId};
+
+/// Targets whose status is asked for at most: one pipeline.
+pub const STATUS_TARGETS_MAX: usize = 500;
+
+/// How long MySQL has to say what a user likes.
+const ASK_MAX: Duration = Duration::from_secs(5);
+
+/// How long it isn't asked after it didn't.
+const AWAY_FOR: Duration = Duration::from_secs(5);
+
+/// What like.lua says.
+enum Answer {
+    Counted { at: Micros, count: Option<i64> },
+    Same { count: Option<i64> },
+    Unknown,
+}
+
+impl Client {
+    /// The user likes the target: if that is new it counts in Redis and on `boards`, and its event is published. A double click, a
+    /// call again after a failure, or two devices at once count once.
+    ///
+    /// What a user likes is known from Redis for `[client] recent_keep`, and then from MySQL, which must be the primary server. Where
+    /// MySQL is away, a click counts without being asked about; a reconcile finds those that should not have.
+    ///
+    /// # Errors
+    /// [`ClientError`] says how far it came.
+    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+        self.set(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
+    }
+
+    /// The user likes the target no longer.
+    ///
+    /// # Errors
+    /// [`ClientError`] says how far it came.
+    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+        self.set(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
+    }
+
+    async fn set(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+        let counted = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
+            Clicked::Counted(counted) => counted,
+            other => return Ok(other),
+        };
+        // The same event twice changes nothing: perhaps it was a connection that had broken.
+        let first = self.publish(&counted).await;
+        let Err(source) = (if first.is_err() { self.publish(&counted).await } else { first }) else {
+            return Ok(Clicked::Counted(counted));
+        };
+        let taken_back = match self.take_back(&counted, boards).await {
+            Ok(true) => TakenBack::Yes,
+            Ok(false) => TakenBack::Overtaken,
+            Err(_) => TakenBack::Unknown,
+        };
+        Err(ClientError::NotPublished { counted, taken_back, source })
+    }
+
+    /// Counts a click in Redis alone if it changes what the user likes. The event must be published next.
+    async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked> {
+        if let Some(wait) = self.limited(wish.user).await? {
+            return Ok(Clicked::Limited { wait });
+        }
+        let mut answer = self.ask(wish, None).await?;
+        if matches!(answer, Answer::Unknown) {
+            // Better one that may count twice until a reconcile than none.
+            let known = self.in_mysql(wish).await.unwrap_or(!wish.liked);
+            answer = self.ask(wish, Some(known)).await?;
+        }
+        match answer {
+            Answer::Counted { at, count } => {
+                let boards_failed = self.add_to_boards(wish.liked, boards).await;
+                Ok(Clicked::Counted(Counted { event: LikeEvent { at, ..wish }, count, boards_failed }))
+            }
+            Answer::Same { count } => Ok(Clicked::Same { count }),
+            Answer::Unknown => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
+        }
+    }
+
+    /// Counts without asking whether it changes what the user likes, for those who know; in one round trip with the boards. The
+    /// event must be published next.
+    ///
+    /// # Errors
+    /// Redis is away, or a name is not in the configuration.
+    pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
+        let mut calls = vec![self.like_call(target, liked)?];
+        for on in boards {
+            calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
+        }
+        let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
+        let answer = answers.next().context("like.lua was not called")??;
+        let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
+            anyhow::bail!("like.lua returned something else");
+        };
+        // The like counts and must be published, whatever became of the boards.
+        let failed = boards.iter().zip(answers).filter_map(|(on, answer)| Some((on, answer.err()?.into())));
+        let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
+        Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
+    }
+
+    /// Takes back what counts and was not published; says whether it did. It doesn't where the user has clicked again since.
+    ///
+    /// # Errors
+    /// Redis is away: it may have been taken back.
+    pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
+        let LikeEvent { target, user, at, liked } = counted.event;
+        let kind = self.kinds.name(target.kind);
+        let (keys, bucket) = (&self.cache.keys, self.cache.keys.bucket(target));
+        let [recent, former] = keys.recent(&kind, bucket);
+        let call = Call::new(&TAKE_BACK, keys.counters(&kind, bucket)).key(recent).key(former);
+        let call = call.number(target.id).number(self.metric.0).arg(word(liked)).number(user).number(at.0);
+        let answer = self.cache.eval("take back a like", &[call]).await?.pop();
+        let is_done = answer == Some(Value::Int(1));
+        if is_done {
+            self.add_to_boards(!liked, boards).await;
+        }
+        Ok(is_done)
+    }
+
+    /// Which of up to [`STATUS_TARGETS_MAX`] targets the user likes, in their order: one round trip to Redis, and one query for each
+    /// kind of those that Redis doesn't know.
+    ///
+    /// # Errors
+    /// More targets; Redis or MySQL is away.
+    pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
+        anyhow::ensure!(
+            targets.len() <= STATUS_TARGETS_MAX,
+            "at most {STATUS_TARGETS_MAX} targets are asked for at once"
+        );
+        let known = self.cache.recent_likes(&self.names, user, targets).await?;
+        let unknown: Vec<Target> =
+            targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
+        let liked = if unknown.is_empty() { HashSet::new() } else { self.store.liked(user, &unknown).await? };
+        Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| liked.contains(target))).collect())
+    }
+
+    /// Users who like the target, by id: at most `limit` of those after `after` (0 to begin with). As of what is in MySQL.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
+        Ok(self.store.likers(target, after, limit).await?)
+    }
+
+    /// How long the user must wait; none where the click is allowed.
+    async fn limited(&self, user: UserId) -> Result<Option<Duration>> {
+        let max = self.limits.rate_likes_max;
+        if max == 0 {
+            return Ok(None);
+        }
+        let call = Call::new(&LIMIT, self.cache.keys.limit(user)).number(max);
+        let call = call.number(self.limits.rate_window.0.as_millis());
+        match self.cache.eval("look at a user's limit", &[call]).await?.pop() {
+            Some(Value::Array(parts)) => match parts.as_slice() {
+                [Value::Int(1), _] => Ok(None),
+                [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
+                _ => anyhow::bail!("limit.lua returned something else"),
+            },
+            _ => anyhow::bail!("limit.lua returned something else"),
+        }
+    }
+
+    /// Whether the user likes the target by what is in MySQL; none where it doesn't say.
+    async fn in_mysql(&self, wish: LikeEvent) -> Option<bool> {
+        let away = |until| *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let is_away = *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_away.is_some_and(|until| until > Instant::now()) {
+            return None;
+        }
+        match tokio::time::timeout(ASK_MAX, self.store.liked(wish.user, &[wish.target])).await {
+            Ok(Ok(liked)) => {
+                away(None);
+                return Some(liked.contains(&wish.target));
+            }
+            Ok(Err(error)) => debug!(event = "state-unknown", "{:#}", anyhow::Error::from(error)),
+            Err(_) => debug!(event = "state-unknown", "MySQL has not said in time what a user likes"),
+        }
+        away(Some(Instant::now() + AWAY_FOR));
+        None
+    }
+
+    async fn ask(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
+        let LikeEvent { target, user, liked, .. } = wish;
+        let kind = self.kinds.name(target.kind);
+        let [recent, former] = self.cache.keys.recent(&kind, self.cache.keys.bucket(target));
+        let call = self.like_call(target, liked)?.key(recent).key(former);
+        let call = call.number(user).number(self.limits.recent_keep.0.as_secs()).arg(known.map_or("", word));
+        let answer = match self.cache.eval("count a like", &[call]).await {
+            // The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
+            Err(error) if error.is_of_a_moving_slot() => {
+                debug!(event = "state-unknown", "{:#}", anyhow::Error::from(error));
+                self.cache.eval("count a like", &[self.like_call(target, liked)?]).await?
+            }
+            answer => answer?,
+        };
+        read_answer(answer.first().unwrap_or(&Value::Nil)).context("like.lua returned something else")
+    }
+
+    fn like_call(&self, target: Target, liked: bool) -> Result<Call> {
+        let known = self.kinds.0.values().any(|code| *code == target.kind.0);
+        anyhow::ensure!(known, "kind {} is not in [kinds]", target.kind);
+        let keys = &self.cache.keys;
+        let call = Call::new(&LIKE_SCRIPT, keys.counters(&self.kinds.name(target.kind), keys.bucket(target)));
+        Ok(call.number(target.id).number(self.metric.0).arg(word(liked)))
+    }
+
+    /// Adds to the boards, or takes from them; says how many failed.
+    async fn add_to_boards(&self, liked: bool, boards: &[OnBoard<'_>]) -> usize {
+        let mut failed = 0;
+        let mut calls = Vec::with_capacity(boards.len());
+        for on in boards {
+            match self.add_call(on, LIKE, if liked { 1 } else { -1 }) {
+                Ok(call) => calls.push((on, call)),
+                Err(error) => failed += note_board(on, &error),
+            }
+        }
+        let (called, calls): (Vec<_>, Vec<Call>) = calls.into_iter().unzip();
+        if calls.is_empty() {
+            return failed;
+        }
+        match self.cache.eval_each("add to boards", &calls).await {
+            Ok(answers) => {
+                for (on, answer) in called.iter().zip(answers) {
+                    failed += answer.err().map_or(0, |error| note_board(on, &error.into()));
+                }
+            }
+            Err(error) => {
+                let error = anyhow::Error::from(error);
+                failed += called.iter().map(|on| note_board(on, &error)).sum::<usize>();
+            }
+        }
+        failed
+    }
+}
+
+/// The like counts all the same.
+fn note_board(on: &OnBoard<'_>, error: &anyhow::Error) -> usize {
+    let (board, error) = (on.board, format!("{error:#}"));
+    warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
+    1
+}
+
+fn word(liked: bool) -> &'static str {
+    if liked { "like" } else { "unlike" }
+}
+
+fn read_answer(answer: &Value) -> Option<Answer> {
+    let Value::Array(parts) = answer else { return None };
+    let count = |part: Option<&Value>| match part {
+        Some(Value::Int(count)) => Some(*count),
+        _ => None,
+    };
+    match parts.as_slice() {
+        [Value::Int(-1), ..] => Some(Answer::Unknown),
+        [Value::Int(0), rest @ ..] => Some(Answer::Same { count: count(rest.get(1)) }),
+        [Value::Int(1), at, rest @ ..] => {
+            Some(Answer::Counted { at: Micros(text(at)?.parse().ok()?), count: count(rest.first()) })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,67 @@
+//! Who likes what, for readers.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write;
+
+use sqlx::{AssertSqlSafe, Row};
+
+use super::{Result, Store, Tried};
+use crate::model::{Kind, Target, TargetId, UserId};
+
+impl Store {
+    /// Which of `targets` the user likes, read by primary key: one query for each kind.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<HashSet<Target>> {
+        const ACTION: &str = "read what a user likes";
+        let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
+        for target in targets {
+            let ids = kinds.entry(target.kind).or_default();
+            let separator = if ids.is_empty() { "" } else { "," };
+            // A String can't fail.
+            let _ = write!(ids, "{separator}{}", target.id.0);
+        }
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut liked = HashSet::new();
+            for (kind, ids) in kinds {
+                // Numbers alone: as text any number of ids is one statement that the server need not prepare.
+                let sql = format!(
+                    "SELECT target_id FROM like_record \
+                     WHERE kind = {} AND target_id IN ({ids}) AND user_id = {} AND is_del = 0",
+                    kind.0, user.0
+                );
+                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+                    liked.insert(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) });
+                }
+            }
+            Ok(liked)
+        })
+        .await
+    }
+
+    /// Users who like the target, by id, at most `limit` of those after `after`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
+        const ACTION: &str = "read who likes a target";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let users: Vec<u64> = sqlx::query_scalar(
+                "SELECT user_id FROM like_record WHERE kind = ? AND target_id = ? AND user_id > ? AND is_del = 0 \
+                 ORDER BY user_id LIMIT ?",
+            )
+            .bind(target.kind.0)
+            .bind(target.id.0)
+            .bind(after)
+            .bind(limit)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(users.into_iter().map(UserId).collect())
+        })
+        .await
+    }
+}

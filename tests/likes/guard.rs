@@ -1,0 +1,180 @@
+//! Whatever is clicked how often, by whom and where, counts once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use redis::AsyncCommands;
+use tallyd::client::{Clicked, Client, OnBoard};
+use tallyd::config;
+use tallyd::model::{Micros, Target, UserId};
+
+use crate::common::{Dice, Model, World, assert_redis_equals, eventually, target};
+
+/// A settled world: its buckets are loaded.
+async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
+    let world = World::new(name, settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    (world, daemon)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
+    let (world, daemon) = loaded("guard_same", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let client = Client::new(&world.config).unwrap();
+    let (user, on) = (UserId(7), [OnBoard { board: "likes", member: b"42" }]);
+    assert_eq!(client.unlike(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(0) });
+    let first = client.like(target(42), user, &on).await.unwrap().counted().unwrap();
+    assert_eq!((first.count, first.boards_failed), (Some(1), 0));
+    assert_eq!(client.like(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(1) });
+    let second = client.unlike(target(42), user, &on).await.unwrap().counted().unwrap();
+    assert!(second.event.at > first.event.at);
+    assert_eq!(client.unlike(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(0) });
+    let mut redis = world.redis().await;
+    let board: u64 = redis.zcard(world.cache.keys.board("likes", "total")).await.unwrap();
+    assert_eq!(board, 0);
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    let mut model = Model::default();
+    model.apply(&first.event);
+    model.apply(&second.event);
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_has_forgotten_is_asked_from_mysql() {
+    let (world, daemon) = loaded("guard_mysql", "").await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let client = Client::new(&world.config).unwrap();
+    client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    let mut redis = world.redis().await;
+    let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+    let () = redis.del(&recent).await.unwrap();
+    assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1) });
+    assert_eq!(redis.exists::<_, u64>(&recent).await.unwrap(), 0, "what is so already is not remembered");
+    assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(0));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_the_end() {
+    let (world, daemon) = loaded("guard_crowd", "").await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let client = Arc::new(Client::new(&world.config).unwrap());
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..1_000_u64 {
+        let client = Arc::clone(&client);
+        tasks.spawn(async move {
+            let mut dice = Dice::new(task + 1);
+            let mut events = Vec::new();
+            for _ in 0..5 {
+                // Fifty users, each of whom twenty tasks click for at once.
+                let (target, user) = (target(1 + dice.below(10)), UserId(1 + task % 50));
+                let clicked = match dice.percent(60) {
+                    true => client.like(target, user, &[]).await,
+                    false => client.unlike(target, user, &[]).await,
+                };
+                events.extend(clicked.unwrap().counted().map(|counted| counted.event));
+            }
+            events
+        });
+    }
+    let mut events = Vec::new();
+    while let Some(done) = tasks.join_next().await {
+        events.extend(done.unwrap());
+    }
+    // Of each user and target likes and unlikes take turns: none counts twice.
+    let mut pairs: HashMap<(Target, UserId), Vec<(Micros, bool)>> = HashMap::new();
+    let mut model = Model::default();
+    for event in &events {
+        pairs.entry((event.target, event.user)).or_default().push((event.at, event.liked));
+        model.apply(event);
+    }
+    for clicks in pairs.values_mut() {
+        clicks.sort_unstable();
+        assert!(clicks.iter().enumerate().all(|(turn, (_, liked))| *liked == (turn % 2 == 0)), "{clicks:?}");
+        assert!(clicks.windows(2).all(|pair| pair[0].0 < pair[1].0), "{clicks:?}");
+    }
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    let report = world.report(&["reconcile"]);
+    assert_eq!(report["drifted"], 0, "{report}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
+    let world = World::new("guard_turns", "[client]\nrecent_keep = \"1s\"\n").await;
+    world.publisher().await;
+    let client = Client::new(&world.config).unwrap();
+    let bucket = world.cache.keys.bucket(target(42));
+    let [recent, former] = world.cache.keys.recent("video", bucket);
+    let mut redis = world.redis().await;
+    client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    // Another one's clicks have the hashes take turns.
+    let turned = async || {
+        client.like(target(42), UserId(8), &[]).await.unwrap();
+        client.unlike(target(42), UserId(8), &[]).await.unwrap();
+        world.redis().await.hexists::<_, _, bool>(&former, "42:7").await.unwrap()
+    };
+    eventually("the hashes take turns", turned).await;
+    assert!(!redis.hexists::<_, _, bool>(&recent, "42:7").await.unwrap());
+    assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
+    let ttl: i64 = redis.ttl(&recent).await.unwrap();
+    assert!((1..=3).contains(&ttl), "{ttl}");
+    let gone = async || world.redis().await.exists::<_, u64>(&[&recent, &former]).await.unwrap() == 0;
+    eventually("all of it is forgotten", gone).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_never_goes_back_for_a_user_and_a_target() {
+    let world = World::new("guard_clock", "").await;
+    world.publisher().await;
+    let client = Client::new(&world.config).unwrap();
+    let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    // As if the server's clock had been an hour ahead when the user clicked.
+    let ahead = first.event.at.0 + 3_600_000_000;
+    let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    let () = redis.hset(&recent, "42:7", format!("{ahead}+")).await.unwrap();
+    let second = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    assert_eq!(second.event.at.0, ahead + 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_mysql_a_click_counts_all_the_same() {
+    let world = World::new("guard_away", "").await;
+    world.publisher().await;
+    let mut settings = world.config.clone();
+    settings.mysql.url = config::ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
+    let client = Client::new(&settings).unwrap();
+    assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, None);
+    assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_clicks_too_often_is_told_how_long_to_wait() {
+    let settings = "[client]\nrate_likes_max = 3\nrate_window = \"1s\"\n";
+    let world = World::new("guard_limit", settings).await;
+    world.publisher().await;
+    let client = Client::new(&world.config).unwrap();
+    for id in 1..=3 {
+        assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());
+    }
+    let limited = client.like(target(4), UserId(7), &[]).await.unwrap();
+    assert!(matches!(limited, Clicked::Limited { wait } if wait.as_millis() <= 1_000), "{limited:?}");
+    assert!(client.like(target(4), UserId(8), &[]).await.unwrap().counted().is_some(), "others go on");
+    let again = async || client.like(target(4), UserId(7), &[]).await.unwrap().counted().is_some();
+    eventually("the window ends", again).await;
+    world.close().await;
+}
