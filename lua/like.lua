@@ -11,10 +11,11 @@
 -- ARGV[6]  what MySQL says of the user and the target, "like" or "unlike"; empty where it was not asked
 --
 -- Returns { result, at, count }.
---   result  1: it changed and counts; an event must be published. 0: it was so already, nothing was counted. -1: unknown, nothing was
---           counted: ask MySQL whether the user likes the target, and call again with the answer.
+--   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
+--           user's last one once more, perhaps nobody published that; or it makes sure of what MySQL said, which may lag behind.
+--           -1: unknown, nothing was counted: ask MySQL whether the user likes the target, and call again with the answer.
 --   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; one more than the user's
---           last one where the clock was set back. Of result 0 the one of the user's last click, or nil where that is forgotten
+--           last one where the clock was set back. Of result 0 that of the user's last click, where it is remembered
 --   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
 --           is still getting it back. The like counts all the same.
 --
@@ -53,8 +54,8 @@ if KEYS[2] then
         end
         known = deltas[ARGV[6]] == 1 and '+' or '-'
     end
-    if known == sign then
-        return { 0, last and string.sub(last, 1, -2), loaded and values[place] }
+    if last and known == sign then
+        return { 0, string.sub(last, 1, -2), loaded and values[place] }
     end
     if last then
         at = math.max(at, tonumber(string.sub(last, 1, -2)) + 1)
@@ -69,6 +70,9 @@ if KEYS[2] then
     if not lately[2] then
         redis.call('HSET', KEYS[2], '_', time[1])
         redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
+    end
+    if known == sign then
+        return { 0, string.format('%.0f', at), loaded and values[place] }
     end
 end
 

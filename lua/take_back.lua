@@ -9,8 +9,8 @@
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  the `at` that like.lua gave it
 --
--- Returns 1 where it was taken back: the user's state is unknown then, as before the click; 0 where the user has clicked again since,
--- or the click is forgotten: then nothing is changed. A newer click that is published sets the state for both.
+-- Returns 1 where it was taken back: what the user likes is remembered as it was before; 0 where the user has clicked again since, or
+-- the click is forgotten: then nothing is changed. A newer click that is published sets the state for both.
 
 local field = ARGV[1] .. ':' .. ARGV[4]
 local mine = ARGV[5] .. (ARGV[3] == 'like' and '+' or '-')
@@ -23,7 +23,8 @@ end
 if last ~= mine then
     return 0
 end
-redis.call('HDEL', key, field)
+-- Newer than the event, which may have arrived although its confirm did not.
+redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local place, values = tonumber(ARGV[2]), {}
 for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '[^,]+') do
     values[#values + 1] = tonumber(value)

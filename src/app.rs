@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::archiver::clock::SnapshotClock;
-use crate::archiver::{self, Archiver, Scope};
+use crate::archiver::{self, Archiver, Restore, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
@@ -127,13 +127,13 @@ impl Servers {
         &self,
         config: &Config,
         board: (&str, &str),
-        dry_run: bool,
+        how: Restore,
         to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job = Job { name: archiver::JOB, mode: archiver::RESTORE_MODE, owner: &self.owner };
-        let work = |run| async move { archiver.restore(run, board, dry_run, Micros::now(), to, stop).await };
+        let work = |run| async move { archiver.restore(run, board, how, Micros::now(), to, stop).await };
         job::run_once(&self.store, job, work).await
     }
 

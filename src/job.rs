@@ -205,8 +205,8 @@ const SOON: Duration = Duration::from_secs(30);
 const LATER_MAX: Duration = Duration::from_secs(900);
 
 /// A mode that was not done.
+#[derive(Clone)]
 struct Undone {
-    place: usize,
     /// How often in a row.
     times: u32,
     until: Instant,
@@ -214,11 +214,10 @@ struct Undone {
 
 impl Undone {
     /// After one more run of it.
-    fn again(former: Option<Self>, place: usize, next: Next) -> Self {
-        let times =
-            former.filter(|former| former.place == place && next == Next::Later).map_or(0, |former| former.times + 1);
+    fn again(former: Option<Self>, next: Next) -> Self {
+        let times = former.filter(|_| next == Next::Later).map_or(0, |former| former.times + 1);
         let pause = SOON.saturating_mul(1 << times.min(8)).min(LATER_MAX);
-        Self { place, times, until: Instant::now() + pause }
+        Self { times, until: Instant::now() + pause }
     }
 }
 
@@ -235,9 +234,9 @@ pub async fn serve<F>(
     F: Future<Output = Next>,
 {
     let mut outage = Outage::new("asking MySQL which jobs are due");
-    let mut undone: Option<Undone> = None;
+    let mut undone: Vec<Option<Undone>> = vec![None; timetables.len()];
     while !stop.is_cancelled() {
-        let next = match beat.during(first_due(store, timetables, undone.as_ref())).await {
+        let next = match beat.during(first_due(store, timetables, &undone)).await {
             Ok(Some(place)) => {
                 outage.over();
                 // Then at once the next mode, which may be due too; a mode that failed lets the others go first.
@@ -248,16 +247,15 @@ pub async fn serve<F>(
                 if let Some(timetable) = timetables.get(place).filter(|_| asked && next != Next::Bell) {
                     timetable.asked.store(true, Ordering::Relaxed);
                 }
-                if next != Next::Bell {
-                    undone = Some(Undone::again(undone.take(), place, next));
-                } else if undone.as_ref().is_some_and(|undone| undone.place == place) {
-                    undone = None;
+                if let Some(undone) = undone.get_mut(place) {
+                    *undone = if next == Next::Bell { None } else { Some(Undone::again(undone.take(), next)) };
                 }
                 if next == Next::Soon { SOON } else { Duration::ZERO }
             }
             Ok(None) => {
                 outage.over();
-                undone.as_ref().map_or(Duration::MAX, |undone| undone.until.saturating_duration_since(Instant::now()))
+                let until = undone.iter().flatten().map(|undone| undone.until).min();
+                until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
             }
             Err(error) => outage.failed(&format!("{:#}", anyhow::Error::from(error))),
         };
@@ -276,18 +274,18 @@ pub async fn serve<F>(
 /// A bell that was missed (the clock was set, the machine slept) is made up for within this time.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The first mode that is due; the one that is `undone` only when no other is, and its pause is over.
+/// The first mode that is due; one that is `undone` only when no other is, and its pause is over.
 async fn first_due(
     store: &Store,
     timetables: &[Timetable],
-    undone: Option<&Undone>,
+    undone: &[Option<Undone>],
 ) -> Result<Option<usize>, StoreError> {
     // MySQL's clock, because the runs' starts are told by it.
     let (now, _) = store.clock().await?;
     let mut last = None;
     for (place, timetable) in timetables.iter().enumerate() {
         if timetable.is_due(store, now).await? {
-            match undone.filter(|undone| undone.place == place) {
+            match undone.get(place).and_then(Option::as_ref) {
                 None => return Ok(Some(place)),
                 Some(undone) if undone.until <= Instant::now() => last = Some(place),
                 Some(_) => {}

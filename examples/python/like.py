@@ -53,7 +53,7 @@ def keys(kind, target_id):
 
 
 def call(server, script, *arguments):
-    """Runs a script. What fails otherwise may have run, and must not be sent again."""
+    """Runs a script. What fails otherwise may have run."""
     try:
         return server.evalsha(hashlib.sha1(script.encode()).hexdigest(), *arguments)
     except redis.exceptions.NoScriptError:
@@ -70,6 +70,7 @@ def likes(kind, target_id, user_id):
         user=urllib.parse.unquote(url.username or ""),
         password=urllib.parse.unquote(url.password or ""),
         database=url.path.lstrip("/"),
+        read_timeout=5,
     )
     with connection, connection.cursor() as cursor:
         cursor.execute(
@@ -80,14 +81,14 @@ def likes(kind, target_id, user_id):
 
 
 def count(server, event_type, kind, target_id, user_id):
-    """Counts a click in Redis if it changes what the user likes. Gives `at`, which the event must carry, None where
-    nothing changed; and the target's number, None where it is unknown."""
+    """Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must
+    carry, and the target's number, None where it is unknown."""
     arguments = (3, *keys(kind, target_id), target_id, LIKE, event_type, user_id, REMEMBERED_S)
     result, *rest = call(server, LIKE_SCRIPT, *arguments, "")
     if result < 0:
         result, *rest = call(server, LIKE_SCRIPT, *arguments, likes(kind, target_id, user_id))
-    at, number = (*rest, None, None)[:2]
-    return (int(at) if result else None), number
+    at, number = rest
+    return result == 1, int(at), number
 
 
 def take_back(server, event):
@@ -112,9 +113,10 @@ def publish(event, tries=3):
                 properties=pika.BasicProperties(content_type="application/json", delivery_mode=2),
                 mandatory=True,
             )
-            connection.close()
+            with contextlib.suppress(pika.exceptions.AMQPError):
+                connection.close()
             return
-        except (pika.exceptions.AMQPConnectionError, pika.exceptions.NackError):
+        except (pika.exceptions.AMQPConnectionError, pika.exceptions.NackError, OSError):
             # Perhaps it arrived. The same event again is harmless, counting again would not be.
             if tries == 0:
                 raise
@@ -153,10 +155,7 @@ def main():
         parser.error("USER_ID is missing")
 
     event_type = "unlike" if arguments.unlike else "like"
-    at, number = count(server, event_type, arguments.kind, arguments.target_id, arguments.user_id)
-    if at is None:
-        print(json.dumps({"changed": False, "count": number}))
-        return
+    changed, at, number = count(server, event_type, arguments.kind, arguments.target_id, arguments.user_id)
     event = {
         "type": event_type,
         "kind": arguments.kind,
@@ -168,11 +167,13 @@ def main():
     if number is not None:
         event["count"] = number
     try:
+        # Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
         publish(event)
-    except pika.exceptions.AMQPError:
-        take_back(server, event)
+    except (pika.exceptions.AMQPError, OSError):
+        if changed:
+            take_back(server, event)
         raise
-    print(json.dumps(event))
+    print(json.dumps({**event, "changed": changed}))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use report::{Outcome, PeriodReport, Report};
-pub use restore::{NotRestored, RESTORE_MODE};
+pub use restore::{NotRestored, RESTORE_MODE, Restore};
 pub use scope::{MODE, Scope, ScopeError};
 pub use snapshot::SNAPSHOT_MODE;
 
@@ -242,7 +242,7 @@ impl Archiver {
         let keys = self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
         let archived = row.map_or(0, |row| row.tally.members);
         let report = |outcome| PeriodReport { members: archived, ..PeriodReport::new(at, outcome) };
-        let (saved, _) = self.saved(at).await?;
+        let (saved, _) = self.saved(at, candidate.rule).await?;
         Ok(match plan::decide(keys, row, saved, candidate.expire_after, now) {
             Plan::Nothing => report(Outcome::Nothing),
             Plan::Archive => {

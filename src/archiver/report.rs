@@ -1,6 +1,7 @@
 //! What a run of the archiver says at its end.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -33,6 +34,8 @@ pub struct PeriodReport {
     pub left_out: u64,
     /// Members that came late, or since a loss, and were merged in this run.
     pub late_members: u64,
+    /// How long it took, in milliseconds; zero where nothing was done.
+    pub took_ms: u64,
     /// Why, or until when: a sentence.
     pub reason: Option<String>,
 }
@@ -101,7 +104,22 @@ impl Report {
 impl PeriodReport {
     pub(super) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
         let BoardPeriod { board, period } = at.clone();
-        Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, reason: None }
+        Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
+    }
+
+    /// After so long, where something was done.
+    pub(super) fn after(self, took: Duration) -> Self {
+        let is_work = matches!(
+            self.outcome,
+            Outcome::Archived
+                | Outcome::Ended
+                | Outcome::Saved
+                | Outcome::Restored
+                | Outcome::Pruned
+                | Outcome::Forgotten
+        );
+        let took_ms = if is_work { u64::try_from(took.as_millis()).unwrap_or(u64::MAX) } else { 0 };
+        Self { took_ms, ..self }
     }
 
     pub(super) fn because(self, reason: impl Into<String>) -> Self {
@@ -152,6 +170,10 @@ impl fmt::Display for PeriodReport {
         if self.late_members > 0 {
             let what = if self.outcome == Outcome::Restored { "added since" } else { "late" };
             write!(f, ", {} {what}", self.late_members)?;
+        }
+        if self.members > 0 && self.took_ms > 0 {
+            let per_s = self.members * 1_000 / self.took_ms;
+            write!(f, ", in {:.1} s ({per_s} a second)", self.took_ms as f64 / 1e3)?;
         }
         self.reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))
     }

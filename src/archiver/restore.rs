@@ -18,6 +18,8 @@
 //! that is in what was added since. Then each member is raised to what the snapshot has of it, if that is higher: as often as one
 //! likes, and nothing counts twice.
 
+use std::time::Instant;
+
 use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +49,15 @@ pub const RESTORE_MODE: &str = "restore";
 pub struct NotRestored {
     at: BoardPeriod,
     reason: String,
+}
+
+/// How a board is put back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restore {
+    /// Change nothing, say what would be done.
+    pub dry_run: bool,
+    /// Add what Redis has now to the snapshot, even where it may be a part of the board and not what came since.
+    pub add: bool,
 }
 
 /// What is put back, and where.
@@ -99,11 +110,12 @@ impl Archiver {
         &self,
         run: u64,
         (name, period): (&str, &str),
-        dry_run: bool,
+        how: Restore,
         now: Micros,
         to: Show,
         stop: &CancellationToken,
     ) -> Result<Report> {
+        let Restore { dry_run, .. } = how;
         let candidate = candidate_named(&self.boards, name, period)?;
         let at = candidate.at.clone();
         self.store.check_archive_run(run).await?;
@@ -112,12 +124,13 @@ impl Archiver {
         }
         let (progress, shown) = watch::channel(Progress::default());
         let run = Run { archiver: self, number: run, now, stop, progress };
+        let began = Instant::now();
         let restored = tokio::select! {
-            restored = run.restore(&candidate, dry_run) => restored,
+            restored = run.restore(&candidate, how) => restored,
             () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
         match restored {
-            Ok(restored) => Ok(Report { dry_run, periods: vec![restored], ..Report::default() }),
+            Ok(restored) => Ok(Report { dry_run, periods: vec![restored.after(began.elapsed())], ..Report::default() }),
             Err(Halt::Stopped) => Ok(Report { dry_run, stopped: true, ..Report::default() }),
             Err(Halt::Kept(reason)) => Err(NotRestored { at, reason }.into()),
             Err(Halt::Failed(error)) => Err(error.context(format!("restore {at}"))),
@@ -126,10 +139,10 @@ impl Archiver {
 }
 
 impl Run<'_> {
-    async fn restore(&self, candidate: &Candidate, dry_run: bool) -> Step<PeriodReport> {
+    async fn restore(&self, candidate: &Candidate, Restore { dry_run, add }: Restore) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
         let at = &candidate.at;
-        let source = self.source(at).await?;
+        let source = self.source(candidate, add).await?;
         let (live, _) = cache.count_board(at).await?;
         if dry_run {
             let has = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
@@ -175,8 +188,9 @@ impl Run<'_> {
     }
 
     /// What there is to put back; or why nothing is.
-    async fn source(&self, at: &BoardPeriod) -> Step<Source> {
+    async fn source(&self, candidate: &Candidate, add: bool) -> Step<Source> {
         let Archiver { store, cache, .. } = self.archiver;
+        let Candidate { at, rule, .. } = candidate;
         let row = store.held_board_period(self.number, at).await?;
         let snapshot = store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some());
         let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
@@ -187,26 +201,31 @@ impl Run<'_> {
             (Some(PeriodState::Ended), Some(row), _) if keys.frozen => Ok(Source::Put(row)),
             (Some(PeriodState::Done | PeriodState::Ended), Some(row), _) => Ok(Source::Archive(row)),
             _ if keys.frozen => no("it is frozen, and not archived yet: `tallyd archive` goes on with it"),
-            (Some(PeriodState::Frozen), _, Some(snapshot)) => match self.archiver.saved(at).await?.0 {
+            (Some(PeriodState::Frozen), _, Some(snapshot)) => match self.archiver.saved(at, *rule).await?.0 {
                 Saved::Marked if keys.live => {
                     no("Redis has it as it was before it was frozen: `tallyd archive` freezes it again")
                 }
                 _ => Ok(Source::Frozen(snapshot)),
             },
-            (None, _, Some(snapshot)) => self.source_of_live(at, snapshot).await,
+            (None, _, Some(snapshot)) => self.source_of_live(candidate, snapshot, add).await,
             _ => no("MySQL has neither a complete snapshot nor an archive of it"),
         }
     }
 
     /// Of a board that was never frozen.
-    async fn source_of_live(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<Source> {
+    async fn source_of_live(
+        &self,
+        Candidate { at, rule, .. }: &Candidate,
+        snapshot: Snapshot,
+        add: bool,
+    ) -> Step<Source> {
         let cache = &self.archiver.cache;
         if cache.is_restoring(at, &tag(snapshot)).await?.1 {
             // An earlier restore was interrupted.
             return Ok(Source::Add(snapshot));
         }
         let mark = cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        let is_whole = self.archiver.has_whole(at).await?;
+        let is_whole = self.archiver.has_whole(at, *rule).await?;
         match (snapshot.is_marked(mark), mark, is_whole) {
             (true, _, true) => {
                 let (live, _) = cache.count_board(at).await?;
@@ -215,9 +234,11 @@ impl Run<'_> {
                     snapshot.members
                 )))
             }
-            // An older state, or a newer one that MySQL has forgotten; or its mark alone is gone.
-            (false, Some(_), _) | (false, None, true) => Ok(Source::Raise(snapshot)),
-            (true, _, false) | (false, None, false) => Ok(Source::Add(snapshot)),
+            _ if add => Ok(Source::Add(snapshot)),
+            // Nothing of it is there but what came since.
+            (false, None, false) => Ok(Source::Add(snapshot)),
+            // An older state, or a newer one that MySQL has forgotten; its mark alone is gone; or much was taken away from it.
+            (false, Some(_), _) | (false, None, true) | (true, _, false) => Ok(Source::Raise(snapshot)),
         }
     }
 

@@ -7,7 +7,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
-use super::copy::Copied;
 use super::plan::{self, Plan};
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
@@ -67,7 +66,7 @@ impl Run<'_> {
     /// Looks at one period and does what it needs.
     pub(super) async fn settle(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let started = Instant::now();
-        let settled = self.do_what_is_missing(candidate).await;
+        let settled = self.do_what_is_missing(candidate).await.map(|settled| settled.after(started.elapsed()));
         let BoardPeriod { board, period } = &candidate.at;
         let seconds = started.elapsed().as_secs_f32();
         match &settled {
@@ -108,7 +107,7 @@ impl Run<'_> {
             members: row.map_or(0, |row| row.tally.members),
             ..PeriodReport::new(at, outcome)
         };
-        let (saved, marks) = self.archiver.saved(at).await?;
+        let (saved, marks) = self.archiver.saved(at, candidate.rule).await?;
         match (plan::decide(keys, row, saved, candidate.expire_after, self.now), row, candidate.expire_after) {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
             (Plan::Archive, row, Some(expire_after)) => {
@@ -152,9 +151,10 @@ impl Run<'_> {
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
         let copied = self.copy(at, *top).await?;
-        let Copied { tally, mut left_out } = copied;
         // A zset that was made from the rows lacks what was left out of them.
-        left_out += row.filter(|row| row.restored_at.is_some()).map_or(0, |row| row.left_out);
+        let restored = row.filter(|row| row.restored_at.is_some());
+        let (tally, left_out) =
+            (copied.tally, restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out)));
         fault::point("archive:copied");
         self.trim(at, tally.members).await?;
         fault::point("archive:trimmed");

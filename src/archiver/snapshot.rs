@@ -91,9 +91,11 @@ impl Run<'_> {
             // The one that has waited for the longest; the others are the next runs', so that nobody waits long for the lock.
             savable.retain(|savable| savable.is_on() && savable.is_due(self.now));
             savable.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
-            savable.truncate(1);
         }
         for savable in savable {
+            if scope.is_none() && report.periods.iter().any(|saved| saved.outcome == Outcome::Saved) {
+                break;
+            }
             let began = Instant::now();
             let BoardPeriod { board, period } = &savable.at;
             self.archiver.cache.claim_board(board, self.number).await?;
@@ -110,7 +112,7 @@ impl Run<'_> {
                             "{board} {period}: a snapshot of {members} members was taken in {seconds:.1} s"
                         );
                     }
-                    report.periods.push(saved);
+                    report.periods.push(saved.after(began.elapsed()));
                 }
                 Err(Halt::Kept(reason)) => {
                     warn!(
@@ -142,7 +144,9 @@ impl Run<'_> {
                 "a restore was interrupted, and has what was added since: `tallyd board restore` ends it".to_owned(),
             ));
         }
-        if snapshot.is_some() && !force && (is_lost || !self.archiver.has_whole(at).await?) {
+        if snapshot.is_some() && !force && (is_lost || !self.archiver.has_whole(at, savable.rule).await?) {
+            // Not at once again, and others go first.
+            store.note_tried(self.number, at, self.now).await?;
             return Err(Halt::Kept(LOST_LIVE.to_owned()));
         }
         if !savable.live && (force || snapshot.is_none()) {
@@ -185,11 +189,12 @@ impl Run<'_> {
 
     /// Writes what changed; says how many members there are. None where the board was frozen meanwhile.
     async fn save_all(&self, savable: &Savable, members_min: u64, known: u64) -> Step<Option<u64>> {
+        let (before, _) = self.archiver.cache.count_board(&savable.at).await?;
         let Some(members) = self.save_changed(savable, members_min, known).await? else { return Ok(None) };
         fault::point("snapshot:looked");
         let (total, _) = self.archiver.cache.count_board(&savable.at).await?;
-        if members == total {
-            // All of them are on the board, so it has no others.
+        if known == members && members == before && members == total {
+            // All of them are on the board, which has as many as before and after: it has no others.
             return Ok(Some(members));
         }
         let added = self.save_new(savable, members_min, (members, total)).await?;

@@ -85,24 +85,27 @@ impl Archiver {
     }
 
     /// Whether a closed period has a snapshot, whether Redis still has the board that it is of, and the marks that this has.
-    pub(super) async fn saved(&self, at: &BoardPeriod) -> Result<(Saved, Option<[u64; 2]>), Halt> {
+    pub(super) async fn saved(&self, at: &BoardPeriod, rule: Rule) -> Result<(Saved, Option<[u64; 2]>), Halt> {
         let snapshot = self.store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some());
         let Some(snapshot) = snapshot else { return Ok((Saved::None, None)) };
         let mark = self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        let saved = match snapshot.is_marked(mark) && self.has_whole(at).await? {
+        let saved = match snapshot.is_marked(mark) && self.has_whole(at, rule).await? {
             true => Saved::Marked,
             false => Saved::Lost,
         };
         Ok((saved, Some([snapshot.number, snapshot.former])))
     }
 
-    /// Whether the live zset is the board that was saved and not what came since: most of the best members have no less than they had.
-    pub(super) async fn has_whole(&self, at: &BoardPeriod) -> Result<bool, Halt> {
+    /// Whether the live zset is the board that was saved and not what came since: its best members together have at least half of
+    /// what they had.
+    pub(super) async fn has_whole(&self, at: &BoardPeriod, rule: Rule) -> Result<bool, Halt> {
         let best = self.store.best_saved(at, TOLD_BY).await?;
         let scores = self.cache.board_scores(at, &best).await?;
-        let has = |saved: f64, score: Option<f64>| score.is_some_and(|score| score >= saved);
-        let held = best.iter().zip(scores).filter(|(member, score)| has(member.score, *score)).count();
-        Ok(held * 2 >= best.len())
+        // What decides between equals falls with every change, where it is time.
+        let primary = |score: f64| rule.columns(score).map_or(score, |columns| columns.primary as f64);
+        let saved: f64 = best.iter().map(|member| primary(member.score)).sum();
+        let live: f64 = scores.into_iter().flatten().map(primary).sum();
+        Ok(live * 2.0 >= saved)
     }
 }
 

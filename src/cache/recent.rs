@@ -1,12 +1,26 @@
 //! What users clicked lately, as lua/like.lua remembers it.
 
 use redis::{Pipeline, Value};
+use tracing::debug;
 
 use super::keys::KindNames;
 use super::{Cache, CacheError, Result, text};
+use crate::event::LikeEvent;
 use crate::model::{Target, UserId};
 
 impl Cache {
+    /// Remembers a click that was counted without lua/like.lua remembering it. A hint: without it a later click may be misjudged.
+    pub(crate) async fn remember_click(&self, kind: &str, click: LikeEvent) {
+        let LikeEvent { target, user, at, liked } = click;
+        let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
+        let mut pipeline = Pipeline::new();
+        let value = format!("{}{}", at.0, if liked { '+' } else { '-' });
+        pipeline.cmd("HSET").arg(recent).arg(format!("{}:{}", target.id, user)).arg(value);
+        if let Err(error) = self.run("remember a click", &pipeline).await {
+            debug!(event = "click-forgotten", "{:#}", anyhow::Error::from(error));
+        }
+    }
+
     /// Whether the user likes each of `targets`, in their order, in one round trip; none where Redis doesn't know.
     ///
     /// # Errors

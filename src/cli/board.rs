@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, to_whom};
 use crate::app::Servers;
-use crate::archiver::{self, Scope};
+use crate::archiver::{self, Restore, Scope};
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
@@ -65,6 +65,9 @@ pub(super) enum BoardCommand {
         /// Changes nothing; says what would be put back.
         #[arg(long)]
         dry_run: bool,
+        /// Adds what Redis has now to the snapshot, even where that may be a part of the board: for one that was evicted alone.
+        #[arg(long)]
+        add: bool,
         /// How the report looks.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -111,8 +114,9 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
             let ran = servers.snapshot(config, Some(&scope), force, to_whom(), &stopped()?).await?;
             return report(ran, false, format);
         }
-        BoardCommand::Restore { name, period, dry_run, format } => {
-            let ran = servers.restore(config, (&name, &period), dry_run, to_whom(), &stopped()?).await?;
+        BoardCommand::Restore { name, period, dry_run, add, format } => {
+            let how = Restore { dry_run, add };
+            let ran = servers.restore(config, (&name, &period), how, to_whom(), &stopped()?).await?;
             return report(ran, dry_run, format);
         }
     }

@@ -14,7 +14,7 @@ use crate::config::LIKE;
 use crate::event::LikeEvent;
 use crate::model::{Micros, Target, UserId};
 
-/// Targets whose status is asked for at most: one pipeline.
+/// Targets whose status is asked for at most: a pipeline of twice as many commands.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// How long MySQL has to say what a user likes.
@@ -26,7 +26,7 @@ const AWAY_FOR: Duration = Duration::from_secs(5);
 /// What like.lua says.
 enum Answer {
     Counted { at: Micros, count: Option<i64> },
-    Same { count: Option<i64> },
+    Same { at: Micros, count: Option<i64> },
     Unknown,
 }
 
@@ -52,15 +52,19 @@ impl Client {
     }
 
     async fn set(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
-        let counted = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
-            Clicked::Counted(counted) => counted,
-            other => return Ok(other),
+        let (clicked, counted) = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
+            (clicked, Some(counted)) => (clicked, counted),
+            (clicked, None) => return Ok(clicked),
         };
         // The same event twice changes nothing: perhaps it was a connection that had broken.
         let first = self.publish(&counted).await;
         let Err(source) = (if first.is_err() { self.publish(&counted).await } else { first }) else {
-            return Ok(Clicked::Counted(counted));
+            return Ok(clicked);
         };
+        if matches!(clicked, Clicked::Same { .. }) {
+            // It was counted by an earlier click, or never.
+            return Err(ClientError::NotPublished { counted, taken_back: TakenBack::Overtaken, source });
+        }
         let taken_back = match self.take_back(&counted, boards).await {
             Ok(true) => TakenBack::Yes,
             Ok(false) => TakenBack::Overtaken,
@@ -69,10 +73,11 @@ impl Client {
         Err(ClientError::NotPublished { counted, taken_back, source })
     }
 
-    /// Counts a click in Redis alone if it changes what the user likes. The event must be published next.
-    async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked> {
+    /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
+    /// nothing the user's last event once more, because perhaps nobody has published it.
+    async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
         if let Some(wait) = self.limited(wish.user).await? {
-            return Ok(Clicked::Limited { wait });
+            return Ok((Clicked::Limited { wait }, None));
         }
         let mut answer = self.ask(wish, None).await?;
         if matches!(answer, Answer::Unknown) {
@@ -83,9 +88,13 @@ impl Client {
         match answer {
             Answer::Counted { at, count } => {
                 let boards_failed = self.add_to_boards(wish.liked, boards).await;
-                Ok(Clicked::Counted(Counted { event: LikeEvent { at, ..wish }, count, boards_failed }))
+                let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed };
+                Ok((Clicked::Counted(counted), Some(counted)))
             }
-            Answer::Same { count } => Ok(Clicked::Same { count }),
+            Answer::Same { at, count } => {
+                let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
+                Ok((Clicked::Same { count }, Some(counted)))
+            }
             Answer::Unknown => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
         }
     }
@@ -130,7 +139,7 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Which of up to [`STATUS_TARGETS_MAX`] targets the user likes, in their order: one round trip to Redis, and one query for each
+    /// Which of up to 500 targets the user likes, in their order: one round trip to Redis, and one query for each
     /// kind of those that Redis doesn't know.
     ///
     /// # Errors
@@ -185,8 +194,8 @@ impl Client {
                 away(None);
                 return Some(liked.contains(&wish.target));
             }
-            Ok(Err(error)) => debug!(event = "state-unknown", "{:#}", anyhow::Error::from(error)),
-            Err(_) => debug!(event = "state-unknown", "MySQL has not said in time what a user likes"),
+            Ok(Err(error)) => say_unasked(is_away, &format!("{:#}", anyhow::Error::from(error))),
+            Err(_) => say_unasked(is_away, "it has not answered in time"),
         }
         away(Some(Instant::now() + AWAY_FOR));
         None
@@ -201,8 +210,12 @@ impl Client {
         let answer = match self.cache.eval("count a like", &[call]).await {
             // The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
             Err(error) if error.is_of_a_moving_slot() => {
-                debug!(event = "state-unknown", "{:#}", anyhow::Error::from(error));
-                self.cache.eval("count a like", &[self.like_call(target, liked)?]).await?
+                debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
+                let answer = self.cache.eval("count a like", &[self.like_call(target, liked)?]).await?;
+                if let Some(Answer::Counted { at, .. }) = answer.first().and_then(read_answer) {
+                    self.cache.remember_click(&kind, LikeEvent { at, ..wish }).await;
+                }
+                answer
             }
             answer => answer?,
         };
@@ -246,6 +259,16 @@ impl Client {
     }
 }
 
+/// Once for an outage: `former` is set while it goes on.
+fn say_unasked(former: Option<Instant>, error: &str) {
+    if former.is_none() {
+        warn!(
+            event = "mysql-unasked",
+            error, "MySQL can't say what users like, so clicks count without being asked about: {error}"
+        );
+    }
+}
+
 /// The like counts all the same.
 fn note_board(on: &OnBoard<'_>, error: &anyhow::Error) -> usize {
     let (board, error) = (on.board, format!("{error:#}"));
@@ -265,7 +288,9 @@ fn read_answer(answer: &Value) -> Option<Answer> {
     };
     match parts.as_slice() {
         [Value::Int(-1), ..] => Some(Answer::Unknown),
-        [Value::Int(0), rest @ ..] => Some(Answer::Same { count: count(rest.get(1)) }),
+        [Value::Int(0), at, rest @ ..] => {
+            Some(Answer::Same { at: Micros(text(at)?.parse().ok()?), count: count(rest.first()) })
+        }
         [Value::Int(1), at, rest @ ..] => {
             Some(Answer::Counted { at: Micros(text(at)?.parse().ok()?), count: count(rest.first()) })
         }

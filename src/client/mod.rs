@@ -66,7 +66,8 @@ pub struct Counted {
 pub enum Clicked {
     /// It changed what the user likes: it counts, and is published.
     Counted(Counted),
-    /// The user liked the target already, or didn't: nothing was counted or published.
+    /// The user liked the target already, or didn't: nothing was counted. The user's last event is published once more, because
+    /// perhaps nobody has done that.
     Same {
         /// The target's number; none where that is unknown.
         count: Option<i64>,
@@ -90,8 +91,8 @@ impl Clicked {
 pub enum TakenBack {
     /// It no longer counts: to call again is a new click.
     Yes,
-    /// The user has clicked again since, or Redis has forgotten the click: it counts, until the newer one's event or a
-    /// reconcile sets it right.
+    /// It is left to a newer click, or to a reconcile: the user has clicked again since, Redis has forgotten the click, or it was
+    /// none that counted.
     Overtaken,
     /// Redis could not be asked: it may still count, until a reconcile finds it.
     Unknown,

@@ -215,6 +215,27 @@ impl Store {
         .await
     }
 
+    /// Notes that a snapshot was tried at `now`, and not begun.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_tried(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const ACTION: &str = "note that a snapshot was tried";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query("UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?")
+                .bind(datetime(now))
+                .bind(&at.board)
+                .bind(&at.period)
+                .execute(&mut *tx)
+                .await
+                .tried(ACTION)?;
+            tx.commit().await.tried(ACTION)
+        })
+        .await
+    }
+
     /// Notes that Redis has the mark of `run`: from now on no other one is right.
     ///
     /// # Errors

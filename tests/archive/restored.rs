@@ -1,7 +1,7 @@
 //! A board that Redis has lost comes back with what was added since, once.
 
 use redis::AsyncCommands;
-use tallyd::archiver::{NotRestored, Outcome, RESTORE_MODE, Report};
+use tallyd::archiver::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
 use tallyd::job::{Job, Ran, Report as _, run_once};
 use tallyd::model::Micros;
 use tallyd::runtime::show::Show;
@@ -12,9 +12,14 @@ use crate::{Board, DAY, JOB, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
 impl Stage {
     pub async fn restore(&self, period: &str, now: Micros) -> anyhow::Result<Report> {
+        self.restore_how(period, now, false).await
+    }
+
+    async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
         let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test" };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
-        let work = |run| async move { archiver.restore(run, ("likes", period), false, now, Show::Log, stop).await };
+        let how = Restore { dry_run: false, add };
+        let work = |run| async move { archiver.restore(run, ("likes", period), how, now, Show::Log, stop).await };
         match run_once(&self.store, job, work).await? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),
@@ -125,7 +130,7 @@ async fn an_evicted_board_is_not_archived_for_what_is_left_of_it() {
     stage.redis.del::<_, ()>(&live).await.unwrap();
     stage.write(&at, &since()).await;
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Kept)]);
-    stage.restore("2026-W47", later).await.unwrap();
+    stage.restore_how("2026-W47", later, true).await.unwrap();
     add(&mut whole, &since());
     assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
     stage.holds(&at, &whole).await;
@@ -262,6 +267,22 @@ async fn a_board_that_lost_its_mark_alone_is_not_added_to_itself() {
     stage.execute("UPDATE leaderboard_snapshot SET score = 1, primary_value = 1").await;
     stage.restore("2026-W47", NOW).await.unwrap();
     assert_eq!(stage.in_redis(&at).await, whole);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_of_which_much_was_taken_away_is_not_doubled() {
+    let mut stage = Stage::new("restored_fallen", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &Board::from([(b"a".to_vec(), 5.0), (b"b".to_vec(), 90.0)])).await;
+    stage.save_all(false).await;
+    stage.write(&at, &Board::from([(b"a".to_vec(), -1.0)])).await;
+    assert!(stage.save_all(false).await.is_done(), "an unlike is no loss");
+    stage.write(&at, &Board::from([(b"b".to_vec(), -60.0)])).await;
+    assert!(!stage.save_all(false).await.is_done());
+    assert!(stage.world.tallyd(&["board", "restore", "likes", "2026-W47", "--dry-run"]).status.success());
+    stage.restore("2026-W47", NOW).await.unwrap();
+    assert_eq!(stage.in_redis(&at).await, Board::from([(b"a".to_vec(), 4.0), (b"b".to_vec(), 90.0)]));
     stage.close().await;
 }
 

@@ -143,7 +143,7 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
     let (live, mark) = (stage.live(&at), stage.mark(&at));
 
     stage.redis.del::<_, ()>(&live).await.unwrap();
-    // It has grown again to all of its members, and most of them have less.
+    // It has grown again to all of its members, which have less.
     stage.write(&at, &board(30).into_keys().map(|member| (member, 1.0)).collect()).await;
     let report = stage.save_all(false).await;
     assert!(reason(&report, "2026-W47").contains("wholly or in part"), "{report:#}");
@@ -325,5 +325,25 @@ async fn what_is_frozen_or_archived_is_not_saved() {
     let report = stage.save(Some(&week), true, NOW).await;
     assert!(reason(&report, "2026-W46").contains("frozen or archived"), "{report:#}");
     assert_eq!(stage.saved(&at).await, Board::new());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
+    let settings = format!("{WEEKLY}[[board]]\nname = \"posts\"\nperiod = \"total\"\n");
+    let mut stage = Stage::new("saved_others", &settings).await;
+    let (at, total) = (open(), BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() });
+    stage.write(&at, &board(30)).await;
+    stage.write(&total, &board(5)).await;
+    for _ in 0..2 {
+        stage.save_due(NOW).await;
+    }
+    let live = stage.live(&at);
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.write(&at, &Board::from([(b"member-1".to_vec(), 1.0)])).await;
+    let later = NOW.after(DAY / 24);
+    let report = stage.save_due(later).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("total", Outcome::Saved)]);
+    assert_eq!(stage.save_due(later).await.periods, [], "not at once again");
     stage.close().await;
 }

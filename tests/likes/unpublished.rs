@@ -5,7 +5,7 @@ use tallyd::client::{Clicked, Client, ClientError, OnBoard, TakenBack};
 use tallyd::config::ServerUrl;
 use tallyd::model::UserId;
 
-use crate::common::{World, target};
+use crate::common::{Model, World, assert_redis_equals, target};
 
 /// A client whose broker is away.
 fn mute(world: &World) -> Client {
@@ -50,5 +50,45 @@ async fn what_a_newer_click_has_overtaken_is_left_to_it() {
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
     assert_eq!(redis.hget::<_, _, Option<i64>>(&key, "42").await.unwrap(), None, "a like and an unlike");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
+    let world = World::new("unpublished_again", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let client = Client::new(&world.config).unwrap();
+    // An API server that died between counting and publishing.
+    let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+    let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
+    let mut redis = world.redis().await;
+    let () = redis.hset(&recent, "42:7", format!("{}+", lost.event.at.0)).await.unwrap();
+    assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
+    world.drained(&publisher).await;
+    let mut model = Model::default();
+    model.apply(&lost.event);
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
+    let world = World::new("unpublished_behind", "").await;
+    let publisher = world.publisher().await;
+    let client = Client::new(&world.config).unwrap();
+    // Nobody writes to MySQL, and Redis has forgotten the like.
+    let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    let mut redis = world.redis().await;
+    let () = redis.del(&world.cache.keys.recent("video", world.cache.keys.bucket(target(42)))).await.unwrap();
+    assert!(matches!(client.unlike(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 1").await, 1);
+    assert_eq!(client.liked(UserId(7), &[like.event.target]).await.unwrap(), [false]);
+    assert!(daemon.stop().success());
     world.close().await;
 }
