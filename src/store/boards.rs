@@ -249,7 +249,7 @@ impl Store {
     }
 
     /// Runs `query`, which lacks board and period, in a transaction of `run`.
-    async fn note(
+    pub(super) async fn note(
         &self,
         action: &'static str,
         run: u64,

@@ -101,26 +101,10 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, former: u64, now: Micros) -> Result<()> {
-        const ACTION: &str = "begin a snapshot";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query(
-                "INSERT INTO leaderboard_snapshot_period (board, period, number, former, began_at) \
-                 VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE \
-                     former = VALUES(former), number = VALUES(number), began_at = VALUES(began_at)",
-            )
-            .bind(&at.board)
-            .bind(&at.period)
-            .bind(run)
-            .bind(former)
-            .bind(datetime(now))
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+        const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, former, began_at, board, period) \
+                           VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE \
+                               former = VALUES(former), number = VALUES(number), began_at = VALUES(began_at)";
+        self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(former).bind(datetime(now))).await
     }
 
     /// Writes what Redis has of some members. Rows that say the same already cost no write.
@@ -220,20 +204,8 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_tried(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
-        const ACTION: &str = "note that a snapshot was tried";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query("UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?")
-                .bind(datetime(now))
-                .bind(&at.board)
-                .bind(&at.period)
-                .execute(&mut *tx)
-                .await
-                .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+        const SQL: &str = "UPDATE leaderboard_snapshot_period SET began_at = ? WHERE board = ? AND period = ?";
+        self.note("note that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
     /// Notes that Redis has the mark of `run`: from now on no other one is right.
@@ -241,19 +213,8 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_marked(&self, run: u64, at: &BoardPeriod) -> Result<()> {
-        const ACTION: &str = "note that a board is marked";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query("UPDATE leaderboard_snapshot_period SET former = number WHERE board = ? AND period = ?")
-                .bind(&at.board)
-                .bind(&at.period)
-                .execute(&mut *tx)
-                .await
-                .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+        const SQL: &str = "UPDATE leaderboard_snapshot_period SET former = number WHERE board = ? AND period = ?";
+        self.note("note that a board is marked", run, at, sqlx::query(SQL)).await
     }
 
     /// The snapshot's best members, at most `limit` of them.
@@ -284,24 +245,9 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn end_snapshot(&self, run: u64, at: &BoardPeriod, members: u64, now: Micros) -> Result<()> {
-        const ACTION: &str = "end a snapshot";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query(
-                "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ?, former = number \
-                 WHERE board = ? AND period = ?",
-            )
-            .bind(members)
-            .bind(datetime(now))
-            .bind(&at.board)
-            .bind(&at.period)
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+        const SQL: &str = "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ?, former = number \
+                           WHERE board = ? AND period = ?";
+        self.note("end a snapshot", run, at, sqlx::query(SQL).bind(members).bind(datetime(now))).await
     }
 
     /// Snapshots of periods whose archive is verified: nobody needs them any more.
@@ -330,21 +276,9 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn void_snapshot(&self, run: u64, at: &BoardPeriod) -> Result<()> {
-        const ACTION: &str = "void a snapshot";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query(
-                "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?",
-            )
-            .bind(&at.board)
-            .bind(&at.period)
-            .execute(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
-        })
-        .await
+        const SQL: &str =
+            "UPDATE leaderboard_snapshot_period SET taken_at = NULL, members = 0 WHERE board = ? AND period = ?";
+        self.note("void a snapshot", run, at, sqlx::query(SQL)).await
     }
 
     /// Deletes some rows of a snapshot, in the order of their members after `after`; gives the last one. None when there are no

@@ -256,7 +256,10 @@ async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
     let top = (rows[0].get::<f64, _>(1), rows[0].get::<u32, _>(2));
     let best = stage.ranked(&live).await[0].1 as u64;
     assert_eq!(top, ((best >> 20) as f64, (best & 0xf_ffff) as u32));
-    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN {sql}"))).fetch_one(&stage.world.pool).await.unwrap();
+    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
+        .fetch_one(&stage.world.pool)
+        .await
+        .unwrap();
     let (key, extra): (String, String) = (plan.get("key"), plan.get("Extra"));
     assert_eq!(key, "by_rank");
     assert!(!extra.contains("filesort") && extra.contains("Using index"), "{extra}");
