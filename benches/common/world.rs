@@ -78,6 +78,25 @@ impl World {
         Ok(())
     }
 
+    /// What is left in Redis would be found there by the next benchmark.
+    async fn forget_keys(&self) -> Result<()> {
+        let client = redis::Client::open(self.config.redis.url.expose())?;
+        let mut redis = client.get_multiplexed_async_connection().await?;
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(format!("{}:*", self.name)).arg("COUNT").arg(1_000);
+            let (next, keys): (u64, Vec<String>) = scan.query_async(&mut redis).await?;
+            if !keys.is_empty() {
+                let () = redis::cmd("UNLINK").arg(keys).query_async(&mut redis).await?;
+            }
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
     /// Removes what it has made.
     pub async fn close(self) -> Result<()> {
         let link = self.broker.connect("bench").await?;
@@ -88,6 +107,7 @@ impl World {
         for exchange in ["events", "partitions"] {
             link.channel.exchange_delete(format!("{}.{exchange}", self.name).into(), Default::default()).await?;
         }
+        self.forget_keys().await?;
         self.pool.close().await;
         let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await?;
         sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await?;

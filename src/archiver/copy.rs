@@ -7,6 +7,7 @@ use super::settle::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
 use crate::store::boards::{PeriodRow, Tally};
+use crate::store::places::Places;
 
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it, and leaderboard_archive may hold a part of \
     the board, or a mixture of two copies";
@@ -37,16 +38,12 @@ impl Run<'_> {
         let mut copied = 0;
         let mut verifying: Option<JoinHandle<Step<Tally>>> = None;
         let mut pages = read_pages(self.archiver.clone(), at.clone(), 0, wanted).await?;
-        while !pages.is_empty() {
+        while pages.members > 0 {
             self.check_stop()?;
-            if let Some(place) = pages.iter().position(|member| !member.score.is_finite()) {
-                let place = copied + place as u64 + 1;
-                return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
-            }
-            let after = copied + pages.len() as u64;
-            // In tasks of their own: taking answers apart is work, too.
+            let after = copied + pages.members;
+            // In tasks of their own: taking answers apart and writing statements is work, too.
             let reading = tokio::spawn(read_pages(self.archiver.clone(), at.clone(), after, wanted));
-            self.archiver.store.copy_places(self.number, at, copied + 1, &pages).await?;
+            self.archiver.store.copy_places(self.number, pages.places).await?;
             let next = joined(reading).await?;
             let verify = tokio::spawn(verify(self.archiver.clone(), at.clone(), copied, after));
             if let Some(former) = verifying.replace(verify) {
@@ -135,22 +132,32 @@ fn differ(place: u64) -> String {
     format!("Redis and leaderboard_archive differ at place {place}")
 }
 
+/// What one transaction writes.
+struct Pages {
+    members: u64,
+    places: Places,
+}
+
 /// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
-async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64, until: u64) -> Step<Vec<BoardMember>> {
+async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64, until: u64) -> Step<Pages> {
     let Archiver { cache, page_members, .. } = archiver;
     let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
     let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
-    let mut pages = Vec::new();
-    while pages.len() < most {
-        let limit = page_members.min(most - pages.len());
-        let page = cache.frozen_page(&at, after + pages.len() as u64, limit).await?;
+    let mut members = Vec::new();
+    while members.len() < most {
+        let limit = page_members.min(most - members.len());
+        let page = cache.frozen_page(&at, after + members.len() as u64, limit).await?;
         let is_last = page.len() < limit;
-        pages.extend(page);
+        members.extend(page);
         if is_last {
             break;
         }
     }
-    Ok(pages)
+    if let Some(place) = members.iter().position(|member| !member.score.is_finite()) {
+        let place = after + place as u64 + 1;
+        return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
+    }
+    Ok(Pages { members: members.len() as u64, places: Places::new(&at, after + 1, &members) })
 }
 
 /// What a task gives. Only a panic gives nothing, and goes on here.

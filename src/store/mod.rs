@@ -12,7 +12,7 @@ pub mod jobs;
 pub mod letters;
 pub mod likes;
 pub mod partitions;
-mod places;
+pub mod places;
 pub mod repairs;
 pub mod schema;
 pub mod sightings;

@@ -13,6 +13,7 @@ use tallyd::model::BoardMember;
 use tallyd::runtime::show::Show;
 use tallyd::store::StoreError;
 use tallyd::store::boards::Tally;
+use tallyd::store::places::Places;
 use tallyd::store::snapshots::Saved;
 use tokio_util::sync::CancellationToken;
 
@@ -135,7 +136,7 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
     let saved = Saved { member: members[0].clone(), primary: 1.0, second: 0 };
     for refused in [
         stage.store.note_frozen(overtaken, &at, NOW).await,
-        stage.store.copy_places(overtaken, &at, 1, &members).await,
+        stage.store.copy_places(overtaken, Places::new(&at, 1, &members)).await,
         stage.store.trim_places(overtaken, &at, 0, 9).await.map(drop),
         stage.store.note_done(overtaken, &at, tally, 0, NOW).await,
         stage.store.note_ended(overtaken, &at, NOW).await,
