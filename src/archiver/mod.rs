@@ -5,14 +5,14 @@
 //! ```text
 //! periods that have ended, from Redis -.
 //! rows that are not ended, from MySQL -+-> claim the board -> decide (plan.rs)
-//!   archive:  freeze (RENAME) -> note "frozen" -> PERSIST -> merge what came late -> copy in rank order -> trim
-//!             -> verify -> note "done" -> EXPIRE, as the safety net
+//!   archive:  freeze (RENAME) -> note "frozen" -> PERSIST -> merge what came late -> copy in rank order, reading back what is
+//!             written -> trim -> verify the end -> note "done" -> EXPIRE, as the safety net
 //!   end:      verify once more -> UNLINK -> note "ended"
 //! ```
 //!
 //! A run has no input but the truth: it looks at every closed period and does what is missing, so that the next run is
 //! the retry of this one, wherever it died. What must hold: a zset leaves Redis only after its rows are committed and
-//! were read back equal, place by place; memory holds 10,000 members, or two pages, however large the board.
+//! were read back equal, place by place; memory holds 15,000 members, however large the board.
 //!
 //! # The races
 //!
