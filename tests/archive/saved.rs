@@ -162,7 +162,7 @@ async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_sna
 async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     let mut stage = Stage::new("saved_midway", WEEKLY).await;
     let at = open();
-    let whole = board(20_000);
+    let whole = board(60_000);
     stage.write(&at, &whole).await;
     stage.save_all(false).await;
     let (archiver, run) = (stage.rival(), stage.take().await);
