@@ -10,7 +10,7 @@
 //! The rows are changed in place, so that a snapshot costs writes for what changed since the last one. That must never let what
 //! is left of a lost board spoil the rows: each page is read by a script that finds the mark of this very run beside the
 //! zset, and enough members in it, or reads nothing. And a board that was evicted alone, and has grown again, is known by its best
-//! members, which have less than they had. A run that dies leaves rows of two snapshots, each of them right at its time;
+//! members, which together have less than half of what they had. A run that dies leaves rows of two snapshots, each of them right at its time;
 //! the next one goes over all of them. What was added while it ran may be in it or not.
 
 use std::collections::HashSet;

@@ -14,11 +14,11 @@ use crate::{Board, ENDED_AT_ONCE, Stage, WEEKLY, board, week};
 
 const SIGABRT: i32 = 6;
 
-/// Runs the real program on one period; says whether it died at the fault point.
-fn dies(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
+/// Runs the real program; says whether it died at the fault point.
+pub fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
     let mut tallyd = stage.world.command();
     let ended = tallyd
-        .args(["archive", "--period", &at.period])
+        .args(arguments)
         .env("TALLYD_FAULT_POINT", fault_point)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -26,6 +26,10 @@ fn dies(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
         .unwrap();
     assert!(ended.success() || ended.signal() == Some(SIGABRT), "{fault_point}: {ended}");
     !ended.success()
+}
+
+fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
+    dies(stage, &["archive", "--period", &at.period], fault_point)
 }
 
 /// A week of its own for each fault point, all of them closed.
@@ -47,14 +51,14 @@ async fn survive(
         let mut whole = board(30);
         stage.write(&at, &whole).await;
         prepare(stage, &at, &mut whole).await;
-        if dies(stage, &at, fault_point) {
+        if dies_at(stage, &at, fault_point) {
             reached.insert(fault_point);
             if writes_late {
                 let late = late(&mut whole);
                 stage.write(&at, &late).await;
             }
             stage.end_lease().await;
-            assert!(!dies(stage, &at, "none"), "{fault_point}");
+            assert!(!dies_at(stage, &at, "none"), "{fault_point}");
         }
         stage.holds(&at, &whole).await;
         let live = stage.live(&at);
@@ -87,7 +91,7 @@ async fn a_crash_between_any_two_steps_of_the_first_archive_loses_nothing() {
 async fn a_crash_between_any_two_steps_of_archiving_again_loses_nothing() {
     let mut stage = Stage::new("archive_crash_2", WEEKLY).await;
     let reached = survive(&mut stage, true, async |stage, at, whole| {
-        assert!(!dies(stage, at, "none"));
+        assert!(!dies_at(stage, at, "none"));
         let late = late(whole);
         stage.write(at, &late).await;
     })

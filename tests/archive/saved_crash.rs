@@ -1,36 +1,19 @@
 //! The process dies between any two steps of saving, putting back and deleting; the next run makes up for it.
 
 use std::collections::BTreeSet;
-use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
 
 use redis::AsyncCommands;
 use tallyd::archiver::SAVE_FAULT_POINTS;
 use tallyd::archiver::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
 
+use crate::crash::dies;
 use crate::saved::add;
 use crate::{Board, Stage, board, week};
-
-const SIGABRT: i32 = 6;
 
 const SETTINGS: &str = "[archive]\npage_members = 300\n\
     [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
     [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
-
-/// Runs the real program; says whether it died at the fault point.
-fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
-    let mut tallyd = stage.world.command();
-    let ended = tallyd
-        .args(arguments)
-        .env("TALLYD_FAULT_POINT", fault_point)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(ended.success() || ended.signal() == Some(SIGABRT), "{fault_point}: {ended}");
-    !ended.success()
-}
 
 /// Dies at the point, then runs once more to the end. Says whether the point was reached.
 async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
