@@ -1,14 +1,17 @@
--- Sets whether a user likes a target: counts it in the packed layout if that changes, and gives the instant of it.
+-- Sets whether a user likes a target: counts it if that changes, and gives the instant of it.
 --
--- KEYS[1]  the target's bucket, for instance c:{video:1a2f}
--- KEYS[2]  who clicked lately in this bucket: recent:{video:1a2f}
--- KEYS[3]  who did before that: recent:{video:1a2f}:former
--- ARGV[1]  the target's id in decimal: the field
--- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1
+-- KEYS[1]  where the target's number is: its bucket, for instance c:{video:3a2f}; in the other layouts a key of its own
+-- KEYS[2]  who clicked lately in this bucket: recent:{video:3a2f}
+-- KEYS[3]  who did before that: recent:{video:3a2f}:former
+-- KEYS[4]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
+-- ARGV[1]  the target's id in decimal: the field of a bucket
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of
+--          the hash's field, for instance "entity:like"; in the layout string "string"
 -- ARGV[3]  "like" or "unlike"
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  for how many seconds a click is remembered at least: longer than an event takes into MySQL
 -- ARGV[6]  what MySQL says of the user and the target, "like" or "unlike"; empty where it was not asked
+-- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too; empty or left out otherwise
 --
 -- Returns { result, at, count }.
 --   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
@@ -21,7 +24,7 @@
 --
 -- With KEYS[1] and ARGV[1] to ARGV[3] alone it counts without asking: for those who know that the state changes.
 --
--- A field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
+-- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
 -- which everything is zero has no field. A click is remembered as `at` with "+" for a like or "-" behind it, in two hashes that
 -- take turns, so that each one is there for between one and two times ARGV[5].
 
@@ -30,23 +33,43 @@ local delta = deltas[ARGV[3]]
 if not delta then
     return redis.error_reply('ERR like.lua: ARGV[3] is neither "like" nor "unlike"')
 end
-local place = tonumber(ARGV[2])
-local found = redis.call('HMGET', KEYS[1], ARGV[1], '_')
-local loaded = found[2] and string.sub(found[2], 1, 1) ~= '~'
-local values = {}
-for value in string.gmatch(found[1] or '', '[^,]+') do
-    values[#values + 1] = tonumber(value)
+local id, place, bucket = ARGV[1], tonumber(ARGV[2]), KEYS[1]
+local field = string.match(ARGV[2], '^entity:(.+)$')
+local values, loaded = {}, nil
+if place then
+    local found = redis.call('HMGET', bucket, id, '_')
+    loaded = found[2]
+    for value in string.gmatch(found[1] or '', '[^,]+') do
+        values[#values + 1] = tonumber(value)
+    end
+    for missing = #values + 1, place do
+        values[missing] = 0
+    end
+else
+    place, bucket = 1, KEYS[4]
+    loaded = bucket and redis.call('HGET', bucket, '_')
+    local found
+    if field then
+        found = redis.call('HGET', KEYS[1], field)
+    else
+        found = redis.call('GET', KEYS[1])
+    end
+    if found and not string.match(found, '^%-?%d+$') then
+        return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
+    end
+    values[1] = tonumber(found or 0)
 end
-for missing = #values + 1, place do
-    values[missing] = 0
-end
+loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
 local time = redis.call('TIME')
 local at = time[1] * 1000000 + time[2]
+if ARGV[7] and ARGV[7] ~= '' then
+    at = tonumber(ARGV[7])
+end
 if KEYS[2] then
-    local field, sign = ARGV[1] .. ':' .. ARGV[4], delta == 1 and '+' or '-'
-    local lately = redis.call('HMGET', KEYS[2], field, '_')
-    local last = lately[1] or redis.call('HGET', KEYS[3], field)
+    local click, sign = id .. ':' .. ARGV[4], delta == 1 and '+' or '-'
+    local lately = redis.call('HMGET', KEYS[2], click, '_')
+    local last = lately[1] or redis.call('HGET', KEYS[3], click)
     local known = last and string.sub(last, -1)
     if not known then
         if ARGV[6] == '' then
@@ -66,7 +89,7 @@ if KEYS[2] then
         redis.call('RENAME', KEYS[2], KEYS[3])
         lately[2] = false
     end
-    redis.call('HSET', KEYS[2], field, string.format('%.0f', at) .. sign)
+    redis.call('HSET', KEYS[2], click, string.format('%.0f', at) .. sign)
     if not lately[2] then
         redis.call('HSET', KEYS[2], '_', time[1])
         redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
@@ -76,6 +99,15 @@ if KEYS[2] then
     end
 end
 
+if bucket ~= KEYS[1] then
+    local count
+    if field then
+        count = redis.call('HINCRBY', KEYS[1], field, delta)
+    else
+        count = redis.call('INCRBY', KEYS[1], delta)
+    end
+    return { 1, string.format('%.0f', at), loaded and count }
+end
 values[place] = values[place] + delta
 local count = values[place]
 local filled = #values
@@ -83,11 +115,11 @@ while filled > 0 and values[filled] == 0 do
     filled = filled - 1
 end
 if filled == 0 then
-    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('HDEL', bucket, id)
 else
     for index = 1, filled do
         values[index] = string.format('%.0f', values[index])
     end
-    redis.call('HSET', KEYS[1], ARGV[1], table.concat(values, ',', 1, filled))
+    redis.call('HSET', bucket, id, table.concat(values, ',', 1, filled))
 end
 return { 1, string.format('%.0f', at), loaded and count }

@@ -1,10 +1,10 @@
 -- Takes back a like or an unlike that counts and could not be published.
 --
--- KEYS[1]  the target's bucket
+-- KEYS[1]  where the target's number is, as in like.lua
 -- KEYS[2]  who clicked lately in this bucket
 -- KEYS[3]  who did before that
 -- ARGV[1]  the target's id in decimal
--- ARGV[2]  the place of the metric in the field's value
+-- ARGV[2]  the place of the metric in the field's value, "entity:" and its field, or "string", as in like.lua
 -- ARGV[3]  "like" or "unlike": what is taken back
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  the `at` that like.lua gave it
@@ -25,14 +25,24 @@ if last ~= mine then
 end
 -- Newer than the event, which may have arrived although its confirm did not.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
+local delta = ARGV[3] == 'like' and -1 or 1
 local place, values = tonumber(ARGV[2]), {}
+if not place then
+    local name = string.match(ARGV[2], '^entity:(.+)$')
+    if name then
+        redis.call('HINCRBY', KEYS[1], name, delta)
+    else
+        redis.call('INCRBY', KEYS[1], delta)
+    end
+    return 1
+end
 for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '[^,]+') do
     values[#values + 1] = tonumber(value)
 end
 for missing = #values + 1, place do
     values[missing] = 0
 end
-values[place] = values[place] - (ARGV[3] == 'like' and 1 or -1)
+values[place] = values[place] + delta
 local filled = #values
 while filled > 0 and values[filled] == 0 do
     filled = filled - 1

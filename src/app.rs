@@ -62,7 +62,7 @@ impl Servers {
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
         Ok(Self {
             store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
-            cache: Cache::new(&config.redis).map_err(|error| wrong(error.into()))?,
+            cache: Cache::new(&config.redis, &config.metrics).map_err(|error| wrong(error.into()))?,
             broker: Broker::new(&config.amqp).map_err(wrong)?,
             owner: format!("{}:{}", host.trim(), std::process::id()),
         })

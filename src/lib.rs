@@ -26,6 +26,7 @@ pub mod config;
 pub mod consumer;
 pub mod event;
 pub mod job;
+pub mod layouts;
 pub mod model;
 pub mod reconciler;
 pub mod runtime;

@@ -200,7 +200,8 @@ async fn bare_inserts(world: &World, members: u64) -> Result<f64> {
 /// Last week's board, with nothing in MySQL.
 async fn fill(world: &World, members: u64) -> Result<()> {
     sqlx::raw_sql("TRUNCATE leaderboard_archive; TRUNCATE leaderboard_period").execute(&world.pool).await?;
-    fill_key(world, &Cache::new(&world.config.redis)?.keys.board(BOARD, &last_week()?), members).await
+    fill_key(world, &Cache::new(&world.config.redis, &world.config.metrics)?.keys.board(BOARD, &last_week()?), members)
+        .await
 }
 
 async fn fill_key(world: &World, key: &str, members: u64) -> Result<()> {
@@ -246,7 +247,7 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
 /// Saves this week's board twice; how long another client waited during the first time.
 async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
     let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC).to_string();
-    let keys = Cache::new(&world.config.redis)?.keys;
+    let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let key = keys.board(BOARD, &now);
     fill_key(world, &key, members).await?;
     let (first, saving) = beside(world, command::tallyd(world, &["board", "snapshot"])).await?;

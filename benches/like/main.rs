@@ -210,7 +210,7 @@ async fn script(
     arguments: Arguments,
     round: Option<u64>,
 ) -> Result<Rate> {
-    let keys = Cache::new(&world.config.redis)?.keys;
+    let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let text = include_str!("../../lua/like.lua");
     let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(text).query_async(redis).await?;
     let mut pipelines = Vec::new();

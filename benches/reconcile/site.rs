@@ -42,7 +42,7 @@ pub struct Site {
 impl Site {
     pub async fn open(name: &str, rows: u64) -> Result<Self> {
         let world = World::new(&format!("reconcile-{name}"), Setup::default()).await?;
-        let cache = Cache::new(&world.config.redis)?;
+        let cache = Cache::new(&world.config.redis, &world.config.metrics)?;
         let targets = rows / ROWS_PER_TARGET;
         println!("filling MySQL with {rows} like records of {targets} targets");
         fill(&world, rows, targets).await.context("fill MySQL")?;

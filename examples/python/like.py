@@ -41,7 +41,7 @@ TAKE_BACK_SCRIPT = (LUA / "take_back.lua").read_text()
 
 def bucket_key(kind, target_id):
     """The hash that the target's numbers are in."""
-    bucket = zlib.crc32(str(target_id).encode()) & ((1 << BUCKET_BITS) - 1)
+    bucket = 1 << BUCKET_BITS | zlib.crc32(str(target_id).encode()) & ((1 << BUCKET_BITS) - 1)
     return f"{KEY_PREFIX}c:{{{kind}:{bucket:x}}}"
 
 
@@ -127,7 +127,7 @@ def read(server, kind, target_id):
     key = bucket_key(kind, target_id)
     loaded, value = server.hmget(key, "_", target_id)
     if loaded is None:
-        # So that tallyd loads it at once: video:1a2f. Reading must not fail for it, for instance on a replica.
+        # So that tallyd loads it at once: video:3a2f. Reading must not fail for it, for instance on a replica.
         with contextlib.suppress(redis.exceptions.RedisError):
             server.sadd(f"{KEY_PREFIX}tally:missing", key[key.index("{") + 1 : -1])
     if loaded is None or loaded.startswith(b"~"):

@@ -48,7 +48,7 @@ impl Servers {
             client.get_multiplexed_async_connection_with_config(&timeouts).await.context("connect to Redis")?;
         empty_redis(&mut redis).await.context("delete the demo's keys")?;
         let mysql = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
-        Ok(Self { mysql, redis, keys: Cache::new(&config.redis)?.keys })
+        Ok(Self { mysql, redis, keys: Cache::new(&config.redis, &config.metrics)?.keys })
     }
 
     /// The likes of every video that Redis has a number of.

@@ -6,12 +6,15 @@ use std::ops::Range;
 use redis::{Pipeline, Value};
 
 use super::keys::{KindNames, LOADED};
-use super::layout::{self, Loaded};
-use super::{Cache, Call, LOAD, REPAIR, Result, SAMPLE, text, unexpected};
+use super::layout::{Form, Layout, Loaded};
+use super::{Cache, Call, LOAD, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
+
+/// Keys that one SCAN looks at: some hundred microseconds.
+const SCANNED_KEYS: usize = 1_000;
 
 /// A target's number in Redis at a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,15 +89,15 @@ impl Cache {
             let Some((kind, bucket, _)) = members.first() else { continue };
             let Some(name) = kinds.get(*kind) else { continue };
             for piece in members.chunks(CALL_IDS_MAX) {
-                let call = Call::new(&SAMPLE, self.keys.counters(name, *bucket));
-                let ids = piece.iter().filter_map(|(_, _, place)| targets.get(*place));
-                calls.push(ids.fold(call, |call, target| call.number(target.id)));
+                let targets = piece.iter().filter_map(|(_, _, place)| targets.get(*place).copied());
+                calls.push(self.sample_call(name, *bucket, metric, targets));
                 groups.push(piece);
             }
         }
         let mut samples = vec![None; targets.len()];
         for (members, answer) in groups.into_iter().zip(self.eval(ACTION, &calls).await?) {
-            let read = read_sample(&answer, metric, members.len()).ok_or_else(|| unexpected(ACTION, &answer))?;
+            let read = read_sample(&answer, self.keys.layout(), metric, members.len())
+                .ok_or_else(|| unexpected(ACTION, &answer))?;
             for ((_, _, place), sample) in members.iter().zip(read) {
                 if let Some(slot) = samples.get_mut(*place) {
                     *slot = sample;
@@ -102,6 +105,15 @@ impl Cache {
             }
         }
         Ok(samples)
+    }
+
+    fn sample_call(&self, kind: &str, bucket: u32, metric: Metric, targets: impl Iterator<Item = Target>) -> Call {
+        let key = self.keys.counters(kind, bucket);
+        if self.is_packed() {
+            return targets.fold(Call::new(&SAMPLE, key), |call, target| call.number(target.id));
+        }
+        let call = Call::new(&SAMPLE_PLAIN, key).arg(self.keys.part(metric));
+        targets.fold(call, |call, target| call.key(self.keys.place(kind, target, metric).key))
     }
 
     /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before: at most
@@ -124,11 +136,18 @@ impl Cache {
             let (now, later): (Vec<_>, Vec<_>) = members.iter().partition(|(_, repair)| repair.loaded == first.loaded);
             // One call for each bucket, or the second would no longer be held to what the sample saw.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
-            let call = Call::new(&REPAIR, self.keys.counters(name, bucket))
-                .arg(first.loaded.to_string())
-                .arg(first.loaded.repaired(pass).to_string())
-                .number(metric.0);
-            let call = now.iter().fold(call, |call, (target, repair)| call.number(target.id).number(repair.delta));
+            let call =
+                Call::new(if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN }, self.keys.counters(name, bucket))
+                    .arg(first.loaded.to_string())
+                    .arg(first.loaded.repaired(pass).to_string())
+                    .arg(self.keys.part(metric));
+            let call = if self.is_packed() {
+                now.iter().fold(call, |call, (target, repair)| call.number(target.id).number(repair.delta))
+            } else {
+                now.iter().fold(call, |call, (target, repair)| {
+                    call.key(self.keys.place(name, *target, metric).key).number(repair.delta)
+                })
+            };
             groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
         }
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
@@ -196,7 +215,7 @@ impl Cache {
                 lost.held.extend(fields.chunks_exact(2).filter_map(|pair| {
                     let [id, value] = pair else { return None };
                     let target = Target { kind, id: TargetId(text(id)?.parse().ok()?) };
-                    Some((target, layout::value(text(value)?, metric)?)).filter(|(_, value)| *value != 0)
+                    Some((target, self.keys.layout().value(text(value)?, metric)?)).filter(|(_, value)| *value != 0)
                 }));
             }
             if lost.held.len() > fields_max {
@@ -218,14 +237,23 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
     }
 
-    /// How many targets have a field in each bucket of the kind that is loaded.
+    /// How many fields the largest of these buckets of the kind has.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn bucket_sizes(&self, kind: &str) -> Result<Vec<(u32, u64)>> {
+    pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
+        let sizes = self.bucket_sizes(kind, buckets).await?;
+        Ok(sizes.into_iter().map(|(_, targets)| targets + 1).max().unwrap_or(0))
+    }
+
+    /// How many targets have a field in each of these buckets of the kind.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn bucket_sizes(&self, kind: &str, buckets: Range<u32>) -> Result<Vec<(u32, u64)>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::new();
-        for buckets in pieces(0..self.keys.buckets()) {
+        for buckets in pieces(buckets) {
             let mut pipeline = Pipeline::new();
             for bucket in buckets.clone() {
                 pipeline.cmd("HLEN").arg(self.keys.counters(kind, bucket));
@@ -261,6 +289,35 @@ impl Cache {
         Ok(targets)
     }
 
+    /// Some targets of the kind that have a key of their own, and where to go on; no place where that was all. A target may come twice. For
+    /// the layouts `entity` and `string`; there are none of the others.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn scan_targets(
+        &self,
+        kind: (&str, Kind),
+        metric: Metric,
+        from: &str,
+    ) -> Result<(Vec<Target>, Option<String>)> {
+        const ACTION: &str = "search for counters";
+        let Some(pattern) = self.keys.pattern(kind.0, metric) else { return Ok((Vec::new(), None)) };
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("SCAN").arg(from).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED_KEYS);
+        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
+        let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+        let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
+        let [next, Value::Array(found)] = parts.as_slice() else { return Err(unexpected(ACTION, &answer)) };
+        let next = text(next).ok_or_else(|| unexpected(ACTION, &answer))?;
+        let targets = found.iter().filter_map(|key| self.keys.target(text(key)?, kind, metric)).collect();
+        Ok((targets, (next != "0").then(|| next.to_owned())))
+    }
+
+    /// Whether buckets hold the numbers.
+    pub fn is_packed(&self) -> bool {
+        self.keys.layout().form == Form::Packed
+    }
+
     fn by_bucket<T>(&self, targets: impl Iterator<Item = (Target, T)>) -> BTreeMap<(Kind, u32), Vec<(Target, T)>> {
         let mut buckets: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (target, with) in targets {
@@ -280,13 +337,13 @@ fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 
 /// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
 /// unknown: it is nobody's to repair.
-fn read_sample(answer: &Value, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
+fn read_sample(answer: &Value, layout: &Layout, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);
     let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);
     let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
     let sample = |field: &[u8]| {
-        let value = layout::value(std::str::from_utf8(field).ok()?, metric)?;
+        let value = layout.value(std::str::from_utf8(field).ok()?, metric)?;
         Some(Sample { value, exists: !field.is_empty(), cut, loaded })
     };
     let samples: Vec<Option<Sample>> = parts.map(sample).collect();
@@ -300,14 +357,15 @@ mod tests {
 
     #[test]
     fn samples_are_read_and_what_is_no_number_has_none() {
+        let packed = Layout::new(Form::Packed, 13, "").unwrap();
         let read = |text: &str, members| {
-            let samples = read_sample(&Value::BulkString(text.replace('|', "\0").into()), Metric(1), members)?;
+            let samples = read_sample(&Value::BulkString(text.replace('|', "\0").into()), &packed, Metric(1), members)?;
             Some(samples.iter().map(|sample| sample.map(|sample| (sample.value, sample.exists))).collect::<Vec<_>>())
         };
         assert_eq!(read("7||5||x|-3,1", 4), Some(vec![Some((5, true)), Some((0, false)), None, Some((-3, true))]));
         assert_eq!(read("7|3:9|5|5", 1), Some(vec![None]), "a separator in a field");
         let bytes = Value::BulkString(b"7\x00\x005\x00\xff".to_vec());
-        let samples = read_sample(&bytes, Metric(1), 2).unwrap();
+        let samples = read_sample(&bytes, &packed, Metric(1), 2).unwrap();
         assert_eq!((samples[0].map(|sample| sample.value), samples[1]), (Some(5), None), "a field that is no text");
         assert_eq!(read("7|junk|5", 1), None);
         assert_eq!(read("x||5", 1), None);

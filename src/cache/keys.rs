@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::layout;
-use crate::config::Redis;
-use crate::model::{Kind, Target, UserId};
+use super::layout::{self, Form, Layout};
+use super::template::escaped;
+use crate::config::{Metrics, Redis};
+use crate::model::{Kind, Metric, Target, UserId};
 
 /// The field of a bucket that says who loaded it. No id looks like it.
 pub const LOADED: &str = "_";
@@ -13,35 +14,107 @@ pub const LOADED: &str = "_";
 #[derive(Clone, Debug)]
 pub struct Keys {
     prefix: String,
-    bucket_bits: u8,
+    layout: Layout,
+    metrics: BTreeMap<u8, String>,
+}
+
+/// Where a target's number is, as the scripts are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The key.
+    pub key: String,
+    /// What in it: the place in a bucket's field, `entity:` and the name of a hash's field, or `string`.
+    pub part: String,
+    /// The target's bucket, where that is another key.
+    pub bucket: Option<String>,
 }
 
 impl Keys {
-    pub(super) fn new(config: &Redis) -> Self {
-        Self { prefix: config.key_prefix.clone(), bucket_bits: config.bucket_bits }
+    /// Names in that layout.
+    pub fn new(config: &Redis, metrics: &Metrics, layout: Layout) -> Self {
+        let metrics = metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect();
+        Self { prefix: config.key_prefix.clone(), layout, metrics }
+    }
+
+    /// How numbers are laid out.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// How many buckets a kind has.
     pub fn buckets(&self) -> u32 {
-        1 << self.bucket_bits
+        self.layout.buckets()
     }
 
     /// The bucket that a target lives in.
     pub fn bucket(&self, target: Target) -> u32 {
-        layout::bucket(target.id, self.bucket_bits)
+        layout::bucket(target.id, self.layout.bucket_bits)
     }
 
-    /// `c:{video:1a2f}`: the hash of one bucket of the kind. The braces are the Cluster's hash tag.
+    /// `video:3a2f`: the bucket as readers note it, and between the braces that are the Cluster's hash tag.
+    pub fn bucket_name(&self, kind: &str, bucket: u32) -> String {
+        format!("{kind}:{}", self.layout.bucket_name(bucket))
+    }
+
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind, with its numbers in the layout packed.
     pub fn counters(&self, kind: &str, bucket: u32) -> String {
-        format!("{}c:{{{kind}:{bucket:x}}}", self.prefix)
+        format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
     }
 
-    /// `recent:{video:1a2f}` and `recent:{video:1a2f}:former`: who clicked lately in a bucket, in two hashes that take turns. In the
+    /// Where the target's number is.
+    pub fn place(&self, kind: &str, target: Target, metric: Metric) -> Place {
+        let bucket = self.counters(kind, self.bucket(target));
+        let Some(template) = &self.layout.template else {
+            return Place { key: bucket, part: metric.0.to_string(), bucket: None };
+        };
+        let name = self.metric(metric);
+        let key = format!("{}{}", self.prefix, template.name(kind, target.id, name));
+        Place { key, part: self.part(metric), bucket: Some(bucket) }
+    }
+
+    /// What in a key holds the metric's number, as the scripts are told.
+    pub fn part(&self, metric: Metric) -> String {
+        match self.layout.form {
+            Form::Packed => metric.0.to_string(),
+            Form::Entity => format!("entity:{}", self.metric(metric)),
+            Form::String => "string".to_owned(),
+        }
+    }
+
+    /// The metric's name; empty where the configuration doesn't know it.
+    pub fn metric(&self, metric: Metric) -> &str {
+        self.metrics.get(&metric.0).map_or("", String::as_str)
+    }
+
+    /// What MATCH finds the keys of targets of the kind by, where each target or number has one.
+    pub(super) fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
+        let template = self.layout.template.as_ref()?;
+        Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
+    }
+
+    /// The target whose number that key holds.
+    pub(super) fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
+        let name = key.strip_prefix(&self.prefix)?;
+        self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
+    }
+
+    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: who clicked lately in a bucket, in two hashes that take turns. In the
     /// bucket's slot.
     pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
-        let key = format!("{}recent:{{{kind}:{bucket:x}}}", self.prefix);
+        let key = format!("{}recent:{{{}}}", self.prefix, self.bucket_name(kind, bucket));
         let former = format!("{key}:former");
         [key, former]
+    }
+
+    /// Whether each metric has keys of its own.
+    pub(super) fn has_metric(&self) -> bool {
+        self.layout.template.as_ref().is_some_and(super::template::Template::has_metric)
+    }
+
+    /// `tally:advise...`, as long as the name that it stands for: what is measured for `tallyd layout advise`.
+    pub fn weighed(&self, length: usize) -> String {
+        let name = format!("{}tally:advise", self.prefix);
+        format!("{name:.<length$}")
     }
 
     /// `limit:{7}`: how much a user has clicked.
@@ -49,7 +122,7 @@ impl Keys {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
-    /// `tally:missing`: the set of the buckets that readers found missing, as `video:1a2f`.
+    /// `tally:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
     pub fn missing(&self) -> String {
         format!("{}tally:missing", self.prefix)
     }
@@ -116,13 +189,34 @@ mod tests {
     use super::*;
     use crate::model::TargetId;
 
+    fn keys(form: Form) -> Keys {
+        let config = Redis { key_prefix: "app:".to_owned(), ..Redis::default() };
+        Keys::new(&config, &Metrics::default(), Layout::new(form, 13, "").unwrap())
+    }
+
+    #[test]
+    fn each_layout_has_its_own_place_for_a_number() {
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        let place = |form| {
+            let Place { key, part, bucket } = keys(form).place("video", target, Metric(1));
+            (key, part, bucket.unwrap_or_default())
+        };
+        let told = |key: &str, part: &str, bucket: &str| (key.to_owned(), part.to_owned(), bucket.to_owned());
+        assert_eq!(place(Form::Packed), told("app:c:{video:3088}", "1", ""));
+        assert_eq!(place(Form::Entity), told("app:counter:video:42", "entity:like", "app:c:{video:h3088}"));
+        assert_eq!(place(Form::String), told("app:counter:42:like", "string", "app:c:{video:s3088}"));
+        let keys = keys(Form::String);
+        assert_eq!(keys.pattern("video", Metric(1)).unwrap(), "app:counter:*:like");
+        assert_eq!(keys.target("app:counter:42:like", ("video", Kind(1)), Metric(1)), Some(target));
+    }
+
     #[test]
     fn keys_are_as_the_contract_has_them() {
-        let keys = Keys { prefix: "app:".to_owned(), bucket_bits: 13 };
+        let keys = keys(Form::Packed);
         let target = Target { kind: Kind(1), id: TargetId(42) };
-        // python3 -c 'import zlib; print(hex(zlib.crc32(b"42") & 0x1fff))'
-        assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:1088}");
-        assert_eq!(keys.recent("video", 26), ["app:recent:{video:1a}", "app:recent:{video:1a}:former"]);
+        // python3 -c 'import zlib; print(hex(1 << 13 | zlib.crc32(b"42") & 0x1fff))'
+        assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:3088}");
+        assert_eq!(keys.recent("video", 26), ["app:recent:{video:201a}", "app:recent:{video:201a}:former"]);
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:tally:missing");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");

@@ -1,8 +1,131 @@
-//! The packed layout: a target lives in one of 2^`bucket_bits` hashes of its kind, small enough that Redis keeps each
+//! Where a target's numbers are in Redis: the one description that Rust, the arguments of the scripts and the documents go by. Pure.
+//!
+//! *packed*: a target lives in one of 2^`bucket_bits` hashes of its kind (buckets), small enough that Redis keeps each
 //! as a listpack; its field is the id in decimal, its value all metrics in the order of their codes as text,
-//! `12,3,0,4`, trailing zeros left out. Pure; lua/like.lua and lua/repair.lua write the same.
+//! `12,3,0,4`, trailing zeros left out. *entity*: a hash for each target, a field for each metric. *string*: a key for each number.
+//! In the last two a bucket holds no numbers, but says of its targets, too, whether Redis has lost them.
 
+use std::fmt;
+
+use super::template::Template;
 use crate::model::{Metric, TargetId};
+
+/// 2^28 hashes of about 122 targets: more than there are targets.
+pub const BUCKET_BITS_MAX: u8 = 28;
+
+/// How numbers are laid out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// What holds them.
+    pub form: Form,
+    /// There are 2^`bucket_bits` buckets of each kind.
+    pub bucket_bits: u8,
+    /// The names of keys, where each target or number has one.
+    pub template: Option<Template>,
+}
+
+/// What holds numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// Hashes of many targets, with all numbers of a target in a field.
+    Packed,
+    /// A hash for each target.
+    Entity,
+    /// A key for each number.
+    String,
+}
+
+impl Form {
+    /// How keys are named unless told otherwise.
+    pub fn default_template(self) -> &'static str {
+        match self {
+            Self::Packed => "",
+            Self::Entity => "counter:{kind}:{id}",
+            Self::String => "counter:{id}:{metric}",
+        }
+    }
+}
+
+impl Layout {
+    /// A layout; `template` is empty for the form's own names.
+    ///
+    /// # Errors
+    /// A sentence's end that says why the names can't be used.
+    pub fn new(form: Form, bucket_bits: u8, template: &str) -> Result<Self, String> {
+        let template = match (form, template) {
+            (Form::Packed, "") => None,
+            (Form::Packed, _) => return Err("is for the layouts entity and string".to_owned()),
+            (form, "") => Some(Template::parse(form.default_template())?),
+            (_, given) => Some(Template::parse(given)?),
+        };
+        Ok(Self { form, bucket_bits, template })
+    }
+
+    /// Reads what commands name it by, `packed:13`.
+    ///
+    /// # Errors
+    /// A sentence that says what is allowed.
+    pub fn named(name: &str, template: &str) -> Result<Self, String> {
+        let wrong =
+            || format!("{name} is no layout: write packed:BITS, entity:BITS or string:BITS, for instance packed:13");
+        let (form, bits) = name.split_once(':').ok_or_else(wrong)?;
+        let form = match form {
+            "packed" => Form::Packed,
+            "entity" => Form::Entity,
+            "string" => Form::String,
+            _ => return Err(wrong()),
+        };
+        let bits = bits.parse().ok().filter(|bits| *bits <= BUCKET_BITS_MAX).ok_or_else(wrong)?;
+        Self::new(form, bits, template).map_err(|error| format!("the keys' names: {template} {error}"))
+    }
+
+    /// How many buckets a kind has.
+    pub fn buckets(&self) -> u32 {
+        1 << self.bucket_bits
+    }
+
+    /// The bucket's name within its kind: its number in hex with a bit of one before it, so that no two of any layouts are the same.
+    pub fn bucket_name(&self, bucket: u32) -> String {
+        format!("{}{:x}", self.letter(), self.buckets() | bucket)
+    }
+
+    /// The bucket of that name.
+    pub fn named_bucket(&self, name: &str) -> Option<u32> {
+        let number = u32::from_str_radix(name.strip_prefix(self.letter())?, 16).ok()?;
+        (number >> self.bucket_bits == 1).then(|| number & (self.buckets() - 1))
+    }
+
+    /// No hex digits.
+    fn letter(&self) -> &'static str {
+        match self.form {
+            Form::Packed => "",
+            Form::Entity => "h",
+            Form::String => "s",
+        }
+    }
+
+    /// The metric's number in what a key or field holds; none where it is no such text.
+    pub fn value(&self, text: &str, metric: Metric) -> Option<i64> {
+        match self.form {
+            Form::Packed => value(text, metric),
+            Form::Entity | Form::String if text.is_empty() => Some(0),
+            Form::Entity | Form::String => text.parse().ok(),
+        }
+    }
+}
+
+/// As commands name it: `packed:13`, `entity:13`, `string:13`.
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let form = match self.form {
+            Form::Packed => "packed",
+            Form::Entity => "entity",
+            Form::String => "string",
+        };
+        write!(f, "{form}:{}", self.bucket_bits)
+    }
+}
 
 /// The target's bucket: CRC-32 (zlib's) of the id in decimal, its low `bucket_bits` bits. A hash, because the low bits
 /// of snowflake ids are nearly constant.
@@ -11,13 +134,27 @@ pub fn bucket(id: TargetId, bucket_bits: u8) -> u32 {
     hash & ((1_u32 << bucket_bits) - 1)
 }
 
-/// The metric's number in a field's value; zero where it is left out, none where the value is no such text.
+/// The metric's number in a packed field's value; zero where it is left out, none where the value is no such text.
 pub fn value(text: &str, metric: Metric) -> Option<i64> {
     match text.split(',').nth(usize::from(metric.0) - 1) {
         None => Some(0),
         Some("") if text.is_empty() => Some(0),
         Some(number) => number.parse().ok(),
     }
+}
+
+/// The packed field of these numbers, each of the metric in its place; empty where all are zero.
+pub fn packed(metrics: &[Metric], numbers: &[i64]) -> String {
+    let most = metrics.iter().map(|metric| usize::from(metric.0)).max().unwrap_or(0);
+    let mut values = vec![0; most];
+    for (metric, number) in metrics.iter().zip(numbers) {
+        if let Some(value) = values.get_mut(usize::from(metric.0) - 1) {
+            *value = *number;
+        }
+    }
+    let filled = values.iter().rposition(|value| *value != 0).map_or(0, |last| last + 1);
+    values.truncate(filled);
+    values.iter().map(i64::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Who loaded a bucket, and the last repair: the field `_`.
@@ -64,8 +201,8 @@ impl Loaded {
     }
 }
 
-impl std::fmt::Display for Loaded {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::No => Ok(()),
             Self::Loading { generation, pass } => write!(f, "~{generation}:{pass}"),
@@ -108,10 +245,50 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_layout_is_read_as_it_is_named() {
+        for name in ["packed:13", "entity:0", "string:28"] {
+            assert_eq!(Layout::named(name, "").unwrap().to_string(), name);
+        }
+        for name in ["packed", "packed:29", "packed:x", "hash:3", ""] {
+            assert!(Layout::named(name, "").unwrap_err().contains("write packed:BITS"), "{name}");
+        }
+        assert!(Layout::named("packed:13", "x:{id}").unwrap_err().contains("is for the layouts"));
+    }
+
+    #[test]
+    fn no_two_layouts_share_a_bucket() {
+        let layouts: Vec<Layout> = [(Form::Packed, 2), (Form::Packed, 3), (Form::Entity, 2), (Form::String, 2)]
+            .map(|(form, bits)| Layout::new(form, bits, "").unwrap())
+            .into();
+        let mut names = std::collections::BTreeSet::new();
+        for layout in &layouts {
+            for bucket in 0..layout.buckets() {
+                let name = layout.bucket_name(bucket);
+                for other in &layouts {
+                    let expected = if other == layout { Some(bucket) } else { None };
+                    assert_eq!(other.named_bucket(&name), expected, "{layout} {name} {other}");
+                }
+                assert!(names.insert(name));
+            }
+        }
+        assert_eq!(names.len(), 4 + 8 + 4 + 4);
+    }
+
     proptest! {
         #[test]
         fn a_bucket_is_in_range(id: u64, bits in 0_u8..=28) {
             prop_assert!(bucket(TargetId(id), bits) < 1 << bits);
+        }
+
+        #[test]
+        fn a_packed_field_is_read_back(numbers in prop::collection::vec(-5_i64..1_000, 4)) {
+            let metrics = [Metric(1), Metric(2), Metric(3), Metric(7)];
+            let field = packed(&metrics, &numbers);
+            prop_assert!(!field.ends_with(",0") && field != "0");
+            for (metric, number) in metrics.iter().zip(numbers) {
+                prop_assert_eq!(value(&field, *metric), Some(number));
+            }
         }
 
         #[test]

@@ -15,10 +15,13 @@ pub mod layout;
 mod link;
 pub mod missing;
 pub mod ranks;
+pub mod read;
 pub mod recent;
 pub mod score;
 mod slots;
 pub mod snapshots;
+pub mod space;
+pub mod template;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -27,7 +30,7 @@ use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::config::Redis;
+use crate::config::{Metrics, Redis};
 use crate::model::Micros;
 use cluster::Cluster;
 use keys::Keys;
@@ -108,7 +111,9 @@ pub(crate) static TAKE_BACK: Script = script!("take_back.lua");
 pub(crate) static LIMIT: Script = script!("limit.lua");
 pub(crate) static BOARD: Script = script!("board.lua");
 static SAMPLE: Script = script!("sample.lua");
+static SAMPLE_PLAIN: Script = script!("sample_plain.lua");
 static REPAIR: Script = script!("repair.lua");
+static REPAIR_PLAIN: Script = script!("repair_plain.lua");
 static LOAD: Script = script!("load.lua");
 static BOARD_READ: Script = script!("board_read.lua");
 static BOARD_FREEZE: Script = script!("board_freeze.lua");
@@ -177,7 +182,7 @@ impl Cache {
     ///
     /// # Errors
     /// An address can't be used.
-    pub fn new(config: &Redis) -> Result<Self> {
+    pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let servers = if config.cluster {
             Cluster::new(config, timeout).map(|cluster| Servers::Cluster(Arc::new(cluster)))
@@ -185,7 +190,18 @@ impl Cache {
             Link::new(&config.url, timeout, false).map(|link| Servers::One(Arc::new(link)))
         };
         let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
-        Ok(Self { servers, timeout, keys: Keys::new(config) })
+        let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;
+        Ok(Self { servers, timeout, keys: Keys::new(config, metrics, layout) })
+    }
+
+    /// The same servers with the second layout, `[redis.also]`; none where there is none.
+    ///
+    /// # Errors
+    /// Its keys can't be named so.
+    pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
+        let Some(also) = &config.also else { return Ok(None) };
+        let layout = also.layout().map_err(|error| wrong("read [redis.also] counter_key", error))?;
+        Ok(Some(Self { keys: Keys::new(config, metrics, layout), ..self.clone() }))
     }
 
     /// Whether Redis answers: on a Cluster, every master.
@@ -303,6 +319,10 @@ impl Cache {
         };
         answers.map_err(|source| CacheError { action, source })
     }
+}
+
+fn wrong(action: &'static str, error: String) -> CacheError {
+    CacheError { action, source: RedisError::from((ErrorKind::InvalidClientConfig, "wrong", error)) }
 }
 
 /// An answer that isn't what the script returns.

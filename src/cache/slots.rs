@@ -71,7 +71,11 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
         Some(Arg::Simple(argument)) => argument,
         _ => b"",
     };
-    let key = if matches!(argument(0), b"EVAL" | b"EVALSHA") { argument(3) } else { argument(1) };
+    let key = match argument(0) {
+        b"EVAL" | b"EVALSHA" => argument(3),
+        b"MEMORY" => argument(2),
+        _ => argument(1),
+    };
     slot(key)
 }
 
@@ -117,6 +121,7 @@ mod tests {
         for (command, expected) in [
             (redis::cmd("HLEN").arg("foo"), 12_182),
             (redis::cmd("EVALSHA").arg("hash").arg(2).arg("foo").arg("{foo}:2").arg("bar"), 12_182),
+            (redis::cmd("MEMORY").arg("USAGE").arg("foo"), 12_182),
             (redis::cmd("TIME").arg(""), 0),
         ] {
             assert_eq!(slot_of(command), expected);

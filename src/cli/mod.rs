@@ -1,6 +1,7 @@
 //! The commands: what each prints and how it exits.
 
 mod board;
+mod layout;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -16,6 +17,8 @@ use crate::archiver::{Scope, ScopeError};
 use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
+use crate::cache::keys::KindNames;
+use crate::cache::space::LISTPACK_FIELDS;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::job::Ran;
 use crate::model::{Micros, Target, TargetId};
@@ -69,6 +72,9 @@ enum Command {
     /// Shows boards, saves them and puts them back.
     #[command(subcommand)]
     Board(board::BoardCommand),
+    /// Says how counters should be laid out in Redis, and moves them.
+    #[command(subcommand)]
+    Layout(layout::LayoutCommand),
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
     Migrate,
     /// Checks the configuration and, unless --offline, the servers that it names.
@@ -126,6 +132,12 @@ struct ArchiveArgs {
     format: Format,
 }
 
+/// Fields that the largest of some million buckets of 122 has, about.
+const FIELDS_LIKELY: u64 = 190;
+
+/// Buckets of each kind whose fields are counted.
+const CHECKED_BUCKETS: u32 = 4_096;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For people.
@@ -174,6 +186,7 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
+            Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
             Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
         }
@@ -289,6 +302,35 @@ async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write)
             "Redis     warning: maxmemory-policy is {policy}, which takes counters and boards away when memory is short; set \
              noeviction, or one that begins with volatile-"
         )?;
+    }
+    check_buckets(config, servers, out).await
+}
+
+/// Past the server's limit a bucket takes ten times the room.
+async fn check_buckets(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
+    let Servers { cache, .. } = servers;
+    if !cache.is_packed() {
+        return Ok(());
+    }
+    let told = cache.listpack_fields().await;
+    let limit = told.unwrap_or(LISTPACK_FIELDS);
+    if limit < FIELDS_LIKELY {
+        writeln!(
+            out,
+            "Redis     warning: hash-max-listpack-entries is {limit}: a bucket holds some 122 targets, and now and then {FIELDS_LIKELY}; \
+             set 512"
+        )?;
+    }
+    for (_, kind) in KindNames::new(&config.kinds).all() {
+        let most = cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await?;
+        if most * 10 > limit * 8 {
+            let bits = config.redis.bucket_bits;
+            writeln!(
+                out,
+                "Redis     warning: a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room: raise \
+                 bucket_bits, which is {bits}, as docs/layouts.md says"
+            )?;
+        }
     }
     Ok(())
 }

@@ -1,27 +1,21 @@
 //! Likes: counted where they change what the user likes, published, and taken back where that fails.
 
 use std::collections::HashSet;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use redis::Value;
 use tracing::{debug, warn};
 
 use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
-use crate::cache::{Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
+use crate::cache::keys::Place;
+use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 use crate::config::LIKE;
 use crate::event::LikeEvent;
 use crate::model::{Micros, Target, UserId};
 
 /// Targets whose status is asked for at most: a pipeline of twice as many commands.
 pub const STATUS_TARGETS_MAX: usize = 500;
-
-/// How long MySQL has to say what a user likes.
-const ASK_MAX: Duration = Duration::from_secs(5);
-
-/// How long it isn't asked after it didn't.
-const AWAY_FOR: Duration = Duration::from_secs(5);
 
 /// What like.lua says.
 enum Answer {
@@ -82,13 +76,17 @@ impl Client {
         let mut answer = self.ask(wish, None).await?;
         if matches!(answer, Answer::Unknown) {
             // Better one that may count twice until a reconcile than none.
-            let known = self.in_mysql(wish).await.unwrap_or(!wish.liked);
+            let target = [wish.target];
+            let liked = self.ask_mysql(self.store.liked(wish.user, &target)).await;
+            let known = liked.map_or(!wish.liked, |liked| liked.contains(&wish.target));
             answer = self.ask(wish, Some(known)).await?;
         }
         match answer {
             Answer::Counted { at, count } => {
-                let boards_failed = self.add_to_boards(wish.liked, boards).await;
-                let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed };
+                let event = LikeEvent { at, ..wish };
+                let also = self.also.as_ref().map(|also| self.guarded_call(also, event, Some(!wish.liked)));
+                let boards_failed = self.add_elsewhere(also.transpose()?, wish.liked, boards).await;
+                let counted = Counted { event, count, boards_failed };
                 Ok((Clicked::Counted(counted), Some(counted)))
             }
             Answer::Same { at, count } => {
@@ -105,9 +103,12 @@ impl Client {
     /// # Errors
     /// Redis is away, or a name is not in the configuration.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
-        let mut calls = vec![self.like_call(target, liked)?];
+        let mut calls = vec![self.like_call(&self.cache, target, liked)?];
         for on in boards {
             calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
+        }
+        if let Some(also) = &self.also {
+            calls.push(self.like_call(also, target, liked)?);
         }
         let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
         let answer = answers.next().context("like.lua was not called")??;
@@ -115,8 +116,9 @@ impl Client {
             anyhow::bail!("like.lua returned something else");
         };
         // The like counts and must be published, whatever became of the boards.
-        let failed = boards.iter().zip(answers).filter_map(|(on, answer)| Some((on, answer.err()?.into())));
+        let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?.into())));
         let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
+        note_also(answers.next());
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
@@ -125,16 +127,12 @@ impl Client {
     /// # Errors
     /// Redis is away: it may have been taken back.
     pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
-        let LikeEvent { target, user, at, liked } = counted.event;
-        let kind = self.kinds.name(target.kind);
-        let (keys, bucket) = (&self.cache.keys, self.cache.keys.bucket(target));
-        let [recent, former] = keys.recent(&kind, bucket);
-        let call = Call::new(&TAKE_BACK, keys.counters(&kind, bucket)).key(recent).key(former);
-        let call = call.number(target.id).number(self.metric.0).arg(word(liked)).number(user).number(at.0);
+        let call = self.take_back_call(&self.cache, counted.event)?;
         let answer = self.cache.eval("take back a like", &[call]).await?.pop();
         let is_done = answer == Some(Value::Int(1));
         if is_done {
-            self.add_to_boards(!liked, boards).await;
+            let also = self.also.as_ref().map(|also| self.take_back_call(also, counted.event));
+            self.add_elsewhere(also.transpose()?, !counted.event.liked, boards).await;
         }
         Ok(is_done)
     }
@@ -182,37 +180,16 @@ impl Client {
         }
     }
 
-    /// Whether the user likes the target by what is in MySQL; none where it doesn't say.
-    async fn in_mysql(&self, wish: LikeEvent) -> Option<bool> {
-        let away = |until| *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner) = until;
-        let is_away = *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_away.is_some_and(|until| until > Instant::now()) {
-            return None;
-        }
-        match tokio::time::timeout(ASK_MAX, self.store.liked(wish.user, &[wish.target])).await {
-            Ok(Ok(liked)) => {
-                away(None);
-                return Some(liked.contains(&wish.target));
-            }
-            Ok(Err(error)) => say_unasked(is_away, &format!("{:#}", anyhow::Error::from(error))),
-            Err(_) => say_unasked(is_away, "it has not answered in time"),
-        }
-        away(Some(Instant::now() + AWAY_FOR));
-        None
-    }
-
     async fn ask(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
-        let LikeEvent { target, user, liked, .. } = wish;
-        let kind = self.kinds.name(target.kind);
-        let [recent, former] = self.cache.keys.recent(&kind, self.cache.keys.bucket(target));
-        let call = self.like_call(target, liked)?.key(recent).key(former);
-        let call = call.number(user).number(self.limits.recent_keep.0.as_secs()).arg(known.map_or("", word));
+        let call = self.guarded_call(&self.cache, wish, known)?;
         let answer = match self.cache.eval("count a like", &[call]).await {
             // The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
             Err(error) if error.is_of_a_moving_slot() => {
                 debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
-                let answer = self.cache.eval("count a like", &[self.like_call(target, liked)?]).await?;
+                let call = self.like_call(&self.cache, wish.target, wish.liked)?;
+                let answer = self.cache.eval("count a like", &[call]).await?;
                 if let Some(Answer::Counted { at, .. }) = answer.first().and_then(read_answer) {
+                    let kind = self.kinds.name(wish.target.kind);
                     self.cache.remember_click(&kind, LikeEvent { at, ..wish }).await;
                 }
                 answer
@@ -222,33 +199,60 @@ impl Client {
         read_answer(answer.first().unwrap_or(&Value::Nil)).context("like.lua returned something else")
     }
 
-    fn like_call(&self, target: Target, liked: bool) -> Result<Call> {
-        let known = self.kinds.0.values().any(|code| *code == target.kind.0);
-        anyhow::ensure!(known, "kind {} is not in [kinds]", target.kind);
-        let keys = &self.cache.keys;
-        let call = Call::new(&LIKE_SCRIPT, keys.counters(&self.kinds.name(target.kind), keys.bucket(target)));
-        Ok(call.number(target.id).number(self.metric.0).arg(word(liked)))
+    /// Asks nobody.
+    fn like_call(&self, cache: &Cache, target: Target, liked: bool) -> Result<Call> {
+        let Place { key, part, .. } = self.place(cache, target)?;
+        Ok(Call::new(&LIKE_SCRIPT, key).number(target.id).arg(part).arg(word(liked)))
     }
 
-    /// Adds to the boards, or takes from them; says how many failed.
-    async fn add_to_boards(&self, liked: bool, boards: &[OnBoard<'_>]) -> usize {
+    /// Counts what changes. A click that has its `at` already keeps it.
+    fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<bool>) -> Result<Call> {
+        let LikeEvent { target, user, at, liked } = click;
+        let Place { key, part, bucket } = self.place(cache, target)?;
+        let [recent, former] = cache.keys.recent(&self.kinds.name(target.kind), cache.keys.bucket(target));
+        let call = Call::new(&LIKE_SCRIPT, key).key(recent).key(former);
+        let call = bucket.into_iter().fold(call, Call::key);
+        let call = call.number(target.id).arg(part).arg(word(liked)).number(user);
+        let call = call.number(self.limits.recent_keep.0.as_secs()).arg(known.map_or("", word));
+        Ok(if at == Micros(0) { call } else { call.number(at.0) })
+    }
+
+    fn take_back_call(&self, cache: &Cache, click: LikeEvent) -> Result<Call> {
+        let LikeEvent { target, user, at, liked } = click;
+        let Place { key, part, .. } = self.place(cache, target)?;
+        let [recent, former] = cache.keys.recent(&self.kinds.name(target.kind), cache.keys.bucket(target));
+        let call = Call::new(&TAKE_BACK, key).key(recent).key(former);
+        Ok(call.number(target.id).arg(part).arg(word(liked)).number(user).number(at.0))
+    }
+
+    fn place(&self, cache: &Cache, target: Target) -> Result<Place> {
+        let kind = self.names.get(target.kind);
+        let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
+        Ok(cache.keys.place(kind, target, self.metric))
+    }
+
+    /// Adds to the boards, or takes from them, and counts in the second layout; says how many boards failed.
+    async fn add_elsewhere(&self, also: Option<Call>, liked: bool, boards: &[OnBoard<'_>]) -> usize {
         let mut failed = 0;
-        let mut calls = Vec::with_capacity(boards.len());
+        let mut calls = Vec::with_capacity(boards.len() + 1);
         for on in boards {
             match self.add_call(on, LIKE, if liked { 1 } else { -1 }) {
                 Ok(call) => calls.push((on, call)),
                 Err(error) => failed += note_board(on, &error),
             }
         }
-        let (called, calls): (Vec<_>, Vec<Call>) = calls.into_iter().unzip();
+        let (called, mut calls): (Vec<_>, Vec<Call>) = calls.into_iter().unzip();
+        calls.extend(also);
         if calls.is_empty() {
             return failed;
         }
         match self.cache.eval_each("add to boards", &calls).await {
             Ok(answers) => {
-                for (on, answer) in called.iter().zip(answers) {
+                let mut answers = answers.into_iter();
+                for (on, answer) in called.iter().zip(answers.by_ref()) {
                     failed += answer.err().map_or(0, |error| note_board(on, &error.into()));
                 }
+                note_also(answers.next());
             }
             Err(error) => {
                 let error = anyhow::Error::from(error);
@@ -259,13 +263,10 @@ impl Client {
     }
 }
 
-/// Once for an outage: `former` is set while it goes on.
-fn say_unasked(former: Option<Instant>, error: &str) {
-    if former.is_none() {
-        warn!(
-            event = "mysql-unasked",
-            error, "MySQL can't say what users like, so clicks count without being asked about: {error}"
-        );
+/// The like counts all the same, and `tallyd layout migrate` finds what it lacks in the second layout.
+fn note_also(answer: Option<crate::cache::Result<Value>>) {
+    if let Some(Err(error)) = answer {
+        debug!(event = "also-uncounted", "{:#}", anyhow::Error::from(error));
     }
 }
 

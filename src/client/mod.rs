@@ -5,22 +5,22 @@
 
 pub mod boards;
 mod likes;
+mod numbers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::sync::Mutex;
-use tracing::debug;
 
 use crate::broker::{Broker, Publisher};
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::cache::missing::Number;
 use crate::config::{self, Board, Config, Kinds};
 use crate::event::{LikeEvent, encode_like};
-use crate::model::{Metric, Target};
+use crate::model::Metric;
 use crate::store::Store;
+pub use numbers::{Numbers, Source};
 
 /// Connections to MySQL at most.
 const CONNECTIONS: u32 = 16;
@@ -28,11 +28,15 @@ const CONNECTIONS: u32 = 16;
 /// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
 pub struct Client {
     cache: Cache,
+    /// A second layout, in which everything is counted too.
+    also: Option<Cache>,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
     kinds: Kinds,
     names: KindNames,
     metric: Metric,
+    /// All of them, by code.
+    metrics: Vec<Metric>,
     boards: Vec<Board>,
     /// For what Redis doesn't know.
     store: Store,
@@ -123,33 +127,21 @@ impl Client {
     /// # Errors
     /// An address can't be used.
     pub fn new(config: &Config) -> Result<Self> {
+        let cache = Cache::new(&config.redis, &config.metrics)?;
         Ok(Self {
-            cache: Cache::new(&config.redis)?,
+            also: cache.also(&config.redis, &config.metrics)?,
+            cache,
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
+            metrics: config.metrics.codes(),
             boards: config.boards.clone(),
             store: Store::new(&config.mysql, CONNECTIONS)?,
             mysql_away: std::sync::Mutex::default(),
             limits: config.client.clone(),
         })
-    }
-
-    /// The numbers of `targets` in Redis, in their order. None is unknown, never zero: ask MySQL, as docs/events.md says.
-    /// What is missing is noted, so that a daemon loads it within seconds.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn read(&self, targets: &[Target]) -> Result<Vec<Option<i64>>> {
-        let numbers = self.cache.read(&self.names, self.metric, targets).await?;
-        let missing = targets.iter().zip(&numbers).filter(|(_, number)| **number == Number::Missing);
-        // A hint: who reads must not fail for it, for instance on a replica.
-        if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
-            debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
-        }
-        Ok(numbers.into_iter().map(Number::known).collect())
     }
 
     /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is

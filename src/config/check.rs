@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{Board, Config, LIKE, Metrics, Redis, ServerUrl};
 use crate::archiver::period::{PeriodKind, WeekStart};
+use crate::cache::layout::{BUCKET_BITS_MAX, Form};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
 use crate::runtime::schedule;
 
@@ -13,9 +14,6 @@ const DRAIN_MAX_S_MAX: u64 = 80;
 
 /// How many partitions at most: each costs a queue and a connection to the broker.
 const PARTITIONS_MAX: u16 = 256;
-
-/// 2^28 hashes of about 122 targets: more than there are targets.
-const BUCKET_BITS_MAX: u8 = 28;
 
 /// One sentence per problem; none when the configuration can be used.
 pub(super) fn problems(config: &Config) -> Vec<String> {
@@ -71,6 +69,7 @@ fn urls(config: &Config, found: &mut Vec<String>) {
         }
     }
     cluster(&config.redis, found);
+    layouts(&config.redis, config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
         found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
     }
@@ -90,6 +89,45 @@ fn cluster(redis: &Redis, found: &mut Vec<String>) {
     }
 }
 
+fn layouts(redis: &Redis, config: &Config, found: &mut Vec<String>) {
+    let first = redis.layout();
+    let also = redis.also.as_ref().map(|also| ("[redis.also]", also.layout()));
+    if let (Ok(first), Some((_, Ok(second)))) = (&first, &also)
+        && (first.form, &first.template) == (second.form, &second.template)
+        && (first.form != Form::Packed || first == second)
+    {
+        found.push("[redis.also] is the same layout as [redis]: leave it out, or change one of them".to_owned());
+    }
+    for (section, layout) in std::iter::once(("[redis]", first)).chain(also) {
+        let layout = match layout {
+            Ok(layout) => layout,
+            Err(error) => {
+                found.push(format!("{section} counter_key {error}"));
+                continue;
+            }
+        };
+        let Some(template) = &layout.template else { continue };
+        let mut lacks = |what: &str, of: &str| {
+            found.push(format!("{section} counter_key lacks {{{what}}}: [{of}] names several, which would share keys"));
+        };
+        if config.kinds.0.len() > 1 && !template.has_kind() {
+            lacks("kind", "kinds");
+        }
+        if layout.form == Form::String && config.metrics.0.len() > 1 && !template.has_metric() {
+            lacks("metric", "metrics");
+        }
+        if layout.form == Form::Entity && template.has_metric() {
+            found
+                .push(format!("{section} counter_key has {{metric}}, but with layout = \"entity\" metrics are fields"));
+        }
+        if redis.cluster {
+            found.push(format!(
+                "{section} layout is {layout}, whose keys are not in the slots of their buckets: on a Redis Cluster use packed"
+            ));
+        }
+    }
+}
+
 fn bounds(config: &Config, found: &mut Vec<String>) {
     let mut within = |key: &str, value: u64, least: u64, most: u64| {
         if !(least..=most).contains(&value) {
@@ -103,6 +141,9 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
     within("[mysql] connect_timeout_ms", config.mysql.connect_timeout_ms, 100, 30_000);
     within("[mysql] transaction_timeout_ms", config.mysql.transaction_timeout_ms, 1_000, 45_000);
     within("[redis] bucket_bits", config.redis.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
+    if let Some(also) = &config.redis.also {
+        within("[redis.also] bucket_bits", also.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
+    }
     within("[redis] timeout_ms", config.redis.timeout_ms, 100, 60_000);
     within("[consumer] batch_events_max", config.consumer.batch_events_max as u64, 1, 30_000);
     within("[consumer] batch_bytes_max", config.consumer.batch_bytes_max as u64, 1 << 16, 256 << 20);
@@ -271,6 +312,16 @@ mod tests {
             ),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
+            ("[redis]\ncounter_key = \"x:{id}\"", "[redis] counter_key is for the layouts entity and string"),
+            ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{user}\"", "[redis] counter_key has {user}"),
+            ("[redis]\nlayout = \"string\"\n[kinds]\na = 1\nb = 2", "[redis] counter_key lacks {kind}"),
+            ("[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}\"\n[metrics]\nlike = 1\nb = 2", "lacks {metric}"),
+            ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{id}:{metric}\"", "metrics are fields"),
+            ("[redis]\nlayout = \"entity\"\ncluster = true", "on a Redis Cluster use packed"),
+            ("[redis.also]\nbucket_bits = 13", "the same layout as [redis]"),
+            ("[redis]\nlayout = \"string\"\n[redis.also]\nlayout = \"string\"\nbucket_bits = 10", "the same layout"),
+            ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
+            ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {
             let problems = found(text);

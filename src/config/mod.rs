@@ -8,6 +8,7 @@ mod board;
 mod check;
 mod load;
 mod reconcile;
+mod redis;
 mod values;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ use serde::Deserialize;
 pub use board::Board;
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
+pub use redis::{Also, Redis};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::model::{Kind, Metric};
@@ -193,43 +195,6 @@ impl Default for Mysql {
     }
 }
 
-/// `[redis]`
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Redis {
-    /// `redis://host:6379/0` or `rediss://...`.
-    pub url: ServerUrl,
-    /// Whether it is a node of a Redis Cluster, by which the others are found.
-    pub cluster: bool,
-    /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
-    pub seeds: Vec<String>,
-    /// The password, from the environment only.
-    pub password: Option<Secret>,
-    /// A file that holds the password; a relative path is one of systemd's credentials.
-    pub password_file: Option<String>,
-    /// What every key starts with; empty by default.
-    pub key_prefix: String,
-    /// Each kind's counters live in 2^`bucket_bits` hashes: about (targets of the kind) / 122.
-    pub bucket_bits: u8,
-    /// Milliseconds that one pipeline may take.
-    pub timeout_ms: u64,
-}
-
-impl Default for Redis {
-    fn default() -> Self {
-        Self {
-            url: ServerUrl::from("redis://127.0.0.1:6379/0"),
-            cluster: false,
-            seeds: Vec::new(),
-            password: None,
-            password_file: None,
-            key_prefix: String::new(),
-            bucket_bits: 13,
-            timeout_ms: 5_000,
-        }
-    }
-}
-
 /// `[client]`: for API servers, the daemon doesn't use it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -334,6 +299,13 @@ impl Default for Metrics {
 pub const LIKE: &str = "like";
 
 impl Metrics {
+    /// All of them, by code.
+    pub fn codes(&self) -> Vec<Metric> {
+        let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
+        codes.sort_unstable();
+        codes
+    }
+
     /// The metric `like`. The checks hold that it is there.
     pub fn like(&self) -> Metric {
         Metric(self.0.get(LIKE).copied().unwrap_or(1))

@@ -87,6 +87,8 @@ pub enum Mode {
     /// Those that changed since the last run, because Redis has lost buckets: what every run begins with is what is asked
     /// for here.
     Rebuild,
+    /// All of a second layout, which is loaded first: says nothing of the layout that the daemon compares.
+    Layout,
     /// These, recounted.
     Targets(Vec<Target>),
 }
@@ -99,6 +101,7 @@ impl Mode {
             Self::Full => "full",
             Self::Scrub => "scrub",
             Self::Rebuild => "rebuild",
+            Self::Layout => "layout",
             Self::Targets(_) => "targets",
         }
     }
@@ -236,7 +239,7 @@ impl Reconciler {
             progress,
             number,
             used: 0,
-            recounts: matches!(order.mode, Mode::Full | Mode::Scrub | Mode::Targets(_)),
+            recounts: matches!(order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_)),
             slice_left: u64::MAX,
             listed: 0,
             gave_up: false,
@@ -289,6 +292,7 @@ impl Run<'_> {
         } else if self.cut_short.load(Ordering::Relaxed) {
             let goes_on = match self.order.mode {
                 Mode::Full => "`tallyd reconcile --resume` goes on",
+                Mode::Layout => "the same command goes on",
                 Mode::Scrub => "the next scrub goes on",
                 _ => "the next run of its kind looks at the rest",
             };

@@ -4,21 +4,30 @@ use std::ops::Range;
 use std::time::Instant;
 
 use anyhow::Result;
+use tracing::warn;
 
 use super::Run;
 use super::report::Steps;
+use crate::cache::space::LISTPACK_FIELDS;
 use crate::model::{Kind, Target};
 use crate::store::counters::Truth;
 
 /// Buckets whose fields are listed at once: about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
 
+/// Targets that MySQL is asked about at once, of those that a search of all keys finds.
+const SCANNED_TARGETS: usize = 10_000;
+
 impl Run<'_> {
     /// Searches the buckets that have another number of fields than the samples of all known targets have found in them: one
     /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
     pub(super) async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
+        if !self.on.cache.is_packed() {
+            return self.compare_phantom_keys(name, kind).await;
+        }
         let began = Instant::now();
-        let sizes = self.on.cache.bucket_sizes(name).await?;
+        let sizes = self.on.cache.bucket_sizes(name, 0..self.on.cache.keys.buckets()).await?;
+        self.warn_of_full_buckets(name, sizes.iter().map(|(_, targets)| targets + 1).max().unwrap_or(0)).await;
         Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
         let seen = std::mem::take(&mut self.fields_seen);
         let more = |(bucket, size): &(u32, u64)| *size != u64::from(seen.get(bucket).copied().unwrap_or(0));
@@ -26,8 +35,35 @@ impl Run<'_> {
         self.compare_phantoms_in(name, kind, &suspects).await
     }
 
-    /// Searches `buckets`, whatever is known of them.
+    /// Searches all keys, where each target or number has one.
+    async fn compare_phantom_keys(&mut self, name: &str, kind: Kind) -> Result<()> {
+        let (mut phantoms, mut next) = (Vec::new(), Some("0".to_owned()));
+        let mut targets = Vec::new();
+        while let Some(from) = next
+            && !self.is_over()
+        {
+            let began = Instant::now();
+            let (found, to) = self.on.cache.scan_targets((name, kind), self.on.metric, &from).await?;
+            next = to;
+            targets.extend(found);
+            if targets.len() >= SCANNED_TARGETS || next.is_none() {
+                targets.sort_unstable();
+                targets.dedup();
+                phantoms.extend(self.unknown_to_mysql(std::mem::take(&mut targets)).await?);
+            }
+            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
+            if phantoms.len() >= self.pace.page() {
+                self.compare_found(&mut phantoms).await?;
+            }
+        }
+        self.compare_found(&mut phantoms).await
+    }
+
+    /// Searches `buckets`, whatever is known of them. Other layouts have no numbers there: a full run searches their keys.
     pub(super) async fn compare_phantoms_of(&mut self, name: &str, kind: Kind, buckets: Range<u32>) -> Result<()> {
+        if !self.on.cache.is_packed() {
+            return Ok(());
+        }
         self.compare_phantoms_in(name, kind, &buckets.collect::<Vec<_>>()).await
     }
 
@@ -48,8 +84,23 @@ impl Run<'_> {
         self.compare_found(&mut phantoms).await
     }
 
+    /// Past the server's limit a bucket takes ten times the room: said before it is reached.
+    async fn warn_of_full_buckets(&self, kind: &str, most: u64) {
+        let limit = self.on.cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);
+        if most * 10 > limit * 8 {
+            warn!(
+                event = "buckets-full",
+                kind,
+                fields = most,
+                limit,
+                "a bucket of the kind {kind} has {most} fields, and past {limit} it takes ten times the room: raise [redis] bucket_bits"
+            );
+        }
+    }
+
     async fn compare_found(&mut self, phantoms: &mut Vec<Target>) -> Result<()> {
         phantoms.sort_unstable();
+        phantoms.dedup();
         self.report.phantoms += phantoms.len() as u64;
         self.compare_these(&std::mem::take(phantoms)).await
     }

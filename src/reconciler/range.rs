@@ -70,7 +70,7 @@ impl Run<'_> {
                 self.note_unknown([target].into_iter());
                 continue;
             };
-            if sample.exists && self.order.mode == Mode::Full {
+            if sample.exists && matches!(self.order.mode, Mode::Full | Mode::Layout) {
                 *self.fields_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
             }
             let busy = update_at.is_some_and(|update_at| update_at > sample.cut.before(skew));

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::{info, warn};
 
-use super::Run;
 use super::drift::Verdict;
+use super::look::Looks;
 use super::page::WATCHED_MAX;
 use super::report::Steps;
+use super::{Mode, Run};
 use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::model::{Kind, Micros, Target, TargetId};
@@ -26,6 +27,9 @@ use crate::runtime::fault;
 
 /// Counters that are read and added at once: 8,192 buckets get some 12 of them each.
 const PAGE_COUNTERS: usize = 100_000;
+
+/// The same where each has a key of its own, and is sampled first.
+const PAGE_KEYS: usize = 20_000;
 
 /// Fields that lost buckets hold, which are kept in memory at once.
 const FIELDS_MAX: usize = 500_000;
@@ -48,7 +52,16 @@ impl Run<'_> {
         if lost == 0 || self.report.dry_run {
             return Ok(false);
         }
-        warn!(event = "redis-lost", buckets = lost, "Redis lacks {lost} buckets of counters: loading them from MySQL");
+        if self.order.mode == Mode::Layout {
+            let layout = self.on.cache.keys.layout().to_string();
+            info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");
+        } else {
+            warn!(
+                event = "redis-lost",
+                buckets = lost,
+                "Redis lacks {lost} buckets of counters: loading them from MySQL"
+            );
+        }
         let began = Instant::now();
         for (name, kind) in self.kinds() {
             let mut from = 0;
@@ -77,6 +90,26 @@ impl Run<'_> {
         let loading = Loaded::Loading { generation: self.number, pass: 0 };
         let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
         let mut loading = Loading { buckets, held };
+        let busy = if self.on.cache.is_packed() {
+            self.load_packed(kind, &mut loading).await?
+        } else {
+            self.load_keys(kind, &mut loading).await?
+        };
+        if self.is_over() {
+            return Ok(next);
+        }
+        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
+        for some in busy.chunks(WATCHED_MAX) {
+            self.load_busy(&mut loading, some).await?;
+        }
+        fault::point("reconcile:loaded");
+        let states = loading.buckets.keys().copied().collect::<Vec<_>>();
+        self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
+        Ok(next)
+    }
+
+    /// Adds what the buckets lacked at their cuts. Gives those that are busy.
+    async fn load_packed(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
         self.fence(Duration::ZERO).await?;
         let mut busy = Vec::new();
         let (on, skew) = (self.on, self.on.limits.skew());
@@ -97,20 +130,40 @@ impl Run<'_> {
                 }
             }
             // The next page is read while this one is added.
-            let ((), next) = tokio::try_join!(self.add(&mut loading, &repairs), async { Ok(page(after).await?) })?;
+            let ((), next) = tokio::try_join!(self.add(loading, &repairs), async { Ok(page(after).await?) })?;
             truths = next;
         }
-        if self.is_over() {
-            return Ok(next);
+        Ok(busy)
+    }
+
+    /// The same where each target or number has a key of its own: Redis can't list a bucket's, so those that MySQL knows are sampled, page
+    /// by page. Gives those that are busy.
+    async fn load_keys(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
+        let mut busy = Vec::new();
+        let (on, mut after) = (self.on, TargetId(0));
+        while !self.is_over() {
+            let page = on.store.counted_after(kind, on.metric, after, PAGE_KEYS).await?;
+            let Some((last, ..)) = page.last() else { break };
+            after = *last;
+            let targets: Vec<Target> = page
+                .into_iter()
+                .map(|(id, ..)| Target { kind, id })
+                .filter(|target| loading.buckets.contains_key(&on.cache.keys.bucket(*target)))
+                .collect();
+            let Looks { looks, .. } = self.look(&targets, Duration::ZERO).await?;
+            let mut repairs = Vec::new();
+            for (target, look) in looks {
+                match look.verdict {
+                    Verdict::Drift(0) => {}
+                    Verdict::Drift(drift) => {
+                        repairs.push(Repair { target, delta: -drift, loaded: look.sample.loaded });
+                    }
+                    Verdict::Busy => busy.push(target),
+                }
+            }
+            self.add(loading, &repairs).await?;
         }
-        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
-        for some in busy.chunks(WATCHED_MAX) {
-            self.load_busy(&mut loading, some).await?;
-        }
-        fault::point("reconcile:loaded");
-        let states = loading.buckets.keys().copied().collect::<Vec<_>>();
-        self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
-        Ok(next)
+        Ok(busy)
     }
 
     /// Counters that are written while they are loaded.

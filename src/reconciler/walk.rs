@@ -24,8 +24,11 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 const SEEN_MAX: usize = 5_000;
 
 /// How far a full run has come: all targets up to this one, and the phantoms of the kinds before its own, are compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
+    /// The second layout that is compared; none for the daemon's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    layout: Option<String>,
     /// When the run began that went from the first target on, by Redis' clock.
     began: i64,
     kind: u8,
@@ -44,7 +47,7 @@ impl Run<'_> {
         // Before the first fence, which has less patience.
         self.wait().await?;
         match self.order.mode {
-            Mode::Full => self.compare_full().await,
+            Mode::Full | Mode::Layout => self.compare_full().await,
             Mode::Scrub => self.compare_slice().await,
             _ => self.compare_changed().await,
         }
@@ -102,7 +105,8 @@ impl Run<'_> {
     /// Compares every target that MySQL or Redis knows.
     async fn compare_full(&mut self) -> Result<()> {
         let resumed = self.resumed().await?;
-        let began = match resumed {
+        let layout = self.second_layout();
+        let began = match &resumed {
             Some(checkpoint) => Micros(checkpoint.began),
             None => self.fenced_now().await?,
         };
@@ -110,7 +114,7 @@ impl Run<'_> {
         let total = self.on.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
         self.progress.send_modify(|progress| progress.total = total);
         for (name, kind) in self.kinds() {
-            let after = match resumed {
+            let after = match &resumed {
                 Some(checkpoint) if checkpoint.kind > kind.0 => continue,
                 Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
                 _ => TargetId(0),
@@ -120,7 +124,8 @@ impl Run<'_> {
             }
             self.fields_seen.clear();
             self.compare_known(kind, after, |kind, after| {
-                serde_json::to_string(&Checkpoint { began: began.0, kind: kind.0, target_id: after.0 })
+                let layout = layout.clone();
+                serde_json::to_string(&Checkpoint { layout, began: began.0, kind: kind.0, target_id: after.0 })
             })
             .await?;
             if self.is_over() {
@@ -129,7 +134,7 @@ impl Run<'_> {
             self.compare_phantoms(&name, kind).await?;
         }
         // What was left, or not looked at, is looked at again by the next changed run if this one says nothing.
-        if self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed) {
+        if self.order.mode == Mode::Full && self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed) {
             self.report.cut = Some(began.0);
         }
         Ok(())
@@ -148,10 +153,14 @@ impl Run<'_> {
         if !self.order.resume {
             return Ok(None);
         }
-        let Some((run, text)) = self.on.store.last_checkpoint(JOB, Mode::Full.name(), self.number, true).await? else {
+        let mode = self.order.mode.name();
+        let Some((run, text)) = self.on.store.last_checkpoint(JOB, mode, self.number, true).await? else {
             return Ok(None);
         };
         let checkpoint: Checkpoint = serde_json::from_str(&text).context("read how far the last run came")?;
+        if checkpoint.layout != self.second_layout() {
+            return Ok(None);
+        }
         let (kind, target_id) = (self.on.kinds.name(Kind(checkpoint.kind)), checkpoint.target_id);
         info!(
             event = "reconcile-resumed",
@@ -159,6 +168,11 @@ impl Run<'_> {
         );
         self.report.resumed_run = Some(run);
         Ok(Some(checkpoint))
+    }
+
+    /// The layout, where it isn't the daemon's own.
+    fn second_layout(&self) -> Option<String> {
+        (self.order.mode == Mode::Layout).then(|| self.on.cache.keys.layout().to_string())
     }
 
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice. `checkpoint` writes how far it

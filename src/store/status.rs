@@ -1,12 +1,12 @@
-//! Who likes what, for readers.
+//! Who likes what, and how many do, for readers.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write;
 
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Result, Store, Tried};
-use crate::model::{Kind, Target, TargetId, UserId};
+use crate::model::{Kind, Metric, Target, TargetId, UserId};
 
 impl Store {
     /// Which of `targets` the user likes, read by primary key: one query for each kind.
@@ -15,13 +15,7 @@ impl Store {
     /// MySQL's.
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<HashSet<Target>> {
         const ACTION: &str = "read what a user likes";
-        let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
-        for target in targets {
-            let ids = kinds.entry(target.kind).or_default();
-            let separator = if ids.is_empty() { "" } else { "," };
-            // A String can't fail.
-            let _ = write!(ids, "{separator}{}", target.id.0);
-        }
+        let kinds = by_kind(targets);
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut liked = HashSet::new();
@@ -37,6 +31,32 @@ impl Store {
                 }
             }
             Ok(liked)
+        })
+        .await
+    }
+
+    /// The numbers of `targets` that are not zero, read by primary key: one query for each kind.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
+        const ACTION: &str = "read counters";
+        let kinds = by_kind(targets);
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut numbers = HashMap::new();
+            for (kind, ids) in kinds {
+                let sql = format!(
+                    "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) FROM counter \
+                     WHERE kind = {} AND target_id IN ({ids}) GROUP BY target_id, metric",
+                    kind.0
+                );
+                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+                    let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
+                    numbers.insert((target, Metric(row.try_get(1).tried(ACTION)?)), row.try_get(2).tried(ACTION)?);
+                }
+            }
+            Ok(numbers)
         })
         .await
     }
@@ -64,4 +84,16 @@ impl Store {
         })
         .await
     }
+}
+
+/// The ids of each kind, with commas between them.
+fn by_kind(targets: &[Target]) -> BTreeMap<Kind, String> {
+    let mut kinds: BTreeMap<Kind, String> = BTreeMap::new();
+    for target in targets {
+        let ids = kinds.entry(target.kind).or_default();
+        let separator = if ids.is_empty() { "" } else { "," };
+        // A String can't fail.
+        let _ = write!(ids, "{separator}{}", target.id.0);
+    }
+    kinds
 }

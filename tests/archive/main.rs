@@ -160,7 +160,11 @@ impl Stage {
     /// An archiver with connections of its own.
     fn rival(&self) -> Archiver {
         let config = &self.world.config;
-        Archiver::new(config, Store::new(&config.mysql, 4).unwrap(), Cache::new(&config.redis).unwrap())
+        Archiver::new(
+            config,
+            Store::new(&config.mysql, 4).unwrap(),
+            Cache::new(&config.redis, &config.metrics).unwrap(),
+        )
     }
 
     async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {

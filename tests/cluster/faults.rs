@@ -111,7 +111,7 @@ async fn any_seed_will_do() {
     let world = World::new("cluster_seeds", &nodes.settings("")).await;
     let by_node = targets_by_node(&nodes, &world, 20).await;
     nodes.kill(0);
-    let cache = Cache::new(&world.config.redis).unwrap();
+    let cache = Cache::new(&world.config.redis, &world.config.metrics).unwrap();
     assert!(cache.ping().await.is_err());
     let client = nodes.client(&world);
     for targets in &by_node[1..] {

@@ -31,7 +31,8 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<_> = (1..=100).map(target).collect();
     let redis = Redis { url: url.as_str().into(), cluster: false, ..world.config.redis.clone() };
-    let error = Cache::new(&redis).unwrap().read(&names, Metric(1), &targets).await.unwrap_err();
+    let error =
+        Cache::new(&redis, &world.config.metrics).unwrap().read(&names, &[Metric(1)], &targets).await.unwrap_err();
     assert!(error.is_of_the_configuration(), "{error:?}");
     assert_eq!(nodes.client(&world).read(&targets).await.unwrap().len(), 100);
     world.close().await;

@@ -17,9 +17,10 @@ use futures_util::{StreamExt, stream};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
+use tallyd::client::{Client, Source};
 use tallyd::config::Config;
 use tallyd::event::{LikeEvent, encode_like};
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// How long a fact may take to become true on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(180);
@@ -57,7 +58,7 @@ impl World {
         fs::write(&path, config_text(&name, &admin_url, settings)).unwrap();
         let config = tallyd::config::load(&path).unwrap();
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
-        let cache = Cache::new(&config.redis).unwrap();
+        let cache = Cache::new(&config.redis, &config.metrics).unwrap();
         let broker = Broker::new(&config.amqp).unwrap();
         let world = Self { name, folder, config, pool, cache, broker, admin_url };
         let migrated = world.tallyd(&["migrate"]);
@@ -435,4 +436,10 @@ pub fn stdout(output: &Output) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The likes of each target as Redis tells a reader; none where it doesn't know them.
+pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
+    let numbers = client.read(targets).await.unwrap();
+    numbers.iter().map(|it| it.get(Metric(1)).filter(|_| it.source == Source::Redis)).collect()
 }

@@ -1,0 +1,37 @@
+-- Adds measured drifts to targets of one bucket, once, in the layouts string and entity.
+--
+-- KEYS[1]  the bucket: its field `_`
+-- KEYS     then the targets' keys
+-- ARGV[1]  the field `_` as the sample saw it
+-- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
+-- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
+-- ARGV     then for each target what is added
+--
+-- Returns what repair.lua does: for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the
+-- bucket was repaired, flushed or loaded anew since the sample.
+
+if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
+    return {}
+end
+-- First: should one of the others fail, this call must not run again.
+redis.call('HSET', KEYS[1], '_', ARGV[2])
+local field = string.match(ARGV[3], '^entity:(.+)$')
+local done = {}
+for index = 2, #KEYS do
+    local added, before = tonumber(ARGV[2 + index]), nil
+    if field then
+        before = redis.call('HGET', KEYS[index], field)
+    else
+        before = redis.call('GET', KEYS[index])
+    end
+    if added < 0 and tonumber(before or 0) + added < 0 then
+        done[index - 1] = 0
+    elseif field then
+        redis.call('HINCRBY', KEYS[index], field, added)
+        done[index - 1] = 1
+    else
+        redis.call('INCRBY', KEYS[index], added)
+        done[index - 1] = 1
+    end
+end
+return done

@@ -1,0 +1,157 @@
+//! How much room numbers take in Redis, by its own measure, and which keys a layout has.
+
+use redis::{Pipeline, Value};
+
+use super::keys::KindNames;
+use super::layout::Layout;
+use super::{Cache, CacheError, Result, text, unexpected};
+use crate::model::{Kind, Metric};
+
+/// How long what is weighed stays in Redis at most, in seconds: only where the process dies.
+const WEIGHED_KEPT_S: u64 = 60;
+
+/// Fields of a hash up to which Redis keeps it compact, unless set otherwise: of Redis 7 and 8 and Valkey 8 and 9.
+pub const LISTPACK_FIELDS: u64 = 512;
+
+/// Something whose room is measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weighed {
+    /// How long the key's name is.
+    pub name_len: usize,
+    /// Each field of a hash and what it holds; or one value without a field.
+    pub fields: Vec<(String, String)>,
+}
+
+impl Cache {
+    /// How many bytes each of `things` takes, with the key, and without its place in the table of all keys. They are there for a moment under
+    /// the name of [`Keys::weighed`](super::keys::Keys::weighed).
+    ///
+    /// # Errors
+    /// Redis is away, or doesn't allow MEMORY USAGE.
+    pub async fn weigh(&self, things: &[Weighed]) -> Result<Vec<u64>> {
+        const ACTION: &str = "measure the room of numbers";
+        let mut bytes = Vec::with_capacity(things.len());
+        for some in things.chunks(super::PIPELINE_COMMANDS_MAX / 4) {
+            let mut pipeline = Pipeline::new();
+            for Weighed { name_len, fields } in some {
+                let key = self.keys.weighed(*name_len);
+                match fields.as_slice() {
+                    [(field, value)] if field.is_empty() => pipeline.cmd("SET").arg(&key).arg(value),
+                    fields => pipeline.cmd("HSET").arg(&key).arg(fields),
+                };
+                pipeline.cmd("MEMORY").arg("USAGE").arg(&key).arg("SAMPLES").arg(0);
+                // The memory of a time to live is not what is asked for.
+                pipeline.cmd("EXPIRE").arg(&key).arg(WEIGHED_KEPT_S);
+                pipeline.cmd("UNLINK").arg(&key);
+            }
+            for answer in self.run(ACTION, &pipeline).await?.into_iter().skip(1).step_by(4) {
+                let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+                let Value::Int(size) = answer else { return Err(unexpected(ACTION, &answer)) };
+                bytes.push(size.unsigned_abs());
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Up to how many fields the servers keep a hash compact: the least of them all; none where they don't tell.
+    pub async fn listpack_fields(&self) -> Option<u64> {
+        let mut command = redis::cmd("CONFIG");
+        command.arg("GET").arg("hash-max-listpack-entries");
+        let limit = |answer: &Value| {
+            let pair = match answer {
+                Value::Array(parts) => parts.get(1)?,
+                Value::Map(pairs) => &pairs.first()?.1,
+                _ => return None,
+            };
+            text(pair)?.parse().ok()
+        };
+        // An account may lack the right to ask.
+        let answers = self.ask_all("ask for Redis' settings", command).await.ok()?;
+        answers.iter().map(limit).collect::<Option<Vec<u64>>>()?.into_iter().min()
+    }
+
+    /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. They are
+    /// freed in the background.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
+        let mut dropped = 0;
+        for (kind, name) in kinds.all() {
+            if !self.is_packed() {
+                // Those of one hash stand under each metric's name.
+                let metrics = if self.keys.has_metric() { metrics } else { metrics.get(..1).unwrap_or_default() };
+                for metric in metrics {
+                    dropped += self.drop_found((name, kind), *metric, dry_run).await?;
+                }
+            }
+            let mut keys = Vec::new();
+            for bucket in 0..self.keys.buckets() {
+                keys.push(self.keys.counters(name, bucket));
+                keys.extend(self.keys.recent(name, bucket));
+            }
+            dropped += self.drop_keys(&keys, dry_run).await?;
+        }
+        Ok(dropped)
+    }
+
+    async fn drop_found(&self, kind: (&str, Kind), metric: Metric, dry_run: bool) -> Result<u64> {
+        let (mut dropped, mut next) = (0, Some("0".to_owned()));
+        while let Some(from) = next {
+            let (targets, to) = self.scan_targets(kind, metric, &from).await?;
+            next = to;
+            let keys: Vec<String> =
+                targets.into_iter().map(|target| self.keys.place(kind.0, target, metric).key).collect();
+            dropped += self.drop_keys(&keys, dry_run).await?;
+        }
+        Ok(dropped)
+    }
+
+    async fn drop_keys(&self, keys: &[String], dry_run: bool) -> Result<u64> {
+        const ACTION: &str = "delete the keys of a layout";
+        let mut dropped = 0;
+        for some in keys.chunks(super::PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::with_capacity(some.len());
+            for key in some {
+                pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(key);
+            }
+            for answer in self.run(ACTION, &pipeline).await? {
+                let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+                dropped += u64::from(answer == Value::Int(1));
+            }
+        }
+        Ok(dropped)
+    }
+}
+
+/// How many fields the largest of a layout's buckets has, about, where they hold `mean` on average: they are spread as by chance
+/// (Poisson), and of 2^n such numbers hardly one is above `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). One more for
+/// `_`.
+pub fn fields_most(layout: &Layout, mean: f64) -> u64 {
+    let buckets = f64::from(layout.buckets()).ln();
+    (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::layout::{Form, bucket};
+    use crate::model::TargetId;
+
+    #[test]
+    fn no_bucket_is_larger_than_expected() {
+        for bits in [0, 4, 10] {
+            let layout = Layout::new(Form::Packed, bits, "").unwrap();
+            for mean in [1_u64, 30, 122] {
+                let mut sizes = vec![1_u64; layout.buckets() as usize];
+                for number in 0..mean * u64::from(layout.buckets()) {
+                    // As sparse as snowflakes.
+                    sizes[bucket(TargetId(number << 22), bits) as usize] += 1;
+                }
+                let most = *sizes.iter().max().unwrap();
+                let expected = fields_most(&layout, mean as f64);
+                assert!(most <= expected && expected <= most * 2 + 8, "2^{bits} of {mean}: {most}, {expected}");
+            }
+        }
+    }
+}

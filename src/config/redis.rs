@@ -1,0 +1,97 @@
+//! `[redis]`: the server, and how counters are laid out in it.
+
+use serde::Deserialize;
+
+use super::{Secret, ServerUrl};
+use crate::cache::layout::{Form, Layout};
+
+/// `[redis]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Redis {
+    /// `redis://host:6379/0` or `rediss://...`.
+    pub url: ServerUrl,
+    /// Whether it is a node of a Redis Cluster, by which the others are found.
+    pub cluster: bool,
+    /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
+    pub seeds: Vec<String>,
+    /// The password, from the environment only.
+    pub password: Option<Secret>,
+    /// A file that holds the password; a relative path is one of systemd's credentials.
+    pub password_file: Option<String>,
+    /// What every key starts with; empty by default.
+    pub key_prefix: String,
+    /// How counters are laid out.
+    pub layout: Form,
+    /// Each kind has 2^`bucket_bits` buckets: about (targets of the kind) / 122.
+    pub bucket_bits: u8,
+    /// How the keys of the layouts `entity` and `string` are named; empty for the layout's own way.
+    pub counter_key: String,
+    /// Milliseconds that one pipeline may take.
+    pub timeout_ms: u64,
+    /// A second layout that API servers count in too, while counters move.
+    pub also: Option<Also>,
+}
+
+/// `[redis.also]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Also {
+    /// How counters are laid out.
+    pub layout: Form,
+    /// Each kind has 2^`bucket_bits` buckets.
+    pub bucket_bits: u8,
+    /// How keys are named.
+    pub counter_key: String,
+}
+
+impl Default for Also {
+    fn default() -> Self {
+        let Redis { layout, bucket_bits, counter_key, .. } = Redis::default();
+        Self { layout, bucket_bits, counter_key }
+    }
+}
+
+impl Also {
+    /// The layout.
+    ///
+    /// # Errors
+    /// A sentence's end that says why `counter_key` can't be used.
+    pub fn layout(&self) -> Result<Layout, String> {
+        Layout::new(self.layout, self.bucket_bits, &self.counter_key)
+    }
+}
+
+impl Redis {
+    /// The layout.
+    ///
+    /// # Errors
+    /// A sentence's end that says why `counter_key` can't be used.
+    pub fn layout(&self) -> Result<Layout, String> {
+        Layout::new(self.layout, self.bucket_bits, &self.counter_key)
+    }
+
+    /// The other way round: what is the second layout is the first one, and none the second.
+    pub fn moved(&self) -> Option<Self> {
+        let Also { layout, bucket_bits, counter_key } = self.also.clone()?;
+        Some(Self { layout, bucket_bits, counter_key, also: None, ..self.clone() })
+    }
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            url: ServerUrl::from("redis://127.0.0.1:6379/0"),
+            cluster: false,
+            seeds: Vec::new(),
+            password: None,
+            password_file: None,
+            key_prefix: String::new(),
+            layout: Form::Packed,
+            bucket_bits: 13,
+            counter_key: String::new(),
+            timeout_ms: 5_000,
+            also: None,
+        }
+    }
+}
