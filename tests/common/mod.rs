@@ -66,6 +66,13 @@ impl World {
         world
     }
 
+    /// The same servers with other settings, for whatever starts from now on.
+    pub fn set(&mut self, settings: &str) {
+        fs::write(self.config_path(), config_text(&self.name, &self.admin_url, settings)).unwrap();
+        self.config = tallyd::config::load(&self.config_path()).unwrap();
+        self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
+    }
+
     /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
     pub async fn close(self) {
         let link = self.broker.connect("test").await.unwrap();

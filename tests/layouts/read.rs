@@ -1,0 +1,56 @@
+//! The numbers of a page: all metrics, from whoever knows them.
+
+use tallyd::client::{Client, Source};
+use tallyd::model::{Metric, UserId};
+
+use crate::common::{lose, target};
+use crate::settled;
+
+const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_has_all_numbers_in_every_layout() {
+    for (name, layout) in [("read_packed", "packed"), ("read_entity", "entity"), ("read_string", "string")] {
+        let (world, daemon, _) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
+        let client = Client::new(&world.config).unwrap();
+        client.like(target(2), UserId(7), &[]).await.unwrap();
+        let place = world.cache.keys.place("video", target(2), Metric(3));
+        let mut command = redis::cmd(if layout == "string" { "SET" } else { "HSET" });
+        let value = if layout == "packed" { "1,0,9" } else { "9" };
+        let field = match layout {
+            "packed" => Some("2"),
+            "entity" => Some("view"),
+            _ => None,
+        };
+        let () = command.arg(place.key).arg(field).arg(value).query_async(&mut world.redis().await).await.unwrap();
+        let page: Vec<_> = (1..=100).map(target).collect();
+        let numbers = client.read(&page).await.unwrap();
+        assert!(numbers.iter().all(|numbers| numbers.source == Source::Redis));
+        let of = |place: usize| [1, 3, 2].map(|metric| numbers[place].get(Metric(metric)));
+        assert_eq!((of(0), of(1)), ([Some(0), Some(0), None], [Some(1), Some(9), None]), "{layout}");
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
+    let (world, daemon, publisher) = settled("read_lost", METRICS).await;
+    let client = Client::new(&world.config).unwrap();
+    for user in 1..=3 {
+        client.like(target(2), UserId(user), &[]).await.unwrap();
+    }
+    world.drained(&publisher).await;
+    lose(&world).await;
+    let numbers = client.read(&[target(1), target(2)]).await.unwrap();
+    let likes: Vec<_> = numbers.iter().map(|numbers| (numbers.source, numbers.get(Metric(1)))).collect();
+    assert_eq!(likes, [(Source::Mysql, Some(0)), (Source::Mysql, Some(3))]);
+    let mut config = world.config.clone();
+    // Nobody listens there.
+    config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
+    let client = Client::new(&config).unwrap();
+    let numbers = client.read(&[target(2)]).await.unwrap();
+    assert_eq!((numbers[0].source, numbers[0].get(Metric(1))), (Source::Nobody, None));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
