@@ -114,7 +114,7 @@ async fn sample(store: &Store, kind: Kind, metric: Metric) -> Result<(u64, Vec<T
                 continue;
             }
             // The hash of an id is as good as a lot, and the same each time.
-            let place = u64::from(crc32fast::hash(&id.0.to_be_bytes())) * targets >> 32;
+            let place = (u128::from(crc32fast::hash(&id.0.to_be_bytes())) * u128::from(targets)) >> 32;
             if let Some(slot) = usize::try_from(place).ok().and_then(|place| sampled.get_mut(place)) {
                 *slot = target;
             }

@@ -52,16 +52,7 @@ impl Run<'_> {
         if lost == 0 || self.report.dry_run {
             return Ok(false);
         }
-        if self.order.mode == Mode::Layout {
-            let layout = self.on.cache.keys.layout().to_string();
-            info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");
-        } else {
-            warn!(
-                event = "redis-lost",
-                buckets = lost,
-                "Redis lacks {lost} buckets of counters: loading them from MySQL"
-            );
-        }
+        self.say_loading(lost);
         let began = Instant::now();
         for (name, kind) in self.kinds() {
             let mut from = 0;
@@ -78,6 +69,19 @@ impl Run<'_> {
             buckets, counters, seconds, "{buckets} buckets with {counters} counters are loaded after {seconds:.1} s"
         );
         Ok(true)
+    }
+
+    fn say_loading(&self, lost: u64) {
+        if self.order.mode == Mode::Layout {
+            let layout = self.on.cache.keys.layout().to_string();
+            info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");
+        } else {
+            warn!(
+                event = "redis-lost",
+                buckets = lost,
+                "Redis lacks {lost} buckets of counters: loading them from MySQL"
+            );
+        }
     }
 
     /// Loads buckets of one kind, as many as memory allows; says which bucket is the next.
