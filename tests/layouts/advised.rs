@@ -1,10 +1,9 @@
 //! What counters take in each layout, measured.
 
-use std::process::{Command, Stdio};
-
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
 
+use crate::common::private::Private;
 use crate::common::{World, stderr, stdout};
 
 /// So many targets with snowflakes for ids, and two numbers each.
@@ -55,12 +54,11 @@ async fn the_measured_room_is_what_redis_uses() {
     let advice = world.report(&["layout", "advise"]);
     let layouts = advice["kinds"][0]["layouts"].as_array().unwrap();
     let estimate = layouts.iter().find(|layout| layout["layout"] == "packed:9").unwrap()["bytes"].as_f64().unwrap();
-    let server = Private::start(&world, 512).await;
+    let server = Private::start(&[]).await;
     let mut config = world.config.clone();
-    config.redis.url = server.url.as_str().into();
+    config.redis.url = server.url().as_str().into();
     let cache = tallyd::cache::Cache::new(&config.redis, &config.metrics).unwrap();
-    let client = redis::Client::open(server.url.as_str()).unwrap();
-    let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+    let mut redis = server.connect().await;
     let used = async |redis: &mut redis::aio::MultiplexedConnection| {
         let info: String = redis::cmd("INFO").arg("memory").query_async(redis).await.unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
@@ -105,53 +103,10 @@ async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
     assert!(stderr(&compared).contains("buckets-full"), "{}", stderr(&compared));
     assert!(daemon.stop().success());
 
-    let server = Private::start(&world, 128).await;
+    let server = Private::start(&["--hash-max-listpack-entries", "128"]).await;
     let mut command = world.command();
-    let checked = command.env("TALLYD__REDIS__URL", &server.url).arg("check-config").output().unwrap();
+    let checked = command.env("TALLYD__REDIS__URL", server.url()).arg("check-config").output().unwrap();
     assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
     drop(server);
     world.close().await;
-}
-
-/// A Redis of the test's own.
-struct Private {
-    child: std::process::Child,
-    url: String,
-}
-
-impl Private {
-    async fn start(world: &World, listpack_fields: u32) -> Self {
-        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = socket.local_addr().unwrap().port();
-        drop(socket);
-        let child = Command::new("redis-server")
-            .args([
-                "--port",
-                &port.to_string(),
-                "--save",
-                "",
-                "--bind",
-                "127.0.0.1",
-                "--hash-max-listpack-entries",
-                &listpack_fields.to_string(),
-            ])
-            .args(["--dir", world.folder.path().to_str().unwrap()])
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self { child, url: format!("redis://127.0.0.1:{port}/") };
-        crate::common::eventually("the server answers", || async {
-            let client = redis::Client::open(server.url.as_str()).unwrap();
-            client.get_multiplexed_async_connection().await.is_ok()
-        })
-        .await;
-        server
-    }
-}
-
-impl Drop for Private {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }

@@ -6,5 +6,6 @@
 mod common;
 
 mod guard;
+mod servers;
 mod status;
 mod unpublished;

@@ -1,0 +1,66 @@
+//! A Redis server of the test's own, which it may restart or make a replica.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use super::eventually;
+
+pub struct Private {
+    child: Child,
+    port: u16,
+    folder: tempfile::TempDir,
+    arguments: Vec<String>,
+}
+
+impl Private {
+    /// A server that keeps nothing on disk. `arguments` are more of its settings.
+    pub async fn start(arguments: &[&str]) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        drop(listener);
+        let folder = tempfile::tempdir().unwrap();
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let child = spawn(port, folder.path(), &arguments);
+        let server = Self { child, port, folder, arguments };
+        server.answers().await;
+        server
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub async fn connect(&self) -> redis::aio::MultiplexedConnection {
+        redis::Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// Kills it and starts it again, empty.
+    pub async fn restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = spawn(self.port, self.folder.path(), &self.arguments);
+        self.answers().await;
+    }
+
+    async fn answers(&self) {
+        let client = redis::Client::open(self.url()).unwrap();
+        eventually("the server answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;
+    }
+}
+
+fn spawn(port: u16, folder: &Path, arguments: &[String]) -> Child {
+    Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(folder)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

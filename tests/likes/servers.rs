@@ -1,0 +1,80 @@
+//! What becomes of clicks while Redis is demoted, or starts again with nothing.
+
+use tallyd::client::{Clicked, Client, ClientError, Source};
+use tallyd::model::{Metric, UserId};
+
+use crate::common::private::Private;
+use crate::common::{Model, World, eventually, redis_likes, target};
+
+async fn world_on(server: &Private, name: &str) -> World {
+    let url = server.url();
+    World::new(name, &format!("[redis]\nurl = \"{url}\"\n[reconcile]\nwatch_every = \"1s\"\n")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_promotion() {
+    let server = Private::start(&[]).await;
+    let world = world_on(&server, "readonly").await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let client = Client::new(&world.config).unwrap();
+    let mut model = Model::default();
+    model.apply(&client.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap().event);
+
+    let replica_of = async |arguments: [&str; 2]| {
+        let () = redis::cmd("REPLICAOF").arg(&arguments).query_async(&mut server.connect().await).await.unwrap();
+    };
+    // Of a master that is not there: what it has it keeps, and refuses writes.
+    replica_of(["127.0.0.1", "9"]).await;
+    for user in [7, 8] {
+        let failed = client.like(target(2), UserId(user), &[]).await;
+        assert!(matches!(failed, Err(ClientError::NotCounted(_))), "{failed:?}");
+    }
+    assert_eq!(redis_likes(&client, &[target(1), target(2)]).await, [Some(1), Some(0)], "it can be read from");
+    replica_of(["NO", "ONE"]).await;
+    let first = client.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
+    assert_eq!(first.count, Some(1), "what was refused was not counted");
+    model.apply(&first.event);
+    let publisher = world.publisher().await;
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remembers_through_mysql() {
+    let mut server = Private::start(&[]).await;
+    let world = world_on(&server, "restarted").await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let client = Client::new(&world.config).unwrap();
+    let mut model = Model::default();
+    for user in 1..=5 {
+        model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);
+    }
+    let publisher = world.publisher().await;
+    world.drained(&publisher).await;
+    server.restart().await;
+
+    let click = async || loop {
+        // The connection is made anew by the call after the one that found it gone.
+        if let Ok(clicked) = client.like(target(1), UserId(5), &[]).await {
+            return clicked;
+        }
+    };
+    assert!(matches!(click().await, Clicked::Same { .. }), "MySQL knows the click that Redis has lost");
+    model.apply(&client.like(target(1), UserId(6), &[]).await.unwrap().counted().unwrap().event);
+    eventually("all is loaded again", || async {
+        let numbers = client.read(&[target(1)]).await.unwrap();
+        assert_ne!(numbers[0].get(Metric(1)), Some(0), "shown as zero");
+        numbers[0].source == Source::Redis
+    })
+    .await;
+    world.drained(&publisher).await;
+    eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(6)]);
+    assert_eq!(world.counters().await, model.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
