@@ -1,0 +1,98 @@
+//! A field's JSON value, whatever it is: judged later, by name.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// Any JSON value, kept only as far as a field may use it. Borrowed from the body where it has no escapes.
+#[derive(Debug, Default)]
+pub(super) enum Scalar<'a> {
+    #[default]
+    Missing,
+    Unsigned(u64),
+    Negative(i64),
+    Text(Cow<'a, str>),
+    /// A fraction, a boolean, null, a list or an object: its JSON name.
+    Other(&'static str),
+}
+
+impl Scalar<'_> {
+    pub(super) fn integer(&self) -> Option<i64> {
+        match self {
+            Self::Unsigned(number) => i64::try_from(*number).ok(),
+            Self::Negative(number) => Some(*number),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Scalar<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("missing"),
+            Self::Unsigned(number) => number.fmt(f),
+            Self::Negative(number) => number.fmt(f),
+            // The start is enough to find it; the whole body stands in dead_letter.
+            Self::Text(text) => write!(f, "{:?}", text.chars().take(40).collect::<String>()),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Scalar<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ScalarVisitor).map(|scalar| match scalar {
+            Scalar::Missing => Scalar::Other("null"),
+            other => other,
+        })
+    }
+}
+
+struct ScalarVisitor;
+
+impl<'de> Visitor<'de> for ScalarVisitor {
+    type Value = Scalar<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Scalar::Unsigned(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Scalar::Negative(number))
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Scalar::Other("a fraction or too large a number"))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Scalar::Other("a boolean"))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Scalar::Other("null"))
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Scalar::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Scalar::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Scalar::Other("a list"))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        while object.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Scalar::Other("an object"))
+    }
+}

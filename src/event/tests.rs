@@ -1,0 +1,165 @@
+use super::*;
+use proptest::prelude::*;
+
+const NOW: Micros = Micros(1_764_000_000_000_000);
+const FUTURE_MAX: Duration = Duration::from_secs(300);
+
+fn judge(body: &str) -> Result<Message, Refusal> {
+    let kinds = BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)]);
+    decode(body.as_bytes(), &kinds, NOW, FUTURE_MAX)
+}
+
+fn reason(body: &str) -> Reason {
+    judge(body).expect_err("the body must be refused").reason
+}
+
+#[test]
+fn ids_may_be_integers_or_strings() {
+    let event = LikeEvent {
+        target: Target { kind: Kind(1), id: TargetId(42) },
+        user: UserId(9_223_372_036_854_775_807),
+        at: NOW,
+        liked: true,
+    };
+    let expected = Message::Like(event, Some(7));
+    for (target, user) in [("42", "9223372036854775807"), ("\"42\"", "\"9223372036854775807\"")] {
+        let body = format!(
+            r#"{{"type":"like","kind":"video","target_id":{target},"user_id":{user},"at":{NOW},"count":7,"new":[{{}}]}}"#
+        );
+        assert_eq!(judge(&body), Ok(expected.clone()));
+    }
+}
+
+#[test]
+fn a_count_that_is_no_integer_is_as_if_it_were_not_there() {
+    for (count, expected) in
+        [("7", Some(7)), ("-7", Some(-7)), ("null", None), ("\"7\"", None), ("7.5", None), ("[7]", None)]
+    {
+        let body = format!(r#"{{"type":"like","kind":"video","target_id":1,"user_id":2,"at":3,"count":{count}}}"#);
+        let Ok(Message::Like(_, said)) = judge(&body) else { panic!("{count} is refused") };
+        assert_eq!(said, expected, "{count}");
+    }
+}
+
+#[test]
+fn each_fault_has_its_reason() {
+    let good = |field: &str, value: &str| {
+        let mut fields = BTreeMap::from([
+            ("type", "\"like\""),
+            ("kind", "\"video\""),
+            ("target_id", "1"),
+            ("user_id", "2"),
+            ("at", "3"),
+        ]);
+        fields.insert(field, value);
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    assert!(judge(&good("at", "3")).is_ok());
+    for (field, value, expected) in [
+        ("type", "\"count\"", Reason::UnknownType),
+        ("type", "null", Reason::UnknownType),
+        ("kind", "\"film\"", Reason::UnknownKind),
+        ("kind", "1", Reason::UnknownKind),
+        ("target_id", "0", Reason::TargetIdOutOfRange),
+        ("target_id", "-1", Reason::TargetIdOutOfRange),
+        ("target_id", "1.0", Reason::TargetIdOutOfRange),
+        ("target_id", "9223372036854775808", Reason::TargetIdOutOfRange),
+        ("target_id", "\"007\"", Reason::TargetIdOutOfRange),
+        ("target_id", "\" 7\"", Reason::TargetIdOutOfRange),
+        ("target_id", "[1]", Reason::TargetIdOutOfRange),
+        ("user_id", "\"\"", Reason::UserIdOutOfRange),
+        ("user_id", "{\"a\":1}", Reason::UserIdOutOfRange),
+        ("at", "0", Reason::AtOutOfRange),
+        ("at", "\"3\"", Reason::AtOutOfRange),
+        ("at", "253402300800000000", Reason::AtOutOfRange),
+        ("at", "1764000300000001", Reason::AtInFuture),
+    ] {
+        assert_eq!(reason(&good(field, value)), expected, "{field} = {value}");
+    }
+    assert!(judge(&good("at", "1764000300000000")).is_ok(), "exactly future_max ahead is taken");
+}
+
+#[test]
+fn what_is_no_object_is_malformed() {
+    for body in ["", "nonsense", "[]", "7", "{\"type\":\"like\"", "{\"type\":\"like\",\"type\":\"like\"}", "{} {}"] {
+        assert_eq!(reason(body), Reason::MalformedJson, "{body}");
+    }
+    let kinds = BTreeMap::new();
+    let refused = |body: &[u8]| decode(body, &kinds, NOW, FUTURE_MAX).expect_err("refused").reason;
+    assert_eq!(refused(b"{\"type\":\"\xff\"}"), Reason::MalformedJson);
+    assert_eq!(refused(&vec![b'['; 60_000]), Reason::MalformedJson);
+    assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX + 1]), Reason::TooLarge);
+}
+
+fn judge_all(body: &str) -> Vec<(Result<Message, Reason>, &str)> {
+    let kinds = BTreeMap::from([("video".to_owned(), 1)]);
+    let mut verdicts = Vec::new();
+    decode_all(body.as_bytes(), &kinds, NOW, FUTURE_MAX, |verdict, range| {
+        verdicts.push((verdict.map_err(|refusal| refusal.reason), &body[range]));
+    });
+    verdicts
+}
+
+#[test]
+fn each_event_of_a_list_is_judged_by_itself() {
+    let event = |user: u64| LikeEvent {
+        target: Target { kind: Kind(1), id: TargetId(7) },
+        user: UserId(user),
+        at: Micros(user as i64),
+        liked: true,
+    };
+    let json = |user| String::from_utf8(encode_like(&event(user), "video", Some(1))).expect("JSON is UTF-8");
+    let (first, second) = (json(1), json(2));
+    let body = format!(" [{first},\n {{\"type\":\"like\"}}, 5, {second}, {{\"type\":\"fence\",\"fence\":3}}]");
+    let expected = [
+        (Ok(Message::Like(event(1), Some(1))), first.as_str()),
+        (Err(Reason::UnknownKind), "{\"type\":\"like\"}"),
+        (Err(Reason::MalformedJson), "5"),
+        (Ok(Message::Like(event(2), Some(1))), second.as_str()),
+        (Err(Reason::UnknownType), "{\"type\":\"fence\",\"fence\":3}"),
+    ];
+    assert_eq!(judge_all(&body), expected);
+    assert_eq!(judge_all(&first), [(Ok(Message::Like(event(1), Some(1))), first.as_str())]);
+}
+
+#[test]
+fn a_list_that_is_broken_or_too_long_is_refused_whole() {
+    assert_eq!(judge_all("[]"), []);
+    let long = format!("[{}1]", "1,".repeat(LIST_EVENTS_MAX));
+    let large = format!("[\"{}\"]", "x".repeat(LIST_BYTES_MAX));
+    for (body, reason) in [
+        ("[{\"type\":\"like\"", Reason::MalformedJson),
+        ("[1] [2]", Reason::MalformedJson),
+        (long.as_str(), Reason::TooLarge),
+        (large.as_str(), Reason::TooLarge),
+    ] {
+        assert_eq!(judge_all(body), [(Err(reason), body)]);
+    }
+}
+
+#[test]
+fn codes_are_unique() {
+    let codes: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+    assert_eq!(codes.len(), Reason::ALL.len());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_get_a_verdict(body in proptest::collection::vec(any::<u8>(), 0..300)) {
+        decode_all(&body, &BTreeMap::new(), NOW, FUTURE_MAX, |_, range| assert!(range.end <= body.len()));
+    }
+
+    #[test]
+    fn what_the_client_encodes_is_decoded(target in 1..=ID_MAX, user in 1..=ID_MAX, at in 1..=NOW.0, liked: bool, count: Option<i64>) {
+        let event = LikeEvent { target: Target { kind: Kind(1), id: TargetId(target) }, user: UserId(user), at: Micros(at), liked };
+        let body = encode_like(&event, "video", count);
+        prop_assert_eq!(judge(std::str::from_utf8(&body).expect("JSON is UTF-8")), Ok(Message::Like(event, count)));
+    }
+
+    #[test]
+    fn a_fence_keeps_its_number(number: u64) {
+        let body = encode_fence(number);
+        prop_assert_eq!(judge(std::str::from_utf8(&body).expect("JSON is UTF-8")), Ok(Message::Fence(number)));
+    }
+}
