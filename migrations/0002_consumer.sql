@@ -24,3 +24,11 @@ CREATE TABLE IF NOT EXISTS dead_letter (
     PRIMARY KEY (id),
     UNIQUE KEY dead_letter_digest (digest)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- Which `count` events were applied. Entries of one time lie together; a day that is over is emptied at once. 32 days go round.
+CREATE TABLE IF NOT EXISTS applied_event (
+    at_s INT UNSIGNED NOT NULL COMMENT 'the event''s `at` in seconds since 1970',
+    id   BINARY(16)   NOT NULL COMMENT 'the beginning of SHA-256 of its `event_id`',
+    PRIMARY KEY (at_s, id)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
+  PARTITION BY HASH (at_s DIV 86400) PARTITIONS 32;

@@ -19,6 +19,7 @@ use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{Config, ConfigError};
 use crate::consumer::Partition;
+use crate::consumer::forget::forget;
 use crate::job::{self, Job, Next, Ran, Timetable};
 use crate::model::Micros;
 use crate::reconciler::lookout::Lookout;
@@ -238,6 +239,12 @@ async fn start_tasks(
             name
         });
     }
+    let (store, keep) = (servers.store.clone(), config.consumer.applied_event_keep.0);
+    let (beat, stopped) = (progress.register("ledger"), stop.clone());
+    tasks.spawn(async move {
+        forget(store, keep, beat, stopped).await;
+        "ledger".to_owned()
+    });
     let reconcile_bell = Arc::new(Notify::new());
     let archive_bell = Arc::new(Notify::new());
     let task = Task { config: Arc::clone(config), servers: servers.clone(), stop: stop.clone() };

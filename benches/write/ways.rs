@@ -72,7 +72,7 @@ impl Way {
             Self::Column => column(&mut tx, &winners).await?,
             Self::Staged => staged(&mut tx, &winners).await?,
         };
-        likes::add_differences(&mut tx, Metric(1), 0, &differences(&winners, &before), &[]).await?;
+        likes::add_differences(&mut tx, 0, &differences(Metric(1), &winners, &before), (Metric(1), &[])).await?;
         tx.commit().await?;
         Ok(())
     }

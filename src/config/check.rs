@@ -15,6 +15,12 @@ const DRAIN_MAX_S_MAX: u64 = 80;
 /// How many partitions at most: each costs a queue and a connection to the broker.
 const PARTITIONS_MAX: u16 = 256;
 
+/// Shorter, and a broker that was away for a while would bring events that nobody remembers.
+const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
+
+/// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
+const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
+
 /// One sentence per problem; none when the configuration can be used.
 pub(super) fn problems(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
@@ -170,6 +176,9 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
             found.push(format!("{key} must be 1s or longer"));
         }
     }
+    if !(APPLIED_KEEP_MIN..=APPLIED_KEEP_MAX).contains(&config.consumer.applied_event_keep.0) {
+        found.push("[consumer] applied_event_keep must be from 1h to 27d".to_owned());
+    }
     let (skew, overlap) = (config.reconcile.skew(), config.reconcile.overlap.0);
     if skew > overlap {
         found.push("[reconcile] clock_skew_max must not be longer than overlap".to_owned());
@@ -310,6 +319,7 @@ mod tests {
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
                 "must have the same score and tie",
             ),
+            ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),
             ("[redis]\ncounter_key = \"x:{id}\"", "[redis] counter_key is for the layouts entity and string"),

@@ -221,6 +221,8 @@ pub struct Consumer {
     pub batch_events_max: usize,
     /// Bytes of bodies that one transaction writes at most.
     pub batch_bytes_max: usize,
+    /// How long the ledger remembers which `count` events were applied; older ones are refused.
+    pub applied_event_keep: Pause,
     /// Milliseconds that a batch waits for more events, from its first one.
     pub linger_ms: u64,
     /// Writes rows in the slower way, which uses no user variables (deprecated in MySQL).
@@ -236,6 +238,7 @@ impl Default for Consumer {
         Self {
             batch_events_max: 10_000,
             batch_bytes_max: 8 << 20,
+            applied_event_keep: Pause::from_secs(7 * 86_400),
             linger_ms: 5,
             reads_first: false,
             future_max: Pause::from_secs(300),

@@ -3,12 +3,13 @@
 //! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
 //! comes; and each target's difference is computed from the rows' old states, never added blindly.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::event::LikeEvent;
-use crate::model::Micros;
+use crate::event::{CountEvent, LikeEvent};
+use crate::model::{Metric, Micros};
+use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
 
@@ -21,12 +22,12 @@ pub struct Origin {
     pub headers: String,
 }
 
-/// A like or unlike with the message it came in, which is needed should the database refuse it.
+/// An event with the message it came in, which is needed should the database refuse it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
     /// What it says.
-    pub event: LikeEvent,
-    /// Its target's number in Redis after it, where it says that.
+    pub event: Event,
+    /// Its target's likes in Redis after it, where it says that.
     pub count: Option<i64>,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
@@ -34,10 +35,31 @@ pub struct Received {
     pub range: Range<usize>,
 }
 
+/// What is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A like or unlike.
+    Like(LikeEvent),
+    /// A number changes.
+    Count(CountEvent),
+}
+
+impl Received {
+    /// The like or unlike that it is.
+    pub fn like(&self) -> Option<LikeEvent> {
+        if let Event::Like(event) = self.event { Some(event) } else { None }
+    }
+
+    /// The count that it is.
+    pub fn counted(&self) -> Option<CountEvent> {
+        if let Event::Count(event) = self.event { Some(event) } else { None }
+    }
+}
+
 /// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Likes and unlikes in the order they came.
+    /// Events in the order they came.
     pub events: Vec<Received>,
     /// What can never be applied.
     pub refused: Vec<DeadLetter>,
@@ -100,7 +122,7 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
 
 /// What the counters gain or lose by `winners` (of [`coalesce`]), given what each of them met, sorted by key. A target
 /// whose rows changed is here even with a difference of zero: its `update_at` must say that it was not quiet.
-pub fn differences(winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
+pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
         let was_liked = match before {
@@ -114,10 +136,47 @@ pub fn differences(winners: &[(Pair, State)], before: &[Before]) -> Vec<Differen
                 last.delta += delta;
                 last.at = last.at.max(new.at);
             }
-            _ => differences.push(Difference { target: pair.0, delta, at: new.at }),
+            _ => differences.push(Difference { target: pair.0, metric, delta, at: new.at }),
         }
     }
     differences
+}
+
+/// Each event once, in the order of the ledger. Of two with the same id and `at` one is as good as the other.
+pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
+    let mut distinct: Vec<CountEvent> = counts.collect();
+    distinct.sort_unstable_by_key(|count| entry(count));
+    distinct.dedup_by_key(|count| entry(count));
+    distinct
+}
+
+/// What the counters gain or lose by those of `counts` that were not `applied`, sorted by key.
+pub fn sums(counts: &[CountEvent], applied: &HashSet<Entry>) -> Vec<Difference> {
+    let mut sums: Vec<Difference> = counts
+        .iter()
+        .filter(|count| !applied.contains(&entry(count)))
+        .map(|CountEvent { target, metric, delta, at, .. }| Difference {
+            target: *target,
+            metric: *metric,
+            delta: *delta,
+            at: *at,
+        })
+        .collect();
+    sums.sort_unstable_by_key(|sum| (sum.target, sum.metric));
+    sums.dedup_by(|later, first| {
+        let same = (later.target, later.metric) == (first.target, first.metric);
+        if same {
+            first.delta += later.delta;
+            first.at = first.at.max(later.at);
+        }
+        same
+    });
+    sums
+}
+
+/// What the ledger knows the event by.
+pub fn entry(count: &CountEvent) -> Entry {
+    Entry { second: count.at.0.div_euclid(1_000_000), id: count.id }
 }
 
 fn version(state: &State) -> (Micros, bool) {
@@ -131,7 +190,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::event::EventId;
     use crate::model::{Kind, Target, TargetId, UserId};
+
+    const LIKE: Metric = Metric(1);
 
     #[derive(Default)]
     struct Tables {
@@ -147,7 +209,7 @@ mod tests {
             for ((pair, state), _) in winners.iter().zip(&before).filter(|(_, before)| **before != Before::NotOlder) {
                 self.rows.insert(*pair, *state);
             }
-            for difference in &differences(&winners, &before) {
+            for difference in &differences(LIKE, &winners, &before) {
                 let counter = self.counters.entry(difference.target).or_insert((0, Micros(0)));
                 *counter = (counter.0 + difference.delta, counter.1.max(difference.at));
             }
@@ -201,11 +263,49 @@ mod tests {
         }
 
         #[test]
+        fn a_count_is_added_once_whatever_the_batches_and_the_order(
+            events in proptest::collection::vec((1..4_u64, 2..4_u8, -5..5_i64, 1..3_i64), 0..60),
+            cuts in proptest::collection::vec(1..10_usize, 1..20),
+            again in proptest::collection::vec(any::<prop::sample::Index>(), 0..40),
+        ) {
+            let event = |(number, (target, metric, delta, second)): (usize, &(u64, u8, i64, i64))| CountEvent {
+                target: Target { kind: Kind(1), id: TargetId(*target) },
+                metric: Metric(*metric),
+                delta: *delta,
+                at: Micros(second * 1_000_000 + 7),
+                id: EventId::of(&number.to_string()),
+            };
+            let events: Vec<CountEvent> = events.iter().enumerate().map(event).collect();
+            let mut expected: BTreeMap<(Target, Metric), i64> = BTreeMap::new();
+            for event in &events {
+                *expected.entry((event.target, event.metric)).or_default() += event.delta;
+            }
+            let mut arrived = events.clone();
+            for index in again.iter().filter(|_| !events.is_empty()) {
+                arrived.insert(index.index(arrived.len()), events[index.index(events.len())]);
+            }
+            let (mut ledger, mut counters, mut rest) = (HashSet::new(), BTreeMap::new(), arrived.as_slice());
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (batch, after) = rest.split_at((*cut).min(rest.len()));
+                let batch = distinct(batch.iter().copied());
+                for sum in sums(&batch, &ledger) {
+                    *counters.entry((sum.target, sum.metric)).or_insert(0) += sum.delta;
+                }
+                ledger.extend(batch.iter().map(entry));
+                rest = after;
+            }
+            prop_assert_eq!(counters, expected);
+        }
+
+        #[test]
         fn a_redelivered_batch_changes_nothing(events in proptest::collection::vec(event(), 0..40)) {
             let mut tables = Tables::default();
             tables.write(&events);
             let winners = coalesce(&events);
-            prop_assert_eq!(differences(&winners, &before(&winners, &tables.rows)), []);
+            prop_assert_eq!(differences(LIKE, &winners, &before(&winners, &tables.rows)), []);
         }
     }
 }

@@ -8,18 +8,19 @@ use sqlx::{Connection, MySqlConnection};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::batch::{Batch, Received, before, coalesce, differences};
+use super::batch::{Batch, Received, before, coalesce, differences, distinct, entry, sums};
 use super::consumed::Consumed;
 use super::dead;
 use super::seen::Seen;
 use super::sight::Sights;
 use crate::config::Kinds;
-use crate::event::{LikeEvent, Reason};
+use crate::event::{CountEvent, LikeEvent, Reason};
 use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
-use crate::store::likes::{self, Before, Counted, Pair, State};
-use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
+use crate::store::ledger::Entry;
+use crate::store::likes::{self, Before, Counted, Difference, Pair, State};
+use crate::store::{Fate, Store, StoreError, jobs, ledger, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -35,6 +36,8 @@ pub(super) struct Writer {
     pub epoch: Option<u64>,
     /// The server can't do the faster way of writing rows.
     pub reads_first: bool,
+    /// Asks which counts were applied before it notes them.
+    pub asks_ledger: bool,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
     pub kinds: Kinds,
@@ -96,6 +99,7 @@ impl Writer {
             }
             match self.transact(batch, &batch.events, End::Commit).await {
                 Ok(found) => {
+                    self.asks_ledger = false;
                     tries.outage.over();
                     self.remember(found.epoch);
                     self.note(batch, &found).await;
@@ -108,6 +112,8 @@ impl Writer {
 
     /// Does what an error asks for before the next try; gives it back where there is none.
     async fn recover(&mut self, error: StoreError, batch: &mut Batch, tries: &mut Tries) -> Result<(), StoreError> {
+        // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
+        self.asks_ledger = true;
         match error {
             StoreError::TakenOver(_) => return Err(error),
             _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
@@ -214,7 +220,8 @@ impl Writer {
         received: &[Received],
         end: End,
     ) -> Result<Found, StoreError> {
-        let events: Vec<LikeEvent> = received.iter().map(|received| received.event).collect();
+        let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
+        let counts = distinct(received.iter().filter_map(Received::counted));
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let (epoch, watch) = self.own(&mut tx).await?;
@@ -228,13 +235,19 @@ impl Writer {
                 before.ok_or(StoreError::Unsupported("user variables"))?
             }
         };
-        let differences = differences(&winners, &before);
+        let mut differences = differences(self.metric, &winners, &before);
         let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
         let wanted: Vec<Target> = said.iter().map(|(target, ..)| *target).collect();
-        let counted = likes::add_differences(&mut tx, self.metric, self.partition, &differences, &wanted).await?;
+        let sums = self.note_counts(&mut tx, &counts).await?;
+        let coalesced = winners.len() + sums.len();
+        if !sums.is_empty() {
+            differences.extend(sums);
+            differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
+        }
+        let counted = likes::add_differences(&mut tx, self.partition, &differences, (self.metric, &wanted)).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
-            return Ok(Found { epoch, coalesced: winners.len(), said: Vec::new() });
+            return Ok(Found { epoch, coalesced, said: Vec::new() });
         }
         letters::keep_dead_letters(&mut tx, &batch.refused).await?;
         if let Some(fence) = batch.fence {
@@ -246,7 +259,21 @@ impl Writer {
         fault::point("consumer:after-commit");
         let counted: HashMap<Target, Counted> = counted.into_iter().collect();
         let with = |(target, at, said): (Target, Micros, i64)| Some((target, at, said, *counted.get(&target)?));
-        Ok(Found { epoch, coalesced: winners.len(), said: said.into_iter().filter_map(with).collect() })
+        Ok(Found { epoch, coalesced, said: said.into_iter().filter_map(with).collect() })
+    }
+
+    /// Notes counts in the ledger; gives what those add that were not in it. Nearly none ever is, so that is asked only once a
+    /// transaction has failed: a batch that comes again fails once.
+    async fn note_counts(
+        &self,
+        tx: &mut MySqlConnection,
+        counts: &[CountEvent],
+    ) -> Result<Vec<Difference>, StoreError> {
+        let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
+        let applied = if self.asks_ledger { ledger::applied(tx, &entries).await? } else { HashSet::new() };
+        entries.retain(|entry| !applied.contains(entry));
+        ledger::note_applied(tx, &entries).await?;
+        Ok(sums(counts, &applied))
     }
 
     /// Writes rows by reading their old states first, and logs the events of watched targets.

@@ -28,6 +28,7 @@ mod care;
 mod consumed;
 mod dead;
 mod flush;
+pub mod forget;
 mod seen;
 mod session;
 pub mod sight;
@@ -47,6 +48,7 @@ use sight::Sights;
 
 use crate::broker::Broker;
 use crate::config::{Config, Consumer as Limits, Kinds};
+use crate::event::Terms;
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
@@ -67,6 +69,7 @@ pub struct Partition {
     store: Store,
     owner: String,
     kinds: Kinds,
+    terms: Terms,
     metric: Metric,
     limits: Limits,
     prefetch: u16,
@@ -94,6 +97,7 @@ impl Partition {
             store,
             owner: owner.to_owned(),
             kinds: config.kinds.clone(),
+            terms: Terms::new(config),
             metric: config.metrics.like(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
@@ -212,6 +216,7 @@ impl Partition {
             ends,
             epoch: None,
             reads_first: self.limits.reads_first,
+            asks_ledger: false,
             watch: Watch::default(),
             kinds: self.kinds.clone(),
             sights: Sights::new(self.drift_stays),

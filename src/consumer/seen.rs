@@ -7,6 +7,7 @@ use tracing::{debug, warn};
 
 use super::batch::{Batch, Received};
 use super::flush::{Found, Writer, chain};
+use crate::event::LikeEvent;
 use crate::model::{Micros, Target};
 use crate::runtime::log::Flood;
 use crate::store::likes::Difference;
@@ -44,10 +45,10 @@ impl Writer {
         let chosen = self.sights.choose(differences);
         let mut said: Vec<_> = received
             .iter()
-            .filter_map(|Received { event, count, .. }| {
-                let (target, at) = (event.target, event.at);
+            .filter_map(|received| {
+                let LikeEvent { target, at, .. } = received.like()?;
                 chosen.binary_search(&(target, at)).ok()?;
-                Some((target, at, (*count)?))
+                Some((target, at, received.count?))
             })
             .collect();
         said.sort_unstable();

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Partition;
-use super::batch::{Batch, Origin, Received};
+use super::batch::{Batch, Event, Origin, Received};
 use super::care::{self, Care};
 use super::dead;
 use super::flush::Writer;
@@ -226,7 +226,6 @@ impl Session<'_> {
     fn push(&mut self, delivery: Delivery) {
         let Delivery { data: body, properties, acker, .. } = delivery;
         let now = Micros::now();
-        let limits = &self.partition.limits;
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
         open.last = Some(acker);
@@ -234,11 +233,17 @@ impl Session<'_> {
         open.batch.bytes += body.len();
         self.partition.sizes.note(body.len());
         let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
-        event::decode_all(&origin.body, &self.partition.kinds.0, now, limits.future_max.0, |verdict, range| {
+        event::decode_all(&origin.body, &self.partition.terms, now, |verdict, range| {
             match verdict {
                 Ok(Message::Like(event, count)) => {
                     open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
+                    let event = Event::Like(event);
                     open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
+                }
+                Ok(Message::Count(event)) => {
+                    open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
+                    let (event, origin) = (Event::Count(event), Arc::clone(&origin));
+                    open.batch.events.push(Received { event, count: None, origin, range });
                 }
                 Ok(Message::Fence(fence)) => open.batch.fence = open.batch.fence.max(Some(fence)),
                 Err(refusal) => {

@@ -93,7 +93,7 @@ impl Sights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Kind, TargetId};
+    use crate::model::{Kind, Metric, TargetId};
 
     fn target(id: u64) -> Target {
         Target { kind: Kind(1), id: TargetId(id) }
@@ -142,8 +142,9 @@ mod tests {
     fn large_batches_are_compared_in_turn_and_those_that_differed_first() {
         let mut sights = Sights::new(Duration::ZERO);
         assert_eq!(note(&mut sights, 1, 7, 6), None);
-        let batch: Vec<Difference> =
-            (1..=1_000).map(|id| Difference { target: target(id), delta: 1, at: Micros(5) }).collect();
+        let batch: Vec<Difference> = (1..=1_000)
+            .map(|id| Difference { target: target(id), metric: Metric(1), delta: 1, at: Micros(5) })
+            .collect();
         let mut compared = std::collections::BTreeSet::new();
         for _ in 0..20 {
             let chosen = sights.choose(&batch);

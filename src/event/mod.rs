@@ -1,4 +1,4 @@
-//! The event's JSON: the only code that knows it. One message in, one verdict out: an event, a fence, or a refusal
+//! The event's JSON: the only code that knows it. One message in, one verdict out: a like, a count, a fence, or a refusal
 //! with a stable reason. Pure: "now" is an argument.
 //!
 //! A field's *shape* never fails the parse: every field is taken as a scalar, then judged by name, so that the
@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use scalar::Scalar;
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 
-use crate::model::{Kind, Micros, Target, TargetId, UserId};
+use crate::config::{Config, LIKE};
+use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// An event's largest JSON in bytes. Real events have about 120.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -27,11 +29,19 @@ pub const LIST_EVENTS_MAX: usize = 1_000;
 /// The largest id: MySQL's and most languages' signed 64-bit maximum.
 pub const ID_MAX: u64 = i64::MAX as u64;
 
+/// The largest `delta`, and without its sign the least.
+pub const DELTA_MAX: u64 = 1 << 31;
+
+/// Characters that an `event_id` has at most.
+pub const EVENT_ID_MAX: usize = 64;
+
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// A user likes a target, or does no longer. With the target's number in Redis after it, where the producer says it.
     Like(LikeEvent, Option<i64>),
+    /// A number of a target changes.
+    Count(CountEvent),
     /// The marker of a reconcile: once its number is committed, so is every event published before it.
     Fence(u64),
 }
@@ -47,6 +57,36 @@ pub struct LikeEvent {
     pub at: Micros,
     /// The state that is set: true for `like`.
     pub liked: bool,
+}
+
+/// `count`: a number changes by so much, once for each `event_id`, however often the event comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountEvent {
+    /// Whose number.
+    pub target: Target,
+    /// Which one; never `like`, which follows from who likes the target.
+    pub metric: Metric,
+    /// What is added: -2^31 to 2^31.
+    pub delta: i64,
+    /// When, by the producer: the same each time that the event is sent.
+    pub at: Micros,
+    /// Which event it is.
+    pub id: EventId,
+}
+
+/// What stands for an `event_id` in the ledger: the first 16 bytes of its SHA-256. Two of a million million events are the same with
+/// a probability of 10^-15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId(pub [u8; 16]);
+
+impl EventId {
+    /// Of that text.
+    pub fn of(text: &str) -> Self {
+        let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+        let mut id = [0; 16];
+        id.copy_from_slice(&digest[..16]);
+        Self(id)
+    }
 }
 
 /// Why an event can never be applied.
@@ -73,25 +113,37 @@ pub enum Reason {
     TargetIdOutOfRange,
     /// `user_id` is missing or not 1 to 2^63-1.
     UserIdOutOfRange,
+    /// `metric` is missing, or not in `[metrics]`, or `like`.
+    UnknownMetric,
+    /// `delta` is missing or not -2^31 to 2^31.
+    DeltaOutOfRange,
+    /// `event_id` is missing or no text of 1 to 64 characters.
+    EventIdOutOfRange,
     /// `at` is missing or no time that a `DATETIME(6)` holds.
     AtOutOfRange,
     /// `at` is further ahead of this machine's clock than `future_max`.
     AtInFuture,
+    /// A `count` event is older than what the ledger remembers: nobody can say whether it was applied.
+    AtTooOld,
     /// The database refuses this event's row, and no other of its batch.
     RefusedByDatabase,
 }
 
 impl Reason {
     /// Every reason, in the order of the checks.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::TooLarge,
         Self::MalformedJson,
         Self::UnknownType,
         Self::UnknownKind,
         Self::TargetIdOutOfRange,
         Self::UserIdOutOfRange,
+        Self::UnknownMetric,
+        Self::DeltaOutOfRange,
+        Self::EventIdOutOfRange,
         Self::AtOutOfRange,
         Self::AtInFuture,
+        Self::AtTooOld,
         Self::RefusedByDatabase,
     ];
 
@@ -104,26 +156,52 @@ impl Reason {
             Self::UnknownKind => "unknown-kind",
             Self::TargetIdOutOfRange => "target-id-out-of-range",
             Self::UserIdOutOfRange => "user-id-out-of-range",
+            Self::UnknownMetric => "unknown-metric",
+            Self::DeltaOutOfRange => "delta-out-of-range",
+            Self::EventIdOutOfRange => "event-id-out-of-range",
             Self::AtOutOfRange => "at-out-of-range",
             Self::AtInFuture => "at-in-future",
+            Self::AtTooOld => "at-too-old",
             Self::RefusedByDatabase => "refused-by-database",
+        }
+    }
+}
+
+/// What events are judged by.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// `[kinds]`.
+    pub kinds: BTreeMap<String, u8>,
+    /// `[metrics]`.
+    pub metrics: BTreeMap<String, u8>,
+    /// How far ahead of now an `at` may be: further ahead it would win against every later event of its row.
+    pub future_max: Duration,
+    /// How far back the `at` of a count may be: so long the ledger remembers which were applied.
+    pub applied_event_keep: Duration,
+}
+
+impl Terms {
+    /// By configuration.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            kinds: config.kinds.0.clone(),
+            metrics: config.metrics.0.clone(),
+            future_max: config.consumer.future_max.0,
+            applied_event_keep: config.consumer.applied_event_keep.0,
         }
     }
 }
 
 /// Judges a message's body, which holds one event or a list of up to [`LIST_EVENTS_MAX`]: `each` gets every verdict, with
 /// where in the body its event stands. An event of a list is judged by itself: one that is refused harms no other.
-///
-/// `kinds`, `now` and `future_max` as in [`decode`].
 pub fn decode_all(
     body: &[u8],
-    kinds: &BTreeMap<String, u8>,
+    terms: &Terms,
     now: Micros,
-    future_max: Duration,
     mut each: impl FnMut(Result<Message, Refusal>, Range<usize>),
 ) {
     if body.trim_ascii_start().first() != Some(&b'[') {
-        return each(decode(body, kinds, now, future_max), 0..body.len());
+        return each(decode(body, terms, now), 0..body.len());
     }
     match split(body) {
         Err(refusal) => each(Err(refusal), 0..body.len()),
@@ -132,7 +210,7 @@ pub fn decode_all(
                 let event = event.get().as_bytes();
                 // The event is a part of the body, so its address says where.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
-                let verdict = match decode(event, kinds, now, future_max) {
+                let verdict = match decode(event, terms, now) {
                     Ok(Message::Fence(_)) => Err(refuse(Reason::UnknownType, "a fence within a list".to_owned())),
                     verdict => verdict,
                 };
@@ -158,17 +236,9 @@ fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
 
 /// Judges one event.
 ///
-/// `kinds` are the names of `[kinds]`; an `at` later than `now` + `future_max` is refused, because it would win
-/// against every later event of its row.
-///
 /// # Errors
 /// A [`Refusal`] for whatever can never be applied; never for anything that another try could change.
-pub fn decode(
-    body: &[u8],
-    kinds: &BTreeMap<String, u8>,
-    now: Micros,
-    future_max: Duration,
-) -> Result<Message, Refusal> {
+pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     if body.len() > BODY_BYTES_MAX {
         return Err(refuse(
             Reason::TooLarge,
@@ -180,30 +250,64 @@ pub fn decode(
     }
     let raw: Raw<'_> =
         serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
-    let liked = match raw.kind_of_event() {
-        Some("like") => true,
-        Some("unlike") => false,
-        Some("fence") => return fence(&raw.fence),
+    match raw.event_type.text() {
+        Some("like") => like(&raw, true, terms, now),
+        Some("unlike") => like(&raw, false, terms, now),
+        Some("count") => count(&raw, terms, now),
+        Some("fence") => fence(&raw.fence),
         _ => {
-            let error = format!("type is {}, allowed are \"like\" and \"unlike\"", raw.event_type);
-            return Err(refuse(Reason::UnknownType, error));
+            let error = format!("type is {}, allowed are \"like\", \"unlike\" and \"count\"", raw.event_type);
+            Err(refuse(Reason::UnknownType, error))
         }
+    }
+}
+
+fn like(raw: &Raw<'_>, liked: bool, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
+    let target = target(raw, terms)?;
+    let user = id_of_user(&raw.user_id)?;
+    let at = at(&raw.at, now, terms.future_max)?;
+    Ok(Message::Like(LikeEvent { target, user, at, liked }, raw.count.integer()))
+}
+
+fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
+    let target = target(raw, terms)?;
+    let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.metrics.get(name));
+    let Some(metric) = metric else {
+        let error = match raw.metric.text() {
+            Some(LIKE) => "metric is \"like\", which events of the types like and unlike count".to_owned(),
+            _ => format!("metric is {}, which is not in [metrics] of config.toml", raw.metric),
+        };
+        return Err(refuse(Reason::UnknownMetric, error));
     };
-    let kind = match &raw.kind {
-        Scalar::Text(name) => kinds.get(name.as_ref()).map(|code| Kind(*code)),
-        _ => None,
+    let delta = raw.delta.integer().filter(|delta| delta.unsigned_abs() <= DELTA_MAX);
+    let Some(delta) = delta else {
+        let error = format!("delta is {}, allowed is an integer, -{DELTA_MAX} to {DELTA_MAX}", raw.delta);
+        return Err(refuse(Reason::DeltaOutOfRange, error));
     };
-    let Some(kind) = kind else {
-        return Err(refuse(
-            Reason::UnknownKind,
-            format!("kind is {}, which is not in [kinds] of config.toml", raw.kind),
-        ));
+    let id = raw.event_id.text().filter(|id| (1..=EVENT_ID_MAX).contains(&id.chars().count()));
+    let Some(id) = id.map(EventId::of) else {
+        let error = format!("event_id is {}, allowed is text of 1 to {EVENT_ID_MAX} characters", raw.event_id);
+        return Err(refuse(Reason::EventIdOutOfRange, error));
+    };
+    let at = at(&raw.at, now, terms.future_max)?;
+    if at < now.before(terms.applied_event_keep) {
+        let keep = terms.applied_event_keep.as_secs();
+        let error = format!(
+            "at is {:.1} s ago, and which events were applied is remembered for {keep} s ([consumer] applied_event_keep)",
+            micros_as_s(now.0 - at.0)
+        );
+        return Err(refuse(Reason::AtTooOld, error));
+    }
+    Ok(Message::Count(CountEvent { target, metric: Metric(*metric), delta, at, id }))
+}
+
+fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
+    let Some(kind) = raw.kind.text().and_then(|name| terms.kinds.get(name)) else {
+        let error = format!("kind is {}, which is not in [kinds] of config.toml", raw.kind);
+        return Err(refuse(Reason::UnknownKind, error));
     };
     let id = id(&raw.target_id, "target_id", Reason::TargetIdOutOfRange)?;
-    let user = id_of_user(&raw.user_id)?;
-    let at = at(&raw.at, now, future_max)?;
-    let event = LikeEvent { target: Target { kind, id: TargetId(id) }, user, at, liked };
-    Ok(Message::Like(event, raw.count.integer()))
+    Ok(Target { kind: Kind(*kind), id: TargetId(id) })
 }
 
 /// A fence's body. Sent straight to each partition's queue by a reconcile.
@@ -226,6 +330,26 @@ pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8>
     if let (Some(count), Some(fields)) = (count, body.as_object_mut()) {
         fields.insert("count".to_owned(), count.into());
     }
+    body.to_string().into_bytes()
+}
+
+/// A count's body, as producers send it. `kind` and `metric` are names of the configuration.
+pub fn encode_count(
+    target_id: TargetId,
+    (kind, metric): (&str, &str),
+    delta: i64,
+    at: Micros,
+    event_id: &str,
+) -> Vec<u8> {
+    let body = serde_json::json!({
+        "type": "count",
+        "kind": kind,
+        "target_id": target_id.to_string(),
+        "metric": metric,
+        "delta": delta,
+        "event_id": event_id,
+        "at": at.0,
+    });
     body.to_string().into_bytes()
 }
 
@@ -304,16 +428,13 @@ struct Raw<'a> {
     #[serde(default, borrow)]
     count: Scalar<'a>,
     #[serde(default, borrow)]
+    metric: Scalar<'a>,
+    #[serde(default, borrow)]
+    delta: Scalar<'a>,
+    #[serde(default, borrow)]
+    event_id: Scalar<'a>,
+    #[serde(default, borrow)]
     fence: Scalar<'a>,
-}
-
-impl Raw<'_> {
-    fn kind_of_event(&self) -> Option<&str> {
-        match &self.event_type {
-            Scalar::Text(name) => Some(name),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]

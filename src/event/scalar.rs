@@ -18,6 +18,10 @@ pub(super) enum Scalar<'a> {
 }
 
 impl Scalar<'_> {
+    pub(super) fn text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+
     pub(super) fn integer(&self) -> Option<i64> {
         match self {
             Self::Unsigned(number) => i64::try_from(*number).ok(),

@@ -4,9 +4,18 @@ use proptest::prelude::*;
 const NOW: Micros = Micros(1_764_000_000_000_000);
 const FUTURE_MAX: Duration = Duration::from_secs(300);
 
+fn terms() -> Terms {
+    let names = |names: [(&str, u8); 2]| names.map(|(name, code)| (name.to_owned(), code)).into();
+    Terms {
+        kinds: names([("video", 1), ("post", 2)]),
+        metrics: names([("like", 1), ("view", 3)]),
+        future_max: FUTURE_MAX,
+        applied_event_keep: Duration::from_secs(3_600),
+    }
+}
+
 fn judge(body: &str) -> Result<Message, Refusal> {
-    let kinds = BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)]);
-    decode(body.as_bytes(), &kinds, NOW, FUTURE_MAX)
+    decode(body.as_bytes(), &terms(), NOW)
 }
 
 fn reason(body: &str) -> Reason {
@@ -42,6 +51,59 @@ fn a_count_that_is_no_integer_is_as_if_it_were_not_there() {
 }
 
 #[test]
+fn a_count_is_judged_field_by_field() {
+    let counted = |field: &str, value: &str| {
+        let mut fields = BTreeMap::from([
+            ("type", "\"count\""),
+            ("kind", "\"video\""),
+            ("target_id", "\"42\""),
+            ("metric", "\"view\""),
+            ("delta", "-2"),
+            ("event_id", "\"e-1\""),
+            ("at", "1764000000000000"),
+        ]);
+        fields.insert(field, value);
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    // printf e-1 | sha256sum | cut -c1-32
+    assert_eq!(EventId::of("e-1").0, 0xb94f_5231_96aa_acd8_bdb9_ef0d_8cf2_e1d8_u128.to_be_bytes());
+    let target = Target { kind: Kind(1), id: TargetId(42) };
+    let expected = CountEvent { target, metric: Metric(3), delta: -2, at: NOW, id: EventId::of("e-1") };
+    assert_eq!(judge(&counted("new", "1")), Ok(Message::Count(expected)));
+    let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1");
+    assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Count(expected)));
+    let (longest, longer) = (format!("\"{}\"", "\u{e9}".repeat(64)), format!("\"{}\"", "x".repeat(65)));
+    for (field, value) in
+        [("delta", "2147483648"), ("delta", "-2147483648"), ("event_id", longest.as_str()), ("at", "1763996400000000")]
+    {
+        assert!(judge(&counted(field, value)).is_ok(), "{field} = {value}");
+    }
+    for (field, value, expected) in [
+        ("kind", "\"film\"", Reason::UnknownKind),
+        ("target_id", "0", Reason::TargetIdOutOfRange),
+        ("metric", "\"share\"", Reason::UnknownMetric),
+        ("metric", "\"like\"", Reason::UnknownMetric),
+        ("metric", "3", Reason::UnknownMetric),
+        ("delta", "2147483649", Reason::DeltaOutOfRange),
+        ("delta", "-2147483649", Reason::DeltaOutOfRange),
+        ("delta", "9223372036854775808", Reason::DeltaOutOfRange),
+        ("delta", "1.5", Reason::DeltaOutOfRange),
+        ("delta", "\"1\"", Reason::DeltaOutOfRange),
+        ("event_id", "7", Reason::EventIdOutOfRange),
+        ("event_id", "\"\"", Reason::EventIdOutOfRange),
+        ("event_id", longer.as_str(), Reason::EventIdOutOfRange),
+        ("at", "0", Reason::AtOutOfRange),
+        ("at", "1764000300000001", Reason::AtInFuture),
+        ("at", "1763996399999999", Reason::AtTooOld),
+    ] {
+        assert_eq!(reason(&counted(field, value)), expected, "{field} = {value}");
+    }
+    let refusal = judge(&counted("metric", "\"like\"")).unwrap_err();
+    assert!(refusal.error.contains("of the types like and unlike"), "{}", refusal.error);
+}
+
+#[test]
 fn each_fault_has_its_reason() {
     let good = |field: &str, value: &str| {
         let mut fields = BTreeMap::from([
@@ -57,7 +119,7 @@ fn each_fault_has_its_reason() {
     };
     assert!(judge(&good("at", "3")).is_ok());
     for (field, value, expected) in [
-        ("type", "\"count\"", Reason::UnknownType),
+        ("type", "\"share\"", Reason::UnknownType),
         ("type", "null", Reason::UnknownType),
         ("kind", "\"film\"", Reason::UnknownKind),
         ("kind", "1", Reason::UnknownKind),
@@ -85,17 +147,15 @@ fn what_is_no_object_is_malformed() {
     for body in ["", "nonsense", "[]", "7", "{\"type\":\"like\"", "{\"type\":\"like\",\"type\":\"like\"}", "{} {}"] {
         assert_eq!(reason(body), Reason::MalformedJson, "{body}");
     }
-    let kinds = BTreeMap::new();
-    let refused = |body: &[u8]| decode(body, &kinds, NOW, FUTURE_MAX).expect_err("refused").reason;
+    let refused = |body: &[u8]| decode(body, &terms(), NOW).expect_err("refused").reason;
     assert_eq!(refused(b"{\"type\":\"\xff\"}"), Reason::MalformedJson);
     assert_eq!(refused(&vec![b'['; 60_000]), Reason::MalformedJson);
     assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX + 1]), Reason::TooLarge);
 }
 
 fn judge_all(body: &str) -> Vec<(Result<Message, Reason>, &str)> {
-    let kinds = BTreeMap::from([("video".to_owned(), 1)]);
     let mut verdicts = Vec::new();
-    decode_all(body.as_bytes(), &kinds, NOW, FUTURE_MAX, |verdict, range| {
+    decode_all(body.as_bytes(), &terms(), NOW, |verdict, range| {
         verdicts.push((verdict.map_err(|refusal| refusal.reason), &body[range]));
     });
     verdicts
@@ -147,7 +207,7 @@ fn codes_are_unique() {
 proptest! {
     #[test]
     fn any_bytes_get_a_verdict(body in proptest::collection::vec(any::<u8>(), 0..300)) {
-        decode_all(&body, &BTreeMap::new(), NOW, FUTURE_MAX, |_, range| assert!(range.end <= body.len()));
+        decode_all(&body, &terms(), NOW, |_, range| assert!(range.end <= body.len()));
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub enum Before {
 pub struct Difference {
     /// The target.
     pub target: Target,
+    /// Which of its numbers.
+    pub metric: Metric,
     /// What is added.
     pub delta: i64,
     /// The newest `at` that was applied.
@@ -218,16 +220,15 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
 }
 
 /// Adds each target's difference to the counter row of this partition's slot, sorted by key. Then, in the same packet, reads
-/// the numbers of `wanted`, which are some of those targets, sorted by key.
+/// the numbers `metric` of `wanted`, which are some of those targets, sorted by key.
 ///
 /// # Errors
 /// MySQL's.
 pub async fn add_differences(
     connection: &mut MySqlConnection,
-    metric: Metric,
     slot: u16,
     differences: &[Difference],
-    wanted: &[Target],
+    (metric, wanted): (Metric, &[Target]),
 ) -> Result<Vec<(Target, Counted)>> {
     const ACTION: &str = "add to counters";
     let mut counted = Vec::with_capacity(wanted.len());
@@ -235,7 +236,7 @@ pub async fn add_differences(
     for (packet, piece) in (1..).zip(differences.chunks(PACKET_ROWS)) {
         let mut text = Text::default();
         text.push("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
-        for Difference { target, delta, at } in piece {
+        for Difference { target, metric, delta, at } in piece {
             let id = target.id.0.cast_signed();
             text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
         }

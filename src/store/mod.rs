@@ -9,6 +9,7 @@ pub mod boards;
 pub mod changed;
 pub mod counters;
 pub mod jobs;
+pub mod ledger;
 pub mod letters;
 pub mod likes;
 pub mod partitions;

@@ -1,0 +1,137 @@
+//! Which `count` events were applied: what makes each count once, however often it is delivered.
+//!
+//! An entry is the second of the event's `at` and 16 bytes of its id's hash, so that entries of one time lie together. The
+//! table has a partition for each of 32 days, which go round; one whose days are over is emptied at once (TRUNCATE PARTITION), not row by row.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use super::{Result, Store, Tried};
+use crate::event::EventId;
+use crate::model::Micros;
+
+/// Entries in one statement: some 200 KiB.
+const STATEMENT_ENTRIES: usize = 5_000;
+
+/// Partitions of the table, as in its migration.
+const DAYS: i64 = 32;
+
+const DAY_S: i64 = 86_400;
+
+/// What the ledger knows an event by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its `at` in seconds since the epoch.
+    pub second: i64,
+    /// The hash of its id.
+    pub id: EventId,
+}
+
+/// Notes that events were applied; sorted by key.
+///
+/// # Errors
+/// MySQL's; 1062 where one of them was applied before: nothing of the transaction may be kept, and the next one must ask first.
+pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
+    for piece in entries.chunks(STATEMENT_ENTRIES) {
+        let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried("note which events were applied")?;
+    }
+    Ok(())
+}
+
+/// Which of `entries` were applied before.
+///
+/// # Errors
+/// MySQL's.
+pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
+    const ACTION: &str = "read which events were applied";
+    let mut applied = HashSet::new();
+    for piece in entries.chunks(STATEMENT_ENTRIES) {
+        let sql = format!("SELECT at_s, id FROM applied_event WHERE (at_s, id) IN ({})", listed(piece));
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+            let (second, id): (u32, Vec<u8>) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+            // The column has 16 bytes.
+            if let Ok(id) = id.try_into() {
+                applied.insert(Entry { second: second.into(), id: EventId(id) });
+            }
+        }
+    }
+    Ok(applied)
+}
+
+/// `(1764000000,x'...'),(...)`
+fn listed(entries: &[Entry]) -> String {
+    let mut list = String::with_capacity(entries.len() * 50);
+    for Entry { second, id } in entries {
+        let separator = if list.is_empty() { "" } else { "," };
+        // A String can't fail.
+        let _ = write!(list, "{separator}({second},x'{:032x}')", u128::from_be_bytes(id.0));
+    }
+    list
+}
+
+impl Store {
+    /// Forgets the events of days that are over for longer than `keep`, at `now`, and says how many days that were. Waits for no
+    /// transaction for longer than some seconds: the next call does what this one couldn't.
+    ///
+    /// # Errors
+    /// MySQL's, for instance where the account may not ALTER and DROP the table.
+    pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
+        const ACTION: &str = "forget which events were applied";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut forgotten = 0;
+            for partition in over(now, keep) {
+                let sql = format!("SELECT 1 FROM applied_event PARTITION (p{partition}) LIMIT 1");
+                let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.tried(ACTION)?;
+                if held.is_none() {
+                    continue;
+                }
+                // It waits for whoever uses the table, and everybody waits behind it.
+                let sql = format!(
+                    "SET SESSION lock_wait_timeout = 2; ALTER TABLE applied_event TRUNCATE PARTITION p{partition}"
+                );
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried(ACTION)?;
+                forgotten += 1;
+            }
+            Ok(forgotten)
+        })
+        .await
+    }
+}
+
+/// The partitions of which every day is over: not those from the first kept day, less one for clocks, to the day after tomorrow.
+fn over(now: Micros, keep: Duration) -> Vec<i64> {
+    let today = now.0.div_euclid(1_000_000 * DAY_S);
+    let first = now.before(keep).0.div_euclid(1_000_000 * DAY_S) - 1;
+    let kept: HashSet<i64> = (first..=today + 2).map(|day| day.rem_euclid(DAYS)).collect();
+    (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_over_is_every_day_but_those_that_are_kept() {
+        let day = |day: i64| Micros(day * DAY_S * 1_000_000 + 5);
+        // 32 * 600 + 10 is today.
+        let kept: Vec<i64> =
+            (0..DAYS).filter(|it| !over(day(19_210), Duration::from_secs(86_400)).contains(it)).collect();
+        assert_eq!(kept, [8, 9, 10, 11, 12]);
+        assert_eq!(over(day(19_210), Duration::from_secs(27 * 86_400)), [13], "the longest time leaves one to empty");
+    }
+
+    proptest! {
+        #[test]
+        fn no_event_that_would_be_taken_is_forgotten(now in 0..4_000_000_000_i64, keep_s in 3_600..=27 * 86_400_i64, age in 0.0..1.0_f64) {
+            let (now, keep) = (Micros(now * 1_000_000), Duration::from_secs(keep_s.unsigned_abs()));
+            let second = now.0 / 1_000_000 - (keep_s as f64 * age) as i64;
+            prop_assert!(!over(now, keep).contains(&second.div_euclid(DAY_S).rem_euclid(DAYS)));
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `count` events: each counts once, whatever happens on the way.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{Dice, World, body, eventually, stderr, target};
+use sqlx::Row;
+use tallyd::event::{LikeEvent, encode_count};
+use tallyd::model::{Micros, TargetId, UserId};
+
+const METRICS: &str = "[metrics]\nlike = 1\nview = 3\ncomment = 4\n";
+
+/// The numbers in MySQL that are not zero, by target and metric.
+async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
+    sqlx::query(
+        "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter WHERE target_id < 1000000 \
+         GROUP BY target_id, metric HAVING value <> 0",
+    )
+    .fetch_all(&world.pool)
+    .await
+    .unwrap()
+    .iter()
+    .map(|row| ((row.get(0), row.get(1)), row.get(2)))
+    .collect()
+}
+
+fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
+    (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id))
+}
+
+/// So many counts of all sorts, and what they come to.
+fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, BTreeMap<(u64, u8), i64>) {
+    let (mut dice, now) = (Dice::new(5), Micros::now());
+    let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
+    for number in 0..count {
+        let (id, delta) = (1 + dice.below(20), 1 + dice.below(9).cast_signed());
+        let (metric, code) = if dice.percent(70) { ("view", 3) } else { ("comment", 4) };
+        let at = Micros(now.0 - dice.below(86_400_000_000).cast_signed());
+        let body = encode_count(TargetId(id), ("video", metric), delta, at, &format!("event-{number}"));
+        bodies.push((UserId(number), body));
+        *sums.entry((id, code)).or_insert(0) += delta;
+    }
+    (bodies, sums)
+}
+
+#[tokio::test]
+async fn a_count_is_added_once_however_often_it_is_delivered() {
+    let world = World::new("counts_once", METRICS).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let (bodies, sums) = some(500);
+    world.publish(&publisher, &bodies).await;
+    // Others with a like among them, so that a batch that comes again is one of many things.
+    let like = LikeEvent { target: target(1), user: UserId(9), at: Micros::now(), liked: true };
+    world.publish(&publisher, &[body(&like)]).await;
+    world.drained(&publisher).await;
+    world.publish(&publisher, &bodies).await;
+    world.publish(&publisher, &[bodies[0].clone(), bodies[0].clone(), body(&like), bodies[1].clone()]).await;
+    world.drained(&publisher).await;
+    let mut expected = sums;
+    expected.insert((1, 1), 1);
+    assert_eq!(numbers(&world).await, expected);
+    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 500);
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_count_survives_the_daemons_death_before_and_after_its_commit() {
+    let world = World::new("counts_killed", METRICS).await;
+    let publisher = world.publisher().await;
+    let (bodies, sums) = some(200);
+    world.publish(&publisher, &bodies).await;
+    for point in ["consumer:before-commit", "consumer:after-commit", "consumer:before-commit"] {
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(stderr(&crashed).contains("fault-point"), "{}", stderr(&crashed));
+    }
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, sums);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn two_daemons_that_kill_each_others_work_count_once() {
+    let world =
+        World::new("counts_two", &format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 50\n{METRICS}"))
+            .await;
+    let mut daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let (bodies, sums) = some(2_000);
+    for piece in bodies.chunks(400) {
+        world.publish(&publisher, piece).await;
+        let next = world.daemon();
+        next.logged("\"started\"").await;
+        daemon.kill();
+        daemon = next;
+    }
+    // By other partitions than before.
+    let elsewhere: Vec<_> = bodies.iter().map(|(user, body)| (UserId(user.0 + 1), body.clone())).collect();
+    world.publish(&publisher, &elsewhere).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, sums);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
+    let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
+    let ago = |seconds: i64| Micros(Micros::now().0 - seconds * 1_000_000);
+    // Of a day that is long over; the daemon empties it when it starts.
+    let old = ago(20 * 86_400).0 / 1_000_000;
+    let insert = format!(
+        "INSERT INTO applied_event VALUES ({old}, REPEAT('x', 16)), ({}, REPEAT('y', 16))",
+        ago(3_700).0 / 1_000_000
+    );
+    sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
+    let daemon = world.daemon();
+    daemon.logged("ledger-emptied").await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 1);
+    let publisher = world.publisher().await;
+    let late = view(1, 1, ago(3_700), "late");
+    world.publish(&publisher, &[view(1, 1, ago(3_500), "in time"), late, view(1, 1, ago(0), "")]).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
+    let reasons = "SELECT COUNT(*) FROM dead_letter WHERE reason IN ('at-too-old', 'event-id-out-of-range')";
+    assert_eq!(world.count(reasons).await, 2);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn the_ledger_is_emptied_while_batches_are_written() {
+    let world = World::new("counts_prune", &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let (bodies, sums) = some(3_000);
+    let store = tallyd::store::Store::new(&world.config.mysql, 2).unwrap();
+    let publishing = async { world.publish(&publisher, &bodies).await };
+    let emptying = async {
+        let old = Micros::now().0 / 1_000_000 - 20 * 86_400;
+        let mut emptied = 0;
+        for number in 0..10 {
+            let insert = format!("INSERT INTO applied_event VALUES ({}, REPEAT('x', 16))", old + number);
+            sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
+            let keep = world.config.consumer.applied_event_keep.0;
+            eventually("a day is emptied", || async { store.forget_applied(Micros::now(), keep).await.unwrap() == 1 })
+                .await;
+            emptied += 1;
+        }
+        emptied
+    };
+    let ((), emptied) = tokio::join!(publishing, emptying);
+    assert_eq!(emptied, 10);
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, sums);
+    assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 3_000);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
