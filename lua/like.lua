@@ -11,7 +11,8 @@
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  for how many seconds a click is remembered at least: longer than an event takes into MySQL
 -- ARGV[6]  what MySQL says of the user and the target, "like" or "unlike"; empty where it was not asked
--- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too; empty or left out otherwise
+-- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too: nothing is counted where the user's last one
+--          is newer. Empty or left out otherwise
 --
 -- Returns { result, at, count }.
 --   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
@@ -54,7 +55,8 @@ else
     else
         found = redis.call('GET', KEYS[1])
     end
-    if found and not string.match(found, '^%-?%d+$') then
+    -- As INCRBY and HINCRBY read it: what they refuse must not be remembered as counted.
+    if found and found ~= '0' and (#found > 18 or not string.match(found, '^%-?[1-9]%d*$')) then
         return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no number')
     end
     values[1] = tonumber(found or 0)
@@ -77,7 +79,7 @@ if KEYS[2] then
         end
         known = deltas[ARGV[6]] == 1 and '+' or '-'
     end
-    if last and known == sign then
+    if last and (known == sign or ARGV[7] and ARGV[7] ~= '' and tonumber(string.sub(last, 1, -2)) > at) then
         return { 0, string.sub(last, 1, -2), loaded and values[place] }
     end
     if last then

@@ -1,20 +1,23 @@
 -- Reads numbers of one bucket at one instant, in the layouts string and entity.
 --
 -- KEYS[1]   the bucket: its field `_`
--- KEYS      then the targets' keys
--- ARGV[1]   "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
+-- KEYS      then the key of each number
+-- ARGV      what in each of these keys is the number, or one for all of them: "entity:" and the name of the hash's field, for instance
+--           "entity:like"; or "string"
 --
 -- Returns what sample.lua does: one text, its parts separated by \0: this server's clock in microseconds since the epoch; the
--- field `_`, empty where there is none; each target's number, empty where there is none.
+-- field `_`, empty where there is none; each number, empty where there is none, and "?" where its key is of another type.
 
 local now = redis.call('TIME')
-local field = string.match(ARGV[1], '^entity:(.+)$')
 local parts = { string.format('%.0f', now[1] * 1000000 + now[2]), redis.call('HGET', KEYS[1], '_') or '' }
 for index = 2, #KEYS do
+    local field = string.match(ARGV[index - 1] or ARGV[1], '^entity:(.+)$')
+    local found
     if field then
-        parts[index + 1] = redis.call('HGET', KEYS[index], field) or ''
+        found = redis.pcall('HGET', KEYS[index], field)
     else
-        parts[index + 1] = redis.call('GET', KEYS[index]) or ''
+        found = redis.pcall('GET', KEYS[index])
     end
+    parts[index + 1] = type(found) == 'table' and '?' or found or ''
 end
 return table.concat(parts, '\0')

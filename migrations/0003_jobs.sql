@@ -20,6 +20,8 @@ CREATE TABLE IF NOT EXISTS job_run (
     cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',
     report      MEDIUMTEXT      NULL COMMENT 'JSON',
     checkpoint  TEXT            NULL COMMENT 'JSON: how far a run came that can be resumed',
+    layout      VARCHAR(255)    NULL COMMENT 'reconcile: the layout in Redis that it compared',
+    also        VARCHAR(255)    NULL COMMENT 'reconcile: the second one that API servers counted in',
     PRIMARY KEY (run),
     KEY job_run_mode (job, mode, finished_at)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -14,7 +14,7 @@ use tallyd::model::{Micros, TargetId, UserId};
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\ncomment = 4\n";
 
 /// The numbers in MySQL that are not zero, by target and metric.
-async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
+async fn numbers(world: &World) -> Numbers {
     sqlx::query(
         "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter WHERE target_id < 1000000 \
          GROUP BY target_id, metric HAVING value <> 0",
@@ -31,8 +31,11 @@ fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
     (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id))
 }
 
+/// By target and metric.
+type Numbers = BTreeMap<(u64, u8), i64>;
+
 /// So many counts of all sorts, and what they come to.
-fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, BTreeMap<(u64, u8), i64>) {
+fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
     let (mut dice, now) = (Dice::new(5), Micros::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
     for number in 0..count {

@@ -237,6 +237,26 @@ impl Cache {
         Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
     }
 
+    /// Says that nobody has loaded the kind's buckets, and how many of them somebody had.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn unload(&self, kind: &str) -> Result<u64> {
+        const ACTION: &str = "mark buckets";
+        let mut unloaded = 0;
+        for buckets in pieces(0..self.keys.buckets()) {
+            let mut pipeline = Pipeline::new();
+            for bucket in buckets {
+                pipeline.cmd("HDEL").arg(self.keys.counters(kind, bucket)).arg(LOADED);
+            }
+            for answer in self.run(ACTION, &pipeline).await? {
+                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+                unloaded += u64::from(answer == Value::Int(1));
+            }
+        }
+        Ok(unloaded)
+    }
+
     /// How many fields the largest of these buckets of the kind has.
     ///
     /// # Errors
@@ -328,7 +348,7 @@ impl Cache {
 }
 
 /// Cuts `buckets` into ranges of as many as one pipeline holds.
-fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let Range { start, end } = buckets;
     (start..end)
         .step_by(super::PIPELINE_COMMANDS_MAX)

@@ -106,11 +106,6 @@ impl Keys {
         [key, former]
     }
 
-    /// Whether each metric has keys of its own.
-    pub(super) fn has_metric(&self) -> bool {
-        self.layout.template.as_ref().is_some_and(super::template::Template::has_metric)
-    }
-
     /// `tally:advise...`, as long as the name that it stands for: what is measured for `tallyd layout advise`.
     pub fn weighed(&self, length: usize) -> String {
         let name = format!("{}tally:advise", self.prefix);

@@ -105,6 +105,28 @@ impl Layout {
         }
     }
 
+    /// Its name with that of its keys, by which it is told from every other one.
+    pub fn full_name(&self) -> String {
+        self.template.as_ref().map_or_else(|| self.to_string(), |template| format!("{self} {template}"))
+    }
+
+    /// The names of its keys for each kind and metric, of one target: what two layouts may not share, and one not have twice. A hash of the
+    /// layout `entity` is once there for all metrics.
+    pub fn key_names(&self, kinds: &[&str], metrics: &[&str]) -> Vec<String> {
+        let Some(template) = &self.template else { return Vec::new() };
+        let metrics = if self.form == Form::Entity { metrics.get(..1).unwrap_or_default() } else { metrics };
+        let name =
+            |kind: &&str| metrics.iter().map(|metric| template.name(kind, TargetId(0), metric)).collect::<Vec<_>>();
+        kinds.iter().flat_map(name).collect()
+    }
+
+    /// Whether keys of the one are keys of the other.
+    pub fn overlaps(&self, other: &Self, kinds: &[&str], metrics: &[&str]) -> bool {
+        let names = other.key_names(kinds, metrics);
+        // Of one name are also the buckets, which say what is lost, and the recent clicks.
+        self.to_string() == other.to_string() || self.key_names(kinds, metrics).iter().any(|name| names.contains(name))
+    }
+
     /// The metric's number in what a key or field holds; none where it is no such text.
     pub fn value(&self, text: &str, metric: Metric) -> Option<i64> {
         match self.form {

@@ -3,9 +3,11 @@
 use redis::{Pipeline, Value};
 
 use super::keys::{KindNames, LOADED};
-use super::layout::{Form, Layout, Loaded};
-use super::{Cache, CacheError, Result, text, unexpected};
+use super::layout::{Layout, Loaded};
+use super::{Cache, CacheError, Call, Result, SAMPLE_PLAIN, text, unexpected};
 use crate::model::{Metric, Target};
+
+const ACTION: &str = "read counters";
 
 /// What a reader finds of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,26 +27,24 @@ impl Cache {
     /// # Errors
     /// Redis is away.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
-        const ACTION: &str = "read counters";
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets
             .iter()
             .enumerate()
             .filter_map(|(place, target)| Some((place, *target, kinds.get(target.kind)?)))
             .collect();
-        let commands = if self.is_packed() { 1 } else { 2 };
-        for some in known.chunks(super::PIPELINE_COMMANDS_MAX / commands) {
-            let mut pipeline = Pipeline::with_capacity(some.len() * commands);
-            for (_, target, kind) in some {
-                self.ask_for(&mut pipeline, (*target, kind), metrics);
-            }
-            let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
-            let answers = answers.map_err(|source| CacheError { action: ACTION, source })?;
-            for ((place, ..), answers) in some.iter().zip(answers.chunks(commands)) {
-                let read = read_found(self.keys.layout(), metrics, answers).ok_or_else(|| {
-                    let answer = answers.iter().find(|answer| !matches!(answer, Value::Nil | Value::BulkString(_)));
-                    unexpected(ACTION, answer.unwrap_or(&Value::Nil))
-                })?;
+        for some in known.chunks(super::PIPELINE_COMMANDS_MAX) {
+            let answers = if self.is_packed() {
+                self.read_packed(some).await?
+            } else {
+                // One script for each target: a flush between two commands would look like zero.
+                let calls: Vec<Call> =
+                    some.iter().map(|(_, target, kind)| self.read_call(kind, *target, metrics)).collect();
+                self.eval(ACTION, &calls).await?
+            };
+            for ((place, ..), answer) in some.iter().zip(answers) {
+                let read =
+                    read_found(self.keys.layout(), metrics, &answer).ok_or_else(|| unexpected(ACTION, &answer))?;
                 if let Some(slot) = found.get_mut(*place) {
                     *slot = read;
                 }
@@ -53,59 +53,51 @@ impl Cache {
         Ok(found)
     }
 
-    fn ask_for(&self, pipeline: &mut Pipeline, (target, kind): (Target, &str), metrics: &[Metric]) {
-        let keys = &self.keys;
-        let bucket = keys.counters(kind, keys.bucket(target));
-        match keys.layout().form {
-            Form::Packed => {
-                pipeline.cmd("HMGET").arg(bucket).arg(LOADED).arg(target.id.0);
-            }
-            Form::Entity => {
-                pipeline.cmd("HGET").arg(bucket).arg(LOADED);
-                let fields: Vec<&str> = metrics.iter().map(|metric| keys.metric(*metric)).collect();
-                // One hash for all metrics.
-                let key = metrics.first().map(|metric| keys.place(kind, target, *metric).key);
-                pipeline.cmd("HMGET").arg(key).arg(fields);
-            }
-            Form::String => {
-                pipeline.cmd("HGET").arg(bucket).arg(LOADED);
-                let names: Vec<String> = metrics.iter().map(|metric| keys.place(kind, target, *metric).key).collect();
-                pipeline.cmd("MGET").arg(names);
-            }
+    async fn read_packed(&self, targets: &[(usize, Target, &str)]) -> Result<Vec<Value>> {
+        let mut pipeline = Pipeline::with_capacity(targets.len());
+        for (_, target, kind) in targets {
+            let bucket = self.keys.counters(kind, self.keys.bucket(*target));
+            pipeline.cmd("HMGET").arg(bucket).arg(LOADED).arg(target.id.0);
         }
+        let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
+        answers.map_err(|source| CacheError { action: ACTION, source })
+    }
+
+    fn read_call(&self, kind: &str, target: Target, metrics: &[Metric]) -> Call {
+        let bucket = self.keys.counters(kind, self.keys.bucket(target));
+        let places = metrics.iter().map(|metric| self.keys.place(kind, target, *metric));
+        places.fold(Call::new(&SAMPLE_PLAIN, bucket), |call, place| call.key(place.key).arg(place.part))
     }
 }
 
-/// What one target's answers say; none where they are something else.
-fn read_found(layout: &Layout, metrics: &[Metric], answers: &[Value]) -> Option<Found> {
-    let one;
-    let (loaded, numbers): (&Value, Vec<Option<i64>>) = match answers {
-        [Value::Array(parts)] => {
+/// What one target's answer says; none where it is something else.
+fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
+    let (loaded, numbers): (&str, Vec<Option<i64>>) = match answer {
+        Value::Array(parts) => {
             let [loaded, field] = parts.as_slice() else { return None };
-            one = loaded.clone();
-            (&one, metrics.iter().map(|metric| number(layout, field, *metric)).collect())
+            let field = if *field == Value::Nil { Some("") } else { text(field) };
+            let number = |metric: &Metric| layout.value(field?, *metric);
+            (if *loaded == Value::Nil { "" } else { text(loaded)? }, metrics.iter().map(number).collect())
         }
-        [loaded, Value::Array(fields)] => {
-            (loaded, metrics.iter().zip(fields).map(|(metric, field)| number(layout, field, *metric)).collect())
+        Value::BulkString(bytes) => {
+            let mut parts = bytes.split(|byte| *byte == 0).map(|part| std::str::from_utf8(part).ok()).skip(1);
+            let loaded = parts.next()??;
+            let mut number = |metric: &Metric| layout.value(parts.next()??, *metric);
+            (loaded, metrics.iter().map(&mut number).collect())
         }
         _ => return None,
     };
-    Some(match (loaded, text(loaded).and_then(Loaded::parse)) {
-        (Value::Nil, _) => Found::Missing,
-        (_, Some(Loaded::Yes { .. })) => {
-            numbers.into_iter().collect::<Option<_>>().map_or(Found::Unknown, Found::Known)
-        }
+    Some(match Loaded::parse(loaded) {
+        Some(Loaded::No) => Found::Missing,
+        Some(Loaded::Yes { .. }) => numbers.into_iter().collect::<Option<_>>().map_or(Found::Unknown, Found::Known),
         _ => Found::Unknown,
     })
-}
-
-fn number(layout: &Layout, field: &Value, metric: Metric) -> Option<i64> {
-    if *field == Value::Nil { Some(0) } else { layout.value(text(field)?, metric) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::layout::Form;
 
     fn text(text: &str) -> Value {
         if text.is_empty() { Value::Nil } else { Value::BulkString(text.into()) }
@@ -126,7 +118,7 @@ mod tests {
             ("junk", "5", Found::Unknown),
         ] {
             let answer = Value::Array(vec![text(loaded), text(field)]);
-            let found = read_found(&packed, &[Metric(1), Metric(2)], &[answer]);
+            let found = read_found(&packed, &[Metric(1), Metric(2)], &answer);
             assert_eq!(found, Some(expected), "{loaded:?}, {field:?}");
         }
     }
@@ -134,16 +126,16 @@ mod tests {
     #[test]
     fn a_key_of_its_own_is_read_with_its_bucket() {
         let plain = Layout::new(Form::String, 13, "").unwrap();
-        for (loaded, numbers, expected) in [
-            ("3:9", ["5", ""], Found::Known(vec![5, 0])),
-            ("3:9", ["5", "x"], Found::Unknown),
-            ("~3:9", ["5", "1"], Found::Unknown),
-            ("", ["5", "1"], Found::Missing),
+        for (answer, expected) in [
+            ("7|3:9|5|", Found::Known(vec![5, 0])),
+            ("7|3:9|5|?", Found::Unknown),
+            ("7|3:9|5", Found::Unknown),
+            ("7|~3:9|5|1", Found::Unknown),
+            ("7||5|1", Found::Missing),
         ] {
-            let answers = [text(loaded), Value::Array(numbers.map(text).into())];
-            let found = read_found(&plain, &[Metric(1), Metric(2)], &answers);
-            assert_eq!(found, Some(expected), "{loaded:?}, {numbers:?}");
+            let text = Value::BulkString(answer.replace('|', "\0").into());
+            assert_eq!(read_found(&plain, &[Metric(1), Metric(2)], &text), Some(expected), "{answer}");
         }
-        assert_eq!(read_found(&plain, &[Metric(1)], &[Value::Okay]), None);
+        assert_eq!(read_found(&plain, &[Metric(1)], &Value::Okay), None);
     }
 }

@@ -1,11 +1,12 @@
 //! How much room numbers take in Redis, by its own measure, and which keys a layout has.
 
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
+use super::counters::pieces;
 use super::keys::KindNames;
-use super::layout::Layout;
+use super::layout::{Form, Layout};
 use super::{Cache, CacheError, Result, text, unexpected};
-use crate::model::{Kind, Metric};
+use crate::model::{Metric, Target};
 
 /// How long what is weighed stays in Redis at most, in seconds: only where the process dies.
 const WEIGHED_KEPT_S: u64 = 60;
@@ -70,57 +71,76 @@ impl Cache {
         answers.iter().map(limit).collect::<Option<Vec<u64>>>()?.into_iter().min()
     }
 
-    /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. They are
-    /// freed in the background.
+    /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. The
+    /// marks of what is loaded go first: whoever does read meanwhile finds nothing known, not zero. Of a hash of the layout `entity` its
+    /// other fields stay.
     ///
     /// # Errors
     /// Redis is away.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
+        for (_, name) in kinds.all() {
+            dropped += self.drop_buckets(|bucket| vec![self.keys.counters(name, bucket)], dry_run).await?;
+        }
         for (kind, name) in kinds.all() {
-            if !self.is_packed() {
-                // Those of one hash stand under each metric's name.
-                let metrics = if self.keys.has_metric() { metrics } else { metrics.get(..1).unwrap_or_default() };
-                for metric in metrics {
-                    dropped += self.drop_found((name, kind), *metric, dry_run).await?;
+            dropped += self.drop_buckets(|bucket| self.keys.recent(name, bucket).into(), dry_run).await?;
+            for metric in metrics {
+                let mut next = Some("0".to_owned());
+                while let Some(from) = next {
+                    let (targets, to) = self.scan_targets((name, kind), *metric, &from).await?;
+                    next = to;
+                    let commands = targets.iter().map(|target| self.drop_number(name, *target, *metric, dry_run));
+                    dropped += self.count_ones(commands.collect()).await?;
                 }
             }
-            let mut keys = Vec::new();
-            for bucket in 0..self.keys.buckets() {
-                keys.push(self.keys.counters(name, bucket));
-                keys.extend(self.keys.recent(name, bucket));
-            }
-            dropped += self.drop_keys(&keys, dry_run).await?;
         }
         Ok(dropped)
     }
 
-    async fn drop_found(&self, kind: (&str, Kind), metric: Metric, dry_run: bool) -> Result<u64> {
-        let (mut dropped, mut next) = (0, Some("0".to_owned()));
-        while let Some(from) = next {
-            let (targets, to) = self.scan_targets(kind, metric, &from).await?;
-            next = to;
-            let keys: Vec<String> =
-                targets.into_iter().map(|target| self.keys.place(kind.0, target, metric).key).collect();
-            dropped += self.drop_keys(&keys, dry_run).await?;
+    fn drop_number(&self, kind: &str, target: Target, metric: Metric, dry_run: bool) -> Cmd {
+        let key = self.keys.place(kind, target, metric).key;
+        let entity = self.keys.layout().form == Form::Entity;
+        let mut command = redis::cmd(match (entity, dry_run) {
+            (true, true) => "HEXISTS",
+            (true, false) => "HDEL",
+            (false, true) => "EXISTS",
+            (false, false) => "UNLINK",
+        });
+        command.arg(key);
+        if entity {
+            command.arg(self.keys.metric(metric));
         }
-        Ok(dropped)
+        command
     }
 
-    async fn drop_keys(&self, keys: &[String], dry_run: bool) -> Result<u64> {
-        const ACTION: &str = "delete the keys of a layout";
+    async fn drop_buckets(&self, keys: impl Fn(u32) -> Vec<String>, dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
-        for some in keys.chunks(super::PIPELINE_COMMANDS_MAX) {
+        for buckets in pieces(0..self.keys.buckets()) {
+            let command = |key| {
+                let mut command = redis::cmd(if dry_run { "EXISTS" } else { "UNLINK" });
+                command.arg(key);
+                command
+            };
+            dropped += self.count_ones(buckets.flat_map(&keys).map(command).collect()).await?;
+        }
+        Ok(dropped)
+    }
+
+    /// How many of the commands answer with one.
+    async fn count_ones(&self, commands: Vec<Cmd>) -> Result<u64> {
+        const ACTION: &str = "delete the keys of a layout";
+        let mut ones = 0;
+        for some in commands.chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(some.len());
-            for key in some {
-                pipeline.cmd(if dry_run { "EXISTS" } else { "UNLINK" }).arg(key);
+            for command in some {
+                pipeline.add_command(command.clone());
             }
             for answer in self.run(ACTION, &pipeline).await? {
                 let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
-                dropped += u64::from(answer == Value::Int(1));
+                ones += u64::from(answer == Value::Int(1));
             }
         }
-        Ok(dropped)
+        Ok(ones)
     }
 }
 

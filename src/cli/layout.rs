@@ -1,7 +1,7 @@
 //! `tallyd layout`: how counters are laid out in Redis, and how they move to another layout.
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -12,7 +12,8 @@ use crate::app::Servers;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::layout::Layout;
-use crate::config::{Config, ConfigError, EventClock, Redis};
+use crate::config::{Also, Config, ConfigError, Redis};
+use crate::job::Ran;
 use crate::layouts;
 use crate::reconciler::report::{End, Report};
 use crate::reconciler::{Mode, Order};
@@ -20,6 +21,12 @@ use crate::runtime::shutdown;
 
 /// Runs until one finds nothing: what API servers count late in the second layout is off at first.
 const RUNS_MAX: u32 = 4;
+
+/// How often it is looked whether the daemon's run has ended.
+const FREE_EVERY: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether Redis has lost what readers need.
+const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
@@ -77,7 +84,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
                 run_time_max: run_time,
                 wait_max: None,
             };
-            migrate(&target_of(config, &from, &to)?, &order, format).await
+            migrate(&target_of(config, &from, &to)?, order, format).await
         }
         LayoutCommand::Drop { layout, counter_key, dry_run } => {
             drop_layout(config, &layout, &counter_key, dry_run).await
@@ -85,7 +92,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     }
 }
 
-/// The configuration with the layout that the counters are brought to.
+/// The configuration in which the layout that the counters are brought to is the first one.
 fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let Some(moved) = config.redis.moved() else {
         return Err(Usage(
@@ -100,7 +107,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let redis = match (from == first && to == second, from == second && to == first) {
         (true, _) => moved,
         // Back: the first layout is what the daemon compares, too.
-        (_, true) => Redis { also: None, ..config.redis.clone() },
+        (_, true) => config.redis.clone(),
         _ => {
             return Err(Usage(format!(
                 "the configuration has the layouts {first} and, in [redis.also], {second}: write --from {first} --to {second}"
@@ -108,32 +115,39 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
             .into());
         }
     };
-    let mut config = config.clone();
-    config.redis = redis;
-    // An API server counts in this layout a moment after it had the `at`, and on a Cluster at another node with its own clock.
-    config.reconcile.event_clock = EventClock::Producer;
-    Ok(config)
+    Ok(Config { redis, ..config.clone() })
 }
 
-async fn migrate(config: &Config, order: &Order, format: Format) -> Result<u8> {
+async fn migrate(config: &Config, order: Order, format: Format) -> Result<u8> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
-    let layout = servers.cache.keys.layout().to_string();
-    for _ in 0..RUNS_MAX {
-        let ran = servers.reconcile(config, order, to_whom(), &stop).await?;
+    let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
+    let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
+    for number in 0..RUNS_MAX {
+        let order =
+            Order { run_time_max: order.run_time_max.map(|max| max.saturating_sub(began.elapsed())), ..order.clone() };
+        let lost = stop.child_token();
+        let run = run_when_free(config, &order, &servers, &lost, number > 0);
+        tokio::pin!(run);
+        let (ran, is_lost) = tokio::select! {
+            ran = &mut run => (ran?, false),
+            () = until_lost(&first, config) => {
+                lost.cancel();
+                (run.await?, true)
+            }
+        };
         let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
         print(&report, format)?;
+        if is_lost {
+            let text = "Redis has lost counters: the daemon loads those of the other layout first; then the same command goes on";
+            writeln!(std::io::stderr(), "tallyd: {text}").context("print")?;
+            return Ok(EXIT_TRY_LATER);
+        }
         match report.ended {
-            End::Done if is_proof(&report) => {
-                let (targets, undecided) = (report.checked, report.undecided);
-                let but = match undecided {
-                    0 => String::new(),
-                    _ => format!(" ({undecided} of them were clicked on all the time, and not judged)"),
-                };
-                let text = format!("{layout} has what MySQL has: compared {targets} targets, none differs{but}");
-                writeln!(std::io::stderr(), "{text}").context("print")?;
+            End::Done if report.clean && unloaded(&servers.cache, config).await? == 0 => {
+                writeln!(std::io::stderr(), "{layout} has what MySQL has: {}", proof(&report)).context("print")?;
                 return Ok(EXIT_DONE);
             }
             End::Done => {}
@@ -148,22 +162,70 @@ async fn migrate(config: &Config, order: &Order, format: Format) -> Result<u8> {
     anyhow::bail!(text)
 }
 
-/// Whether a run has looked at all and found nothing to do.
-fn is_proof(report: &Report) -> bool {
-    report.resumed_run.is_none() && report.drifted + report.counters_off + report.left + report.unknown == 0
+/// What a clean run says for itself.
+fn proof(report: &Report) -> String {
+    let Report { checked, undecided, .. } = report;
+    let judged = checked.saturating_sub(*undecided);
+    match undecided {
+        0 => format!("compared {judged} targets, none differs"),
+        _ => format!(
+            "compared {judged} targets, none differs; {undecided} more were clicked on at each look and could not be judged: a reconcile \
+             will, when they are quieter"
+        ),
+    }
+}
+
+/// Runs; where another run has the lock waits for it, if told so: the daemon's own come in between.
+async fn run_when_free(
+    config: &Config,
+    order: &Order,
+    servers: &Servers,
+    stop: &CancellationToken,
+    waits: bool,
+) -> Result<Ran<Report>> {
+    loop {
+        match servers.reconcile(config, order, to_whom(), stop).await? {
+            Ran::Held { .. } if waits && !stop.is_cancelled() => {
+                stop.run_until_cancelled(tokio::time::sleep(FREE_EVERY)).await;
+            }
+            ran => return Ok(ran),
+        }
+    }
+}
+
+/// Returns when Redis lacks buckets of the layout that API servers read from, and did not at first: the daemon needs the job's lock
+/// to load them.
+async fn until_lost(first: &Cache, config: &Config) {
+    let mut had_all = false;
+    loop {
+        // Away is not lost.
+        match unloaded(first, config).await {
+            Ok(0) => had_all = true,
+            Ok(_) if had_all => return,
+            _ => {}
+        }
+        tokio::time::sleep(LOST_EVERY).await;
+    }
+}
+
+async fn unloaded(cache: &Cache, config: &Config) -> Result<u64> {
+    let mut unloaded = 0;
+    for (_, kind) in KindNames::new(&config.kinds).all() {
+        unloaded += cache.count_unloaded(kind, 0..cache.keys.buckets()).await?;
+    }
+    Ok(unloaded)
 }
 
 async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bool) -> Result<u8> {
     let layout = Layout::named(name, counter_key).map_err(Usage)?;
-    let used = std::iter::once(config.redis.layout()).chain(config.redis.also.as_ref().map(|also| also.layout()));
-    // Keys of their own are the same ones with any number of buckets.
-    if used
-        .flatten()
-        .any(|used| used.to_string() == name || (used.template.is_some() && used.template == layout.template))
-    {
-        return Err(
-            Usage(format!("{name} is in the configuration: take it out of [redis] and [redis.also] first")).into()
-        );
+    let used = std::iter::once(config.redis.layout()).chain(config.redis.also.as_ref().map(Also::layout));
+    let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
+    let metrics: Vec<&str> = config.metrics.0.keys().map(String::as_str).collect();
+    if let Some(used) = used.flatten().find(|used| used.overlaps(&layout, &kinds, &metrics)) {
+        return Err(Usage(format!(
+            "{name} has keys of {used}, which is in the configuration: take it out of [redis] and [redis.also] first"
+        ))
+        .into());
     }
     let redis = Redis {
         layout: layout.form,
@@ -175,6 +237,6 @@ async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bo
     let cache = Cache::new(&redis, &config.metrics)?;
     let dropped = cache.drop_layout(&KindNames::new(&config.kinds), &config.metrics.codes(), dry_run).await?;
     let what = if dry_run { "to be deleted" } else { "deleted" };
-    writeln!(std::io::stdout(), "{name}: {dropped} keys {what}").context("print")?;
+    writeln!(std::io::stdout(), "{layout}: {dropped} keys {what}").context("print")?;
     Ok(EXIT_DONE)
 }

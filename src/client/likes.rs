@@ -77,7 +77,7 @@ impl Client {
         if matches!(answer, Answer::Unknown) {
             // Better one that may count twice until a reconcile than none.
             let target = [wish.target];
-            let liked = self.ask_mysql(self.store.liked(wish.user, &target)).await;
+            let liked = self.ask_mysql(&self.clicks_unasked, self.store.liked(wish.user, &target)).await;
             let known = liked.map_or(!wish.liked, |liked| liked.contains(&wish.target));
             answer = self.ask(wish, Some(known)).await?;
         }
@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// Counts without asking whether it changes what the user likes, for those who know; in one round trip with the boards. The
-    /// event must be published next.
+    /// event must be published next. In the layouts `entity` and `string` it gives no number.
     ///
     /// # Errors
     /// Redis is away, or a name is not in the configuration.
@@ -246,7 +246,7 @@ impl Client {
         if calls.is_empty() {
             return failed;
         }
-        match self.cache.eval_each("add to boards", &calls).await {
+        match self.cache.eval_each("add to boards and the second layout", &calls).await {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
                 for (on, answer) in called.iter().zip(answers.by_ref()) {
@@ -257,6 +257,7 @@ impl Client {
             Err(error) => {
                 let error = anyhow::Error::from(error);
                 failed += called.iter().map(|on| note_board(on, &error)).sum::<usize>();
+                debug!(event = "also-uncounted", "{error:#}");
             }
         }
         failed

@@ -8,10 +8,10 @@ mod likes;
 mod numbers;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 
 use crate::broker::{Broker, Publisher};
 use crate::cache::Cache;
@@ -20,10 +20,14 @@ use crate::config::{self, Board, Config, Kinds};
 use crate::event::{LikeEvent, encode_like};
 use crate::model::Metric;
 use crate::store::Store;
-pub use numbers::{Numbers, Source};
+use numbers::Unasked;
+pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
 
 /// Connections to MySQL at most.
 const CONNECTIONS: u32 = 16;
+
+/// Of these for pages whose numbers Redis doesn't know.
+const READS: usize = 4;
 
 /// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
 pub struct Client {
@@ -40,8 +44,12 @@ pub struct Client {
     boards: Vec<Board>,
     /// For what Redis doesn't know.
     store: Store,
-    /// Until when MySQL isn't asked, because it has not answered.
-    mysql_away: std::sync::Mutex<Option<Instant>>,
+    /// Whether MySQL is asked what users like.
+    clicks_unasked: Unasked,
+    /// Whether it is asked for numbers: a Redis that has lost them must not keep clicks from being asked about.
+    reads_unasked: Unasked,
+    /// Pages that ask it at once.
+    reads: Semaphore,
     limits: config::Client,
 }
 
@@ -139,7 +147,9 @@ impl Client {
             metrics: config.metrics.codes(),
             boards: config.boards.clone(),
             store: Store::new(&config.mysql, CONNECTIONS)?,
-            mysql_away: std::sync::Mutex::default(),
+            clicks_unasked: Unasked::default(),
+            reads_unasked: Unasked::default(),
+            reads: Semaphore::new(READS),
             limits: config.client.clone(),
         })
     }

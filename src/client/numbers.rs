@@ -18,77 +18,98 @@ const ASK_MAX: Duration = Duration::from_secs(5);
 /// How long it isn't asked after it didn't.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// Who knows a target's numbers.
+/// Targets that are read at once at most.
+pub const READ_TARGETS_MAX: usize = 1_000;
+
+/// Until when MySQL isn't asked, because it has not answered.
+pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
+
+/// Who knows a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Redis: every click until now is counted.
     Redis,
-    /// MySQL, because Redis has lost them, or is still getting them back: clicks of the last moments are missing.
+    /// MySQL: because it is none of those that Redis has, or Redis has lost it, or is still getting it back. What happened in the last
+    /// moments is missing.
     Mysql,
-    /// Neither of them, at the moment.
-    Nobody,
+}
+
+/// One number of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number {
+    /// The number.
+    pub value: i64,
+    /// Who knows it.
+    pub source: Source,
 }
 
 /// A target's numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Numbers {
-    /// Who knows them.
-    pub source: Source,
-    /// By metric.
-    values: BTreeMap<Metric, i64>,
-}
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// The number of that metric; none where nobody knows it, or it is not in `[metrics]`.
-    pub fn get(&self, metric: Metric) -> Option<i64> {
-        self.values.get(&metric).copied()
+    /// The number of that metric; none where nobody knows it at the moment, or it is not in `[metrics]`.
+    pub fn get(&self, metric: Metric) -> Option<Number> {
+        self.0.get(&metric).copied()
     }
 }
 
 impl Client {
-    /// The numbers of all metrics for each of `targets`, in their order: from Redis in one round trip for some hundreds of them, and
-    /// from MySQL, in one query for each kind, what Redis doesn't know. What is missing there is noted, so that a daemon loads it within
-    /// seconds.
+    /// The numbers of all metrics for each of up to 1,000 `targets`, in their order. Likes are from Redis, in one round trip for each 500
+    /// targets; the other metrics, and what Redis doesn't know, from MySQL, in one query for each kind. What Redis has lost is noted, so
+    /// that a daemon loads it within seconds; while it isn't loaded a few pages at a time ask MySQL, and nobody knows the numbers of the
+    /// others.
     ///
     /// # Errors
-    /// Redis is away.
+    /// More targets; Redis is away.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
-        let found = self.cache.read(&self.names, &self.metrics, targets).await?;
-        let unknown: Vec<Target> = targets
-            .iter()
-            .zip(&found)
-            .filter(|(_, found)| !matches!(found, Found::Known(_)))
-            .map(|(target, _)| *target)
-            .collect();
-        let mut stored = None;
-        if !unknown.is_empty() {
+        anyhow::ensure!(targets.len() <= READ_TARGETS_MAX, "at most {READ_TARGETS_MAX} targets are read at once");
+        let found = self.cache.read(&self.names, &[self.metric], targets).await?;
+        let unknown = |found: &&Found| !matches!(found, Found::Known(_));
+        if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
             // A hint: who reads must not fail for it, for instance on a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
                 debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
             }
-            stored = self.ask_mysql(self.store.numbers(&unknown)).await;
         }
-        Ok(targets.iter().zip(found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect())
+        let asked: Vec<Target> = if self.metrics.len() > 1 {
+            targets.to_vec()
+        } else {
+            targets.iter().zip(&found).filter(|(_, found)| unknown(found)).map(|(target, _)| *target).collect()
+        };
+        let mut stored = None;
+        if !asked.is_empty()
+            && let Ok(_permit) = self.reads.try_acquire()
+        {
+            stored = self.ask_mysql(&self.reads_unasked, self.store.numbers(&asked)).await;
+        }
+        Ok(targets.iter().zip(&found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect())
     }
 
-    fn numbers(&self, target: Target, found: Found, stored: Option<&HashMap<(Target, Metric), i64>>) -> Numbers {
-        match (found, stored) {
-            (Found::Known(values), _) => {
-                Numbers { source: Source::Redis, values: self.metrics.iter().copied().zip(values).collect() }
-            }
-            (_, Some(stored)) => {
-                let value = |metric: &Metric| (*metric, stored.get(&(target, *metric)).copied().unwrap_or(0));
-                Numbers { source: Source::Mysql, values: self.metrics.iter().map(value).collect() }
-            }
-            (_, None) => Numbers { source: Source::Nobody, values: BTreeMap::new() },
-        }
+    fn numbers(&self, target: Target, found: &Found, stored: Option<&HashMap<(Target, Metric), i64>>) -> Numbers {
+        let likes = if let Found::Known(values) = found { values.first().copied() } else { None };
+        let number = |metric: &Metric| {
+            let number = match (likes, stored) {
+                (Some(value), _) if *metric == self.metric => Number { value, source: Source::Redis },
+                (_, stored) => {
+                    let value = stored?.get(&(target, *metric)).copied().unwrap_or(0);
+                    Number { value, source: Source::Mysql }
+                }
+            };
+            Some((*metric, number))
+        };
+        Numbers(self.metrics.iter().filter_map(number).collect())
     }
 
     /// What MySQL says; none where it doesn't answer in time, or lately didn't.
-    pub(super) async fn ask_mysql<T>(&self, question: impl Future<Output = crate::store::Result<T>>) -> Option<T> {
-        let away = |until| *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner) = until;
-        let is_away = *self.mysql_away.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) async fn ask_mysql<T>(
+        &self,
+        unasked: &Unasked,
+        question: impl Future<Output = crate::store::Result<T>>,
+    ) -> Option<T> {
+        let away = |until| *unasked.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        let is_away = *unasked.lock().unwrap_or_else(PoisonError::into_inner);
         if is_away.is_some_and(|until| until > Instant::now()) {
             return None;
         }

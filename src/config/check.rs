@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Board, Config, LIKE, Metrics, Redis, ServerUrl};
+use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl};
 use crate::archiver::period::{PeriodKind, WeekStart};
-use crate::cache::layout::{BUCKET_BITS_MAX, Form};
+use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
 use crate::runtime::schedule;
 
@@ -96,41 +96,52 @@ fn cluster(redis: &Redis, found: &mut Vec<String>) {
 }
 
 fn layouts(redis: &Redis, config: &Config, found: &mut Vec<String>) {
+    let names = |names: &'_ BTreeMap<String, u8>| names.keys().cloned().collect::<Vec<String>>();
+    let (kinds, metrics) = (names(&config.kinds.0), names(&config.metrics.0));
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    let metrics: Vec<&str> = metrics.iter().map(String::as_str).collect();
     let first = redis.layout();
-    let also = redis.also.as_ref().map(|also| ("[redis.also]", also.layout()));
-    if let (Ok(first), Some((_, Ok(second)))) = (&first, &also)
-        && (first.form, &first.template) == (second.form, &second.template)
-        && (first.form != Form::Packed || first == second)
+    let also = redis.also.as_ref().map(Also::layout);
+    if let (Ok(first), Some(Ok(second))) = (&first, &also)
+        && first.overlaps(second, &kinds, &metrics)
     {
-        found.push("[redis.also] is the same layout as [redis]: leave it out, or change one of them".to_owned());
+        found.push(
+            "[redis.also] shares keys with [redis]: leave it out, or give it another layout, counter_key or number of bucket_bits"
+                .to_owned(),
+        );
     }
-    for (section, layout) in std::iter::once(("[redis]", first)).chain(also) {
-        let layout = match layout {
-            Ok(layout) => layout,
-            Err(error) => {
-                found.push(format!("{section} counter_key {error}"));
-                continue;
+    for (section, layout) in std::iter::once(("[redis]", first)).chain(also.map(|also| ("[redis.also]", also))) {
+        match layout {
+            Ok(layout) => {
+                found.extend(layout_problem(&layout, redis, &kinds, &metrics).map(|it| format!("{section} {it}")))
             }
-        };
-        let Some(template) = &layout.template else { continue };
-        let mut lacks = |what: &str, of: &str| {
-            found.push(format!("{section} counter_key lacks {{{what}}}: [{of}] names several, which would share keys"));
-        };
-        if config.kinds.0.len() > 1 && !template.has_kind() {
-            lacks("kind", "kinds");
+            Err(error) => found.push(format!("{section} counter_key {error}")),
         }
-        if layout.form == Form::String && config.metrics.0.len() > 1 && !template.has_metric() {
-            lacks("metric", "metrics");
+    }
+}
+
+fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&str]) -> Option<String> {
+    let template = layout.template.as_ref()?;
+    let lacks = |what: &str, of: &str| {
+        Some(format!("counter_key lacks {{{what}}}: [{of}] names several, which would share keys"))
+    };
+    let mut names = layout.key_names(kinds, metrics);
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    match layout.form {
+        _ if redis.cluster => Some(format!(
+            "layout is {layout}, whose keys are not in the slots of their buckets: on a Redis Cluster use packed"
+        )),
+        _ if kinds.len() > 1 && !template.has_kind() => lacks("kind", "kinds"),
+        Form::String if metrics.len() > 1 && !template.has_metric() => lacks("metric", "metrics"),
+        Form::Entity if template.has_metric() => {
+            Some("counter_key has {metric}, but with layout = \"entity\" metrics are fields".to_owned())
         }
-        if layout.form == Form::Entity && template.has_metric() {
-            found
-                .push(format!("{section} counter_key has {{metric}}, but with layout = \"entity\" metrics are fields"));
+        _ if names.len() < all => {
+            Some("counter_key names some two kinds and metrics alike: put a : between {kind} and {metric}".to_owned())
         }
-        if redis.cluster {
-            found.push(format!(
-                "{section} layout is {layout}, whose keys are not in the slots of their buckets: on a Redis Cluster use packed"
-            ));
-        }
+        _ => None,
     }
 }
 
@@ -328,8 +339,20 @@ mod tests {
             ("[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}\"\n[metrics]\nlike = 1\nb = 2", "lacks {metric}"),
             ("[redis]\nlayout = \"entity\"\ncounter_key = \"x:{id}:{metric}\"", "metrics are fields"),
             ("[redis]\nlayout = \"entity\"\ncluster = true", "on a Redis Cluster use packed"),
-            ("[redis.also]\nbucket_bits = 13", "the same layout as [redis]"),
-            ("[redis]\nlayout = \"string\"\n[redis.also]\nlayout = \"string\"\nbucket_bits = 10", "the same layout"),
+            ("[redis.also]\nbucket_bits = 13", "[redis.also] shares keys with [redis]"),
+            ("[redis]\nlayout = \"string\"\n[redis.also]\nlayout = \"string\"\nbucket_bits = 10", "shares keys"),
+            (
+                "[redis]\nlayout = \"string\"\n[redis.also]\nlayout = \"string\"\ncounter_key = \"x:{id}\"",
+                "shares keys",
+            ),
+            (
+                "[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}\"\n[redis.also]\nlayout = \"entity\"\ncounter_key = \"x:{id}\"",
+                "shares keys",
+            ),
+            (
+                "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}_{metric}_{id}\"\n[kinds]\na = 1\na_b = 2\n[metrics]\nlike = 1\nb_like = 2",
+                "names some two kinds and metrics alike",
+            ),
             ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
             ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),

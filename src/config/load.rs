@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{Config, ConfigError, Secret, ServerUrl, check};
+use super::{Config, ConfigError, EventClock, Secret, ServerUrl, check};
 
 /// Where the configuration is looked for when nothing else is said.
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
@@ -75,6 +75,11 @@ pub fn parse(
                 table = before;
             }
         }
+    }
+    if config.redis.also.is_some() {
+        // While API servers exchange the two layouts, some count in the first one a moment after they had the `at`, or by another
+        // node's clock.
+        config.reconcile.event_clock = EventClock::Producer;
     }
     if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
 }

@@ -71,10 +71,11 @@ impl Redis {
         Layout::new(self.layout, self.bucket_bits, &self.counter_key)
     }
 
-    /// The other way round: what is the second layout is the first one, and none the second.
+    /// The other way round: the second layout is the first one.
     pub fn moved(&self) -> Option<Self> {
         let Also { layout, bucket_bits, counter_key } = self.also.clone()?;
-        Some(Self { layout, bucket_bits, counter_key, also: None, ..self.clone() })
+        let first = Also { layout: self.layout, bucket_bits: self.bucket_bits, counter_key: self.counter_key.clone() };
+        Some(Self { layout, bucket_bits, counter_key, also: Some(first), ..self.clone() })
     }
 }
 

@@ -145,7 +145,7 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
 /// Each event once, in the order of the ledger. Of two with the same id and `at` one is as good as the other.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();
-    distinct.sort_unstable_by_key(|count| entry(count));
+    distinct.sort_unstable_by_key(entry);
     distinct.dedup_by_key(|count| entry(count));
     distinct
 }

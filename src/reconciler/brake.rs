@@ -10,11 +10,13 @@ pub(super) struct Brake {
     pub targets_max_percent: u8,
     /// No counter may be off by more.
     pub abs_max: i64,
+    /// What repairs all the same.
+    pub command: &'static str,
 }
 
 /// The brake has been tripped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}; if that is right, run `tallyd reconcile --force`")]
+#[error("{0}")]
 pub struct Braked(pub String);
 
 impl Brake {
@@ -25,14 +27,15 @@ impl Brake {
     pub(super) fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), Braked> {
         if largest > self.abs_max.unsigned_abs() {
             return Err(Braked(format!(
-                "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}",
-                self.abs_max
+                "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}; if that is right, run {}",
+                self.abs_max, self.command
             )));
         }
         if drifted > TARGETS_MIN && drifted * 100 > checked * u64::from(self.targets_max_percent) {
             return Err(Braked(format!(
-                "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}",
-                self.targets_max_percent
+                "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}; if that is right, \
+                 run {}",
+                self.targets_max_percent, self.command
             )));
         }
         Ok(())
@@ -45,7 +48,7 @@ mod tests {
 
     #[test]
     fn it_holds_what_is_too_much_and_lets_the_rest_through() {
-        let brake = Brake { targets_max_percent: 5, abs_max: 1_000 };
+        let brake = Brake { targets_max_percent: 5, abs_max: 1_000, command: "it" };
         for (checked, drifted, largest, holds) in [
             (10, 10, 1_000, false),
             (10, 1, 1_001, true),

@@ -40,6 +40,7 @@ mod range;
 mod rebuild;
 pub mod report;
 mod scrub;
+mod stale;
 mod walk;
 
 use std::collections::HashMap;
@@ -143,6 +144,8 @@ impl Order {
 pub struct Reconciler {
     store: Store,
     cache: Cache,
+    /// The second layout that API servers count in.
+    also: Option<Cache>,
     broker: Broker,
     limits: Limits,
     kinds: Kinds,
@@ -176,6 +179,8 @@ struct Run<'a> {
     reached: Target,
     stop: &'a CancellationToken,
     began: Instant,
+    /// Whether nothing was off in the part that a resumed run goes on from.
+    clean: bool,
     /// Something was not looked at, because the run was over.
     cut_short: AtomicBool,
     pending: Pending,
@@ -193,6 +198,7 @@ impl Reconciler {
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
         Ok(Self {
             store,
+            also: cache.also(&config.redis, &config.metrics)?,
             cache,
             broker,
             limits: config.reconcile.clone(),
@@ -248,6 +254,7 @@ impl Reconciler {
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
+            clean: true,
             cut_short: AtomicBool::new(false),
             pending: Pending::new(),
             fields_seen: HashMap::new(),
@@ -298,6 +305,7 @@ impl Run<'_> {
             };
             self.report.end(End::TimeOver, format!("its time was over: {goes_on}"));
         }
+        self.report.clean = self.is_clean();
         self.report.waited_s = self.pace.waited.as_secs();
         self.report.waits = self.pace.waits;
         self.report.waited_for = self.pace.waited_for.take();
@@ -321,7 +329,12 @@ impl Run<'_> {
             return Ok(());
         }
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max };
+        let command = if self.order.mode == Mode::Layout {
+            "the same command with --force"
+        } else {
+            "`tallyd reconcile --force`"
+        };
+        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command };
         let Report { checked, drifted, counters_off, .. } = self.report;
         brake.check(checked, drifted.max(counters_off), largest)
     }

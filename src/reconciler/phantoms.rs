@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::Run;
 use super::report::Steps;
+use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
 use crate::model::{Kind, Target};
 use crate::store::counters::Truth;
@@ -49,7 +50,13 @@ impl Run<'_> {
             if targets.len() >= SCANNED_TARGETS || next.is_none() {
                 targets.sort_unstable();
                 targets.dedup();
-                phantoms.extend(self.unknown_to_mysql(std::mem::take(&mut targets)).await?);
+                let unknown = self.unknown_to_mysql(std::mem::take(&mut targets)).await?;
+                // A key stays when its number is repaired to zero.
+                let samples = self.on.cache.sample(&self.on.names, self.on.metric, &unknown).await?;
+                let counts = |(target, sample): (Target, Option<Sample>)| {
+                    Some(target).filter(|_| sample.is_some_and(|it| it.value != 0))
+                };
+                phantoms.extend(unknown.into_iter().zip(samples).filter_map(counts));
             }
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
             if phantoms.len() >= self.pace.page() {

@@ -74,6 +74,9 @@ pub struct Report {
     pub resumed_run: Option<u64>,
     /// The instant, in microseconds since the epoch, up to which every change has been compared.
     pub cut: Option<i64>,
+    /// Whether nothing was off, of a full run from the first target on, also where several runs went on from each other.
+    #[serde(skip)]
+    pub clean: bool,
     /// How the run ended.
     pub ended: End,
     /// Why it ended before all was looked at, where it did.

@@ -48,7 +48,7 @@ impl Run<'_> {
             }
             let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
             // Noted page by page: a run that is killed loses one.
-            self.compare_known(kind, after, place).await?;
+            self.compare_known(kind, after, |kind, after, _| place(kind, after)).await?;
         }
         let next = if self.cut_short.load(Ordering::Relaxed) { Some(self.reached) } else { self.next_place() };
         let next = next.unwrap_or(Target { kind: Kind(0), id: TargetId(0) });

@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::page::PENDING_MAX;
 use super::range::read_range;
-use super::report::Steps;
+use super::report::{Report, Steps};
 use super::{JOB, Mode, Run};
 use crate::model::{Kind, Micros, Target, TargetId};
 use crate::runtime::fault;
@@ -26,9 +26,10 @@ const SEEN_MAX: usize = 5_000;
 /// How far a full run has come: all targets up to this one, and the phantoms of the kinds before its own, are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
-    /// The second layout that is compared; none for the daemon's own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    layout: Option<String>,
+    /// The layout that is compared.
+    layout: String,
+    /// Whether nothing was off, from the first target on.
+    clean: bool,
     /// When the run began that went from the first target on, by Redis' clock.
     began: i64,
     kind: u8,
@@ -43,6 +44,7 @@ impl Run<'_> {
             self.report.in_flight = Some(self.fences.waiting().await?);
             return self.compare_these(&targets.into_iter().collect::<Vec<_>>()).await;
         }
+        self.unload_stale().await?;
         self.rebuild().await?;
         // Before the first fence, which has less patience.
         self.wait().await?;
@@ -67,7 +69,8 @@ impl Run<'_> {
     /// Compares what changed from the last run's cut until now, by Redis' clock; what the events tell of comes first.
     async fn compare_changed(&mut self) -> Result<()> {
         let until = self.fenced_now().await?;
-        let from = self.on.store.last_cut(JOB).await?.unwrap_or(Micros(0));
+        let layout = self.on.cache.keys.layout().full_name();
+        let from = self.on.store.last_cut(JOB, &layout).await?.unwrap_or(Micros(0));
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let total = self.on.store.count_changed(self.on.metric, start).await?;
         self.progress.send_modify(|progress| progress.total = Some(total));
@@ -105,7 +108,9 @@ impl Run<'_> {
     /// Compares every target that MySQL or Redis knows.
     async fn compare_full(&mut self) -> Result<()> {
         let resumed = self.resumed().await?;
-        let layout = self.second_layout();
+        // What a resumed run loads was compared before it was lost.
+        self.clean = resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && self.report.buckets_loaded == 0);
+        let layout = self.on.cache.keys.layout().full_name();
         let began = match &resumed {
             Some(checkpoint) => Micros(checkpoint.began),
             None => self.fenced_now().await?,
@@ -123,9 +128,9 @@ impl Run<'_> {
                 break;
             }
             self.fields_seen.clear();
-            self.compare_known(kind, after, |kind, after| {
+            self.compare_known(kind, after, |kind, after, clean| {
                 let layout = layout.clone();
-                serde_json::to_string(&Checkpoint { layout, began: began.0, kind: kind.0, target_id: after.0 })
+                serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind: kind.0, target_id: after.0 })
             })
             .await?;
             if self.is_over() {
@@ -158,7 +163,7 @@ impl Run<'_> {
             return Ok(None);
         };
         let checkpoint: Checkpoint = serde_json::from_str(&text).context("read how far the last run came")?;
-        if checkpoint.layout != self.second_layout() {
+        if checkpoint.layout != self.on.cache.keys.layout().full_name() {
             return Ok(None);
         }
         let (kind, target_id) = (self.on.kinds.name(Kind(checkpoint.kind)), checkpoint.target_id);
@@ -170,18 +175,13 @@ impl Run<'_> {
         Ok(Some(checkpoint))
     }
 
-    /// The layout, where it isn't the daemon's own.
-    fn second_layout(&self) -> Option<String> {
-        (self.order.mode == Mode::Layout).then(|| self.on.cache.keys.layout().to_string())
-    }
-
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice. `checkpoint` writes how far it
     /// has come.
     pub(super) async fn compare_known(
         &mut self,
         kind: Kind,
         after: TargetId,
-        checkpoint: impl Fn(Kind, TargetId) -> serde_json::Result<String>,
+        checkpoint: impl Fn(Kind, TargetId, bool) -> serde_json::Result<String>,
     ) -> Result<()> {
         let mut settled = Instant::now();
         let mut reached = after;
@@ -209,12 +209,18 @@ impl Run<'_> {
                 self.settle().await?;
                 settled = Instant::now();
             }
-            self.note_checkpoint(&checkpoint(kind, reached)?).await?;
+            self.note_checkpoint(&checkpoint(kind, reached, self.is_clean())?).await?;
             next = following;
         }
         self.settle().await?;
         self.reached = Target { kind, id: reached };
-        self.note_checkpoint(&checkpoint(kind, reached)?).await
+        self.note_checkpoint(&checkpoint(kind, reached, self.is_clean())?).await
+    }
+
+    /// Whether nothing was off, from the first target on.
+    pub(super) fn is_clean(&self) -> bool {
+        let Report { drifted, counters_off, left, unknown, .. } = self.report;
+        self.clean && drifted + counters_off + left + unknown == 0
     }
 
     /// Only where nothing before it is pending. A dry run leaves none: what it has seen was not repaired.

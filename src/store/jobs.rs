@@ -154,17 +154,18 @@ impl Store {
         lent.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Up to where, by Redis' clock, any run of the job has compared everything; none where none has.
+    /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_cut(&self, job: &str) -> Result<Option<Micros>> {
+    pub async fn last_cut(&self, job: &str, layout: &str) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let cut: Option<NaiveDateTime> =
-                sqlx::query_scalar("SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done'")
+                sqlx::query_scalar("SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ?")
                     .bind(job)
+                    .bind(layout)
                     .fetch_one(connection)
                     .await
                     .tried(ACTION)?;
@@ -197,6 +198,47 @@ impl Store {
 }
 
 impl Store {
+    /// The layouts that API servers counted in at the job's last run before `run` that changed anything; none where there was none.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
+        const ACTION: &str = "read the last run's layouts";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row: Option<(String, Option<String>)> = sqlx::query_as(
+                "SELECT layout, also FROM job_run WHERE job = ? AND run < ? AND layout IS NOT NULL ORDER BY run DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(run)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(row.map(|(layout, also)| std::iter::once(layout).chain(also).collect()))
+        })
+        .await
+    }
+
+    /// Notes the layouts that API servers count in.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
+        const ACTION: &str = "note the run's layouts";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?")
+                .bind(layout)
+                .bind(also)
+                .bind(run)
+                .execute(connection)
+                .await
+                .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
     /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. Not of modes whose last run says what
     /// is due, or where to go on.
     ///

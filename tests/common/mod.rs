@@ -449,5 +449,6 @@ pub fn stderr(output: &Output) -> String {
 /// The likes of each target as Redis tells a reader; none where it doesn't know them.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
     let numbers = client.read(targets).await.unwrap();
-    numbers.iter().map(|it| it.get(Metric(1)).filter(|_| it.source == Source::Redis)).collect()
+    let likes = numbers.iter().map(|it| it.get(Metric(1)).filter(|likes| likes.source == Source::Redis));
+    likes.map(|likes| likes.map(|likes| likes.value)).collect()
 }

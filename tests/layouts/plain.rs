@@ -68,7 +68,9 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
             let _: i64 = add(id, by).query_async(&mut redis).await.unwrap();
         }
         let report = compared(&world).await;
-        assert_eq!((report["drifted"].as_u64(), report["phantoms"].as_u64()), (Some(5), Some(2)), "{report}");
+        assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
+        // What was liked for the first time a moment ago isn't in MySQL either.
+        assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
         let client = Client::new(&world.config).unwrap();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
 

@@ -1,6 +1,6 @@
 //! The numbers of a page: all metrics, from whoever knows them.
 
-use tallyd::client::{Client, Source};
+use tallyd::client::{Client, Number, Source};
 use tallyd::model::{Metric, UserId};
 
 use crate::common::{lose, target};
@@ -14,20 +14,16 @@ async fn a_page_has_all_numbers_in_every_layout() {
         let (world, daemon, _) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
         let client = Client::new(&world.config).unwrap();
         client.like(target(2), UserId(7), &[]).await.unwrap();
-        let place = world.cache.keys.place("video", target(2), Metric(3));
-        let mut command = redis::cmd(if layout == "string" { "SET" } else { "HSET" });
-        let value = if layout == "packed" { "1,0,9" } else { "9" };
-        let field = match layout {
-            "packed" => Some("2"),
-            "entity" => Some("view"),
-            _ => None,
-        };
-        let () = command.arg(place.key).arg(field).arg(value).query_async(&mut world.redis().await).await.unwrap();
+        let view =
+            "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 2, 3, 0, 9, NOW(6))";
+        sqlx::query(view).execute(&world.pool).await.unwrap();
         let page: Vec<_> = (1..=100).map(target).collect();
         let numbers = client.read(&page).await.unwrap();
-        assert!(numbers.iter().all(|numbers| numbers.source == Source::Redis));
+        let redis = |value| Some(Number { value, source: Source::Redis });
+        let mysql = |value| Some(Number { value, source: Source::Mysql });
         let of = |place: usize| [1, 3, 2].map(|metric| numbers[place].get(Metric(metric)));
-        assert_eq!((of(0), of(1)), ([Some(0), Some(0), None], [Some(1), Some(9), None]), "{layout}");
+        assert_eq!((of(0), of(1)), ([redis(0), mysql(0), None], [redis(1), mysql(9), None]), "{layout}");
+        assert!(client.read(&vec![target(1); 1_001]).await.is_err());
         assert!(daemon.stop().success());
         world.close().await;
     }
@@ -43,14 +39,15 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     world.drained(&publisher).await;
     lose(&world).await;
     let numbers = client.read(&[target(1), target(2)]).await.unwrap();
-    let likes: Vec<_> = numbers.iter().map(|numbers| (numbers.source, numbers.get(Metric(1)))).collect();
-    assert_eq!(likes, [(Source::Mysql, Some(0)), (Source::Mysql, Some(3))]);
+    let likes: Vec<_> = numbers.iter().map(|numbers| numbers.get(Metric(1))).collect();
+    let mysql = |value| Some(Number { value, source: Source::Mysql });
+    assert_eq!(likes, [mysql(0), mysql(3)]);
     let mut config = world.config.clone();
     // Nobody listens there.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
     let client = Client::new(&config).unwrap();
     let numbers = client.read(&[target(2)]).await.unwrap();
-    assert_eq!((numbers[0].source, numbers[0].get(Metric(1))), (Source::Nobody, None));
+    assert_eq!(numbers[0].get(Metric(1)), None);
     assert!(daemon.stop().success());
     world.close().await;
 }

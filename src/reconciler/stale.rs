@@ -1,0 +1,39 @@
+//! Layouts that were left, and come back: what they hold is as old as that, so it is taken for lost.
+//!
+//! Each run notes the layouts that API servers count in, by configuration. One that the last run didn't have nobody has kept up
+//! since, though its buckets may still say that they are loaded: from a move that was given up, or from before a switch. Their marks
+//! are taken away, before anything is compared, and they are loaded anew, as what Redis has lost is.
+
+use anyhow::Result;
+use tracing::warn;
+
+use super::{JOB, Run};
+
+impl Run<'_> {
+    pub(super) async fn unload_stale(&mut self) -> Result<()> {
+        if self.report.dry_run {
+            return Ok(());
+        }
+        let ours = self.on.cache.keys.layout().full_name();
+        let also = self.on.also.as_ref().map(|also| also.keys.layout().full_name());
+        if let Some(kept) = self.on.store.last_layouts(JOB, self.number).await? {
+            let caches = std::iter::once(&self.on.cache).chain(&self.on.also);
+            for cache in caches.filter(|cache| !kept.contains(&cache.keys.layout().full_name())) {
+                let mut buckets = 0;
+                for (name, _) in self.kinds() {
+                    buckets += cache.unload(&name).await?;
+                }
+                if buckets > 0 {
+                    let layout = cache.keys.layout().to_string();
+                    warn!(
+                        event = "layout-stale",
+                        layout,
+                        buckets,
+                        "nobody has kept up the layout {layout} since it was left: {buckets} buckets are loaded anew"
+                    );
+                }
+            }
+        }
+        Ok(self.on.store.note_layouts(self.number, &ours, also.as_deref()).await?)
+    }
+}
