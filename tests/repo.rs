@@ -269,12 +269,20 @@ fn the_documents_name_every_table() {
 }
 
 #[test]
-fn the_example_in_the_readme_is_the_file_that_is_tested() {
-    let example = read("examples/python/like.py");
-    assert_eq!(blocks("README.md", "python").concat(), example);
-    for block in blocks("docs/events.md", "python") {
-        assert!(example.contains(block.trim()), "not in examples/python/like.py:\n{block}");
+fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
+    let examples = [
+        ("python", ["examples/python/like.py", "examples/python/board.py"]),
+        ("js", ["examples/node/client.js", "examples/node/board.js"]),
+    ];
+    for (language, files) in examples {
+        let example: String = files.iter().map(read).collect();
+        for document in documents() {
+            for block in blocks(document.to_str().unwrap(), language) {
+                assert!(example.contains(block.trim()), "{}: not in {files:?}:\n{block}", document.display());
+            }
+        }
     }
+    assert!(!blocks("README.md", "python").is_empty());
 }
 
 #[test]

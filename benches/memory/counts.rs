@@ -1,0 +1,89 @@
+//! The counters that every layout holds: the same for the same ids and size.
+
+use serde::Serialize;
+
+use crate::layout::METRICS;
+
+/// The most that a counter holds.
+const COUNT_MAX: f64 = 1e8;
+
+/// How ids are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ids {
+    /// 1, 2, 3, ...
+    Dense,
+    /// 42 bits of milliseconds, 10 bits of machine, 12 bits of sequence.
+    Snowflake,
+}
+
+impl Ids {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::Snowflake => "snowflake",
+        }
+    }
+}
+
+/// Targets with their four counters each.
+pub struct Counts {
+    pub ids: Ids,
+    targets: Vec<(u64, [u32; METRICS])>,
+}
+
+impl Counts {
+    /// Counters as sites have them: 99 of 100 are below 1,000, one in ten thousand is above a million. None is zero, so that
+    /// every layout holds every counter.
+    pub fn new(ids: Ids, targets: u64) -> Self {
+        let mut dice = Dice(targets.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let mut ms = 400_000_000_000_u64;
+        let targets = (1..=targets)
+            .map(|number| {
+                let id = match ids {
+                    Ids::Dense => number,
+                    Ids::Snowflake => {
+                        ms += 1 + dice.below(2_000);
+                        // Two of one millisecond are rare, so the sequence is nearly always 0.
+                        ms << 22 | dice.below(32) << 12 | u64::from(dice.below(100) == 0)
+                    }
+                };
+                (id, [(); METRICS].map(|()| dice.count()))
+            })
+            .collect();
+        Self { ids, targets }
+    }
+
+    pub fn targets(&self) -> u64 {
+        self.targets.len() as u64
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &(u64, [u32; METRICS])> {
+        self.targets.iter()
+    }
+
+    /// Targets of a page, of all ages.
+    pub fn page(&self, seed: u64, targets: usize) -> Vec<(u64, [u32; METRICS])> {
+        let mut dice = Dice(seed.wrapping_mul(0xD134_2543_DE82_EF95) | 1);
+        dice.below(2);
+        (0..targets).filter_map(|_| self.targets.get(dice.below(self.targets()) as usize).copied()).collect()
+    }
+}
+
+struct Dice(u64);
+
+impl Dice {
+    /// A number below `below`, by xorshift64* (Vigna 2016).
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % below
+    }
+
+    /// A Pareto distribution: one in a hundred is at least 1,000, and one in ten thousand a million.
+    fn count(&mut self) -> u32 {
+        let part = (self.below(1 << 40) + 1) as f64 / (1_u64 << 40) as f64;
+        part.powf(-1.5).min(COUNT_MAX) as u32
+    }
+}

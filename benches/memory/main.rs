@@ -1,0 +1,170 @@
+//! what a counter costs in Redis' memory, and a page of counters in its processor, by how keys are laid out
+
+#[path = "../common/mod.rs"]
+mod common;
+mod counts;
+mod layout;
+mod server;
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use clap::Parser;
+use common::machine::Machine;
+use common::report::{Aim, Results, median, number, print_figures, print_table};
+use counts::{Counts, Ids};
+use layout::{Layout, METRICS};
+use serde::Serialize;
+use server::Server;
+
+const AIMS: [(&str, Aim); 3] =
+    [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];
+
+/// Targets up to which the articles' hashes are compact: 512 of them, with 512 entries each. And one more in each.
+const CLIFF: [u64; 2] = [512 * 512, 512 * 513];
+
+/// Loads counters into a Redis of its own, in one layout after the other, and asks what they take.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// How many targets, each with four counters; the figures without a number are of the first one.
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000_000, 5_000_000])]
+    targets: Vec<u64>,
+
+    /// Pages of 20 targets in a measurement of the processor.
+    #[arg(long, default_value_t = 2_000)]
+    pages: u64,
+
+    /// How often pages are measured; figures are medians. Memory is the same each time.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One layout, filled.
+#[derive(Clone, Debug, Serialize)]
+struct Filled {
+    layout: Layout,
+    ids: Ids,
+    targets: u64,
+    /// What used_memory grew by, for each counter.
+    bytes: f64,
+    /// Microseconds of the server for a page of 20 targets: the median, and the rounds.
+    page_us: f64,
+    page_us_rounds: Vec<f64>,
+    /// The same by MGET, where there is one key for each counter.
+    mget_page_us: Option<f64>,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = tokio::runtime::Runtime::new()?.block_on(Machine::look())?;
+    let mut filled = Vec::new();
+    for targets in &arguments.targets {
+        for ids in [Ids::Dense, Ids::Snowflake] {
+            let counts = Counts::new(ids, *targets);
+            for layout in Layout::ALL {
+                filled.push(fill(layout, &counts, &arguments)?);
+            }
+        }
+    }
+    let mut cliff = Vec::new();
+    for targets in CLIFF {
+        cliff.push(fill(Layout::Articles, &Counts::new(Ids::Dense, targets), &arguments)?);
+    }
+    print(&filled);
+    print(&cliff);
+    let figures = figures(&filled, &cliff, &arguments.targets);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: [filled, cliff] }.write("memory")
+}
+
+/// Fills a fresh server, weighs it, and reads pages.
+fn fill(layout: Layout, counts: &Counts, arguments: &Arguments) -> Result<Filled> {
+    let mut server = Server::start()?;
+    let before = server.used_memory()?;
+    layout.load(counts, &mut server)?;
+    let after = server.settled_memory()?;
+    layout.check(counts, &mut server)?;
+    let (mut page_us_rounds, mut mget) = (Vec::new(), Vec::new());
+    for round in 0..arguments.rounds as u64 {
+        let pipelines = layout.pages(counts, round, arguments.pages);
+        page_us_rounds.push(server.cpu_us_of(&pipelines)? / arguments.pages as f64);
+        let pipelines = layout.mget_pages(counts, round, arguments.pages);
+        if !pipelines.is_empty() {
+            mget.push(server.cpu_us_of(&pipelines)? / arguments.pages as f64);
+        }
+    }
+    let filled = Filled {
+        layout,
+        ids: counts.ids,
+        targets: counts.targets(),
+        bytes: (after - before) / (counts.targets() * METRICS as u64) as f64,
+        page_us: median(page_us_rounds.iter().copied()),
+        page_us_rounds,
+        mget_page_us: (!mget.is_empty()).then(|| median(mget)),
+    };
+    println!(
+        "{:>9} targets, {:<9}  {:<9}  {:>6} bytes a counter, {:>5} us a page",
+        filled.targets,
+        filled.ids.name(),
+        layout.name(),
+        number(filled.bytes),
+        number(filled.page_us)
+    );
+    Ok(filled)
+}
+
+fn find(filled: &[Filled], layout: Layout, ids: Ids, targets: u64) -> Option<&Filled> {
+    filled.iter().find(|other| (other.layout, other.ids, other.targets) == (layout, ids, targets))
+}
+
+/// How many times fewer bytes this one needs than a string for each counter.
+fn ratio(filled: &[Filled], this: &Filled) -> Option<f64> {
+    Some(find(filled, Layout::String, this.ids, this.targets)?.bytes / this.bytes)
+}
+
+fn print(filled: &[Filled]) {
+    let row = |this: &Filled| {
+        vec![
+            format!("{} {}", this.targets, this.ids.name()),
+            this.layout.name().to_owned(),
+            number(this.bytes),
+            ratio(filled, this).map(number).unwrap_or_default(),
+            number(this.page_us),
+            this.mget_page_us.map(number).unwrap_or_default(),
+        ]
+    };
+    println!();
+    print_table(
+        &["targets", "layout", "bytes", "ratio", "page us", "by MGET"],
+        &filled.iter().map(row).collect::<Vec<_>>(),
+    );
+}
+
+fn figures(filled: &[Filled], cliff: &[Filled], sizes: &[u64]) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    for (place, targets) in sizes.iter().enumerate() {
+        // The first size has the plain names.
+        let size = if place == 0 { String::new() } else { format!("_{targets}") };
+        for (ids, name) in [(Ids::Dense, "dense"), (Ids::Snowflake, "sparse")] {
+            for layout in Layout::ALL {
+                let Some(this) = find(filled, layout, ids, *targets) else { continue };
+                figures.insert(format!("{}_{name}_bytes{size}", layout.name()), this.bytes);
+                figures.insert(format!("{}_{name}_page_us{size}", layout.name()), this.page_us);
+            }
+            let of = |layout| find(filled, layout, ids, *targets);
+            let (Some(string), Some(packed)) = (of(Layout::String), of(Layout::Packed)) else { continue };
+            figures.insert(format!("{name}_ratio{size}"), string.bytes / packed.bytes);
+            let page = if ids == Ids::Dense { "page_20_ratio" } else { "page_20_sparse_ratio" };
+            figures.insert(format!("{page}{size}"), packed.page_us / string.page_us);
+        }
+    }
+    for this in cliff {
+        figures.insert(format!("articles_bytes_at_{}", this.targets), this.bytes);
+    }
+    figures
+}

@@ -1,0 +1,39 @@
+// Leaderboards: the current period's key, and what a score says. docs/events.md has the scripts that write and read them.
+
+const SCORE_BITS = 53;
+const DAY_MS = 86_400_000;
+const DAYS = ['monday', 'tuesday', 'wednesday', 'thursday', 'friday', 'saturday', 'sunday'];
+
+// The name of the period that the instant, in milliseconds since 1970, lies in. A week has the name of the ISO week in which most of its
+// days lie.
+export function periodOf(length, instant, timeZone = 'UTC', weekStarts = 'monday') {
+  if (length === 'total') return 'total';
+  // The Swedish write dates as ISO has them.
+  const options = { timeZone, calendar: 'iso8601', year: 'numeric', month: '2-digit', day: '2-digit' };
+  const day = new Intl.DateTimeFormat('sv', options).format(instant);
+  if (length !== 'week') return length === 'day' ? day : day.slice(0, 7);
+  // From here on dates alone, which have no zone.
+  const shift = DAYS.indexOf(weekStarts);
+  const date = Date.parse(day) - (shift < 4 ? shift : shift - 7) * DAY_MS;
+  // The Thursday decides which year the week belongs to.
+  const thursday = date + (3 - ((new Date(date).getUTCDay() + 6) % 7)) * DAY_MS;
+  const year = new Date(thursday).getUTCFullYear();
+  const week = Math.floor((thursday - Date.UTC(year, 0, 1)) / DAY_MS / 7) + 1;
+  return `${year}-W${String(week).padStart(2, '0')}`;
+}
+
+export const boardKey = (name, period, keyPrefix = '') => `${keyPrefix}board:{${name}}:${period}`;
+
+// What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board lowBits is 0.
+export function pack(primary, low, lowBits) {
+  if (!(low >= 0 && low < 2 ** lowBits && primary >= 0 && primary < 2 ** (SCORE_BITS - lowBits))) {
+    throw new RangeError(`${primary} and ${low} do not fit`);
+  }
+  return primary * 2 ** lowBits + low;
+}
+
+// A score's two numbers.
+export function unpack(score, lowBits) {
+  const primary = Math.floor(score / 2 ** lowBits);
+  return [primary, score - primary * 2 ** lowBits];
+}

@@ -1,0 +1,312 @@
+// Likes targets: counts them in Redis at once, once, and publishes the events that tallyd writes to MySQL.
+// docs/clients.md explains each step; like.js is a command that uses it.
+//
+// Ids are text everywhere: a number of JavaScript loses the last digits of those above 2^53.
+
+import { createHash, randomUUID } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import amqp from 'amqplib';
+import mysql from 'mysql2/promise';
+import { createClient } from 'redis';
+
+const ID_MAX = 2n ** 63n - 1n;
+const AT_MAX = 253402300799999999n;
+const TRIES = 3;
+
+const script = (name) => {
+  const text = readFileSync(new URL(`../../lua/${name}.lua`, import.meta.url), 'utf8');
+  return { text, sha1: createHash('sha1').update(text).digest('hex') };
+};
+const LIKE = script('like');
+const TAKE_BACK = script('take_back');
+const LIMIT = script('limit');
+
+// What must be as in tallyd's config.toml, and the servers' addresses.
+export const defaults = {
+  redisUrl: 'redis://127.0.0.1:6379/0',
+  amqpUrl: 'amqp://guest:guest@127.0.0.1:5672/%2f',
+  mysqlUrl: 'mysql://root@127.0.0.1:3306/tally', // the primary server
+  exchange: 'tally.events', // [amqp] prefix, then ".events"
+  keyPrefix: '', // [redis] key_prefix
+  bucketBits: 13, // [redis] bucket_bits
+  like: 1, // [metrics] like
+  kinds: { video: 1, post: 2 }, // [kinds]
+  // These must be the same for all API servers.
+  rememberedS: 120, // longer than an event takes into MySQL
+  clicksMax: 0, // of a user in a window; 0 is any number
+  windowMs: 60_000,
+  // How long each server has to answer.
+  timeoutMs: 5_000,
+};
+
+// ------------------------------------------------------------------ the contract: names and formats
+
+// The CRC-32 of zlib, PNG and Ethernet. From version 22.2 on, and in 20.15, Node has it as zlib.crc32.
+export function crc32(text) {
+  let crc = ~0;
+  for (const byte of Buffer.from(text)) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit += 1) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1;
+  }
+  return ~crc >>> 0;
+}
+
+// The target's bucket, and who clicked lately in it. All three are in one slot of a Cluster.
+export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
+  const bucket = (1 << bucketBits) | (crc32(targetId) & ((1 << bucketBits) - 1));
+  const tag = `{${kind}:${bucket.toString(16)}}`;
+  return [`${keyPrefix}c:${tag}`, `${keyPrefix}recent:${tag}`, `${keyPrefix}recent:${tag}:former`];
+}
+
+// The number in a bucket's answer to HMGET of `_` and the id; null where it is unknown, which is not zero.
+export function numberIn(loaded, value, place) {
+  if (loaded === null || loaded.startsWith('~')) return null;
+  const numbers = value ? value.split(',') : [];
+  if (numbers.length < place) return 0;
+  return /^-?[0-9]+$/.test(numbers[place - 1]) ? Number(numbers[place - 1]) : null;
+}
+
+// Digits alone: no sign, no leading zero, so that one id has one spelling.
+export function anId(text) {
+  if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) {
+    throw new RangeError(`${JSON.stringify(text)} is no id: text, 1 to ${ID_MAX}`);
+  }
+  return text;
+}
+
+// What is published. `at` is the script's text; as a number it is exact until the year 2255.
+export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
+  if (type !== 'like' && type !== 'unlike') throw new RangeError(`${type} is neither like nor unlike`);
+  if (!Object.hasOwn(kinds, kind)) throw new RangeError(`${kind} is not in [kinds]`);
+  const event = { type, kind, target_id: anId(targetId), user_id: anId(userId), at: Number(at) };
+  if (BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new RangeError(`${at} is no time`);
+  return count === null ? event : { ...event, count };
+}
+
+// ------------------------------------------------------------------ the client
+
+export class Client {
+  #settings;
+  #redis;
+  #mysql;
+  #publisher = null;
+
+  constructor(settings = {}) {
+    this.#settings = { ...defaults, ...settings };
+    const { redisUrl, mysqlUrl, timeoutMs } = this.#settings;
+    // What is called while there is no connection fails, and is not kept to run at some time later. What was under way when it
+    // broke fails, too, and is never sent again: it may have counted.
+    this.#redis = createClient({ url: redisUrl, disableOfflineQueue: true, socket: { connectTimeout: timeoutMs } });
+    this.#redis.on('error', (error) => console.error(`Redis: ${error.message}`));
+    // Connects when it is first asked.
+    const big = { supportBigNumbers: true, bigNumberStrings: true };
+    this.#mysql = mysql.createPool({ uri: mysqlUrl, connectionLimit: 10, connectTimeout: timeoutMs, ...big });
+  }
+
+  async connect() {
+    await this.#within(this.#redis.connect());
+    return this;
+  }
+
+  async close() {
+    const publisher = await this.#publisher?.catch(() => null);
+    await Promise.allSettled([publisher?.connection.close(), this.#redis.close(), this.#mysql.end()]);
+  }
+
+  // The whole way of a like ('like') or an unlike ('unlike'). Gives { waitMs } where the user clicks too often; otherwise the event, and
+  // whether it changed anything.
+  async click(type, kind, targetId, userId) {
+    // What can't be published is not counted either.
+    eventOf(this.#settings, type, kind, targetId, userId, '1');
+    const waitMs = await this.#waitMs(userId);
+    if (waitMs > 0) return { waitMs };
+    const { changed, at, count } = await this.count(type, kind, targetId, userId);
+    const event = eventOf(this.#settings, type, kind, targetId, userId, at, count);
+    try {
+      // Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
+      await this.publish(event);
+    } catch (error) {
+      if (changed) await this.takeBack(event);
+      throw error;
+    }
+    return { event, changed };
+  }
+
+  // Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must carry, and
+  // the target's number, null where it is unknown.
+  async count(type, kind, targetId, userId) {
+    const { like, rememberedS } = this.#settings;
+    const keys = keysOf(this.#settings, kind, targetId);
+    const ask = (known) => this.#call(LIKE, keys, [targetId, like, type, userId, rememberedS, known]);
+    let [result, at, count] = await ask('');
+    if (result < 0) [result, at, count] = await ask(await this.#known(type, kind, targetId, userId));
+    return { changed: result === 1, at, count: count ?? null };
+  }
+
+  // Takes back a click that counts and could not be published; no reconcile has to find it then.
+  async takeBack(event) {
+    const { kind, target_id: targetId, user_id: userId, type, at } = event;
+    const keys = keysOf(this.#settings, kind, targetId);
+    return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
+  }
+
+  // Returns once the broker has the event on disk, in a queue.
+  async publish(event) {
+    for (let tries = TRIES; ; tries -= 1) {
+      try {
+        return await this.#publishOnce(event);
+      } catch (error) {
+        // Perhaps it arrived. The same event again is harmless, counting again would not be.
+        if (tries === 1) throw error;
+      }
+    }
+  }
+
+  // The targets' likes, in one round trip; null where Redis does not know them: then ask MySQL.
+  async read(kind, targetIds) {
+    const { keyPrefix, like } = this.#settings;
+    const buckets = targetIds.map((id) => keysOf(this.#settings, kind, id)[0]);
+    // Commands that are called without waiting between them are sent together.
+    const answers = await this.#within(
+      Promise.all(targetIds.map((id, place) => this.#redis.hmGet(buckets[place], ['_', id]))),
+    );
+    const missing = buckets.filter((_, place) => answers[place][0] === null);
+    if (missing.length > 0) {
+      // So that tallyd loads them at once: video:3a2f. Reading must not fail for it, for instance on a replica.
+      const names = [...new Set(missing)].map((bucket) => bucket.slice(bucket.indexOf('{') + 1, -1));
+      await this.#within(this.#redis.sAdd(`${keyPrefix}tally:missing`, names)).catch(() => {});
+    }
+    return answers.map(([loaded, value]) => numberIn(loaded, value, like));
+  }
+
+  // The same, with MySQL's number where Redis does not know it. It lacks what is still on the way.
+  async readOrAsk(kind, targetIds) {
+    const numbers = await this.read(kind, targetIds);
+    const unknown = targetIds.filter((_, place) => numbers[place] === null);
+    const rows = await this.#ask(
+      'SELECT target_id, SUM(value) AS likes FROM counter WHERE kind = ? AND target_id IN (?) AND metric = ? GROUP BY target_id',
+      [this.#settings.kinds[kind], unknown, this.#settings.like],
+    );
+    const inMysql = new Map(rows.map((row) => [String(row.target_id), Number(row.likes)]));
+    return numbers.map((number, place) => number ?? inMysql.get(targetIds[place]) ?? 0);
+  }
+
+  // Whether the user likes each target: by the clicks of the last minutes, and for the rest by MySQL.
+  async liked(kind, userId, targetIds) {
+    const click = (id, key) => this.#redis.hGet(key, `${id}:${userId}`);
+    const clicks = await this.#within(
+      Promise.all(targetIds.map((id) => Promise.all(keysOf(this.#settings, kind, id).slice(1).map((key) => click(id, key))))),
+    );
+    // The newer one first.
+    const lately = clicks.map(([newer, older]) => newer ?? older);
+    const inMysql = await this.#likedInMysql(kind, userId, targetIds.filter((_, place) => lately[place] === null));
+    return targetIds.map((id, place) => lately[place]?.endsWith('+') ?? inMysql.has(id));
+  }
+
+  // How long the user must wait; 0 where the click is allowed.
+  async #waitMs(userId) {
+    const { keyPrefix, clicksMax, windowMs } = this.#settings;
+    if (clicksMax === 0) return 0;
+    const [isAllowed, left] = await this.#call(LIMIT, [`${keyPrefix}limit:{${userId}}`], [clicksMax, windowMs]);
+    return isAllowed === 1 ? 0 : left;
+  }
+
+  // Runs a script. What fails otherwise may have run.
+  async #call({ text, sha1 }, keys, values) {
+    const options = { keys, arguments: values.map(String) };
+    try {
+      return await this.#within(this.#redis.evalSha(sha1, options));
+    } catch (error) {
+      if (!error.message.startsWith('NOSCRIPT')) throw error;
+      // A new server, or SCRIPT FLUSH: nothing was done. EVAL also makes the script known again.
+      return await this.#within(this.#redis.eval(text, options));
+    }
+  }
+
+  // ---------------------------------------------------------------- RabbitMQ
+
+  async #publishOnce(event) {
+    const publisher = await this.#connected();
+    const { exchange } = this.#settings;
+    const messageId = randomUUID();
+    const options = { contentType: 'application/json', persistent: true, mandatory: true, messageId };
+    try {
+      await this.#within(
+        new Promise((resolve, reject) => {
+          const confirmed = (error) => (error ? reject(publisher.reason ?? error) : resolve());
+          publisher.channel.publish(exchange, event.user_id, Buffer.from(JSON.stringify(event)), options, confirmed);
+        }),
+      );
+    } catch (error) {
+      // A connection that has failed once, or is late, is not trusted again.
+      this.#drop(publisher);
+      throw error;
+    }
+    // The broker sends back what no queue takes, and only then confirms it.
+    if (publisher.returned.delete(messageId)) throw new Error('no queue takes the event: has tallyd ever run?');
+  }
+
+  // The connection to publish with, shared by all.
+  #connected() {
+    this.#publisher ??= this.#connectPublisher().catch((error) => {
+      this.#publisher = null;
+      throw error;
+    });
+    return this.#publisher;
+  }
+
+  async #connectPublisher() {
+    const { amqpUrl, timeoutMs } = this.#settings;
+    const connection = await amqp.connect(amqpUrl, { timeout: timeoutMs });
+    const publisher = { connection, channel: null, returned: new Set(), reason: null };
+    // Whatever ends one of them ends both; the next call connects anew.
+    const failed = (error) => (publisher.reason = error);
+    connection.on('error', failed).on('close', () => this.#drop(publisher));
+    publisher.channel = await this.#within(connection.createConfirmChannel());
+    publisher.channel.on('error', failed).on('close', () => this.#drop(publisher));
+    publisher.channel.on('return', (message) => publisher.returned.add(message.properties.messageId));
+    return publisher;
+  }
+
+  #drop(publisher) {
+    if (publisher.dropped) return;
+    publisher.dropped = true;
+    this.#publisher = null;
+    publisher.connection.close().catch(() => {});
+  }
+
+  // ---------------------------------------------------------------- MySQL
+
+  // What MySQL says of the user: asked only where Redis has no click of the last minutes.
+  async #known(type, kind, targetId, userId) {
+    try {
+      return (await this.#likedInMysql(kind, userId, [targetId])).has(targetId) ? 'like' : 'unlike';
+    } catch {
+      // MySQL is away. Better one that may count twice until a reconcile finds it than none.
+      return type === 'like' ? 'unlike' : 'like';
+    }
+  }
+
+  async #likedInMysql(kind, userId, targetIds) {
+    const rows = await this.#ask(
+      'SELECT target_id FROM like_record WHERE kind = ? AND target_id IN (?) AND user_id = ? AND is_del = 0',
+      [this.#settings.kinds[kind], targetIds, BigInt(userId)],
+    );
+    return new Set(rows.map((row) => String(row.target_id)));
+  }
+
+  // The second value is a list of ids. As BigInt they stand in the statement digit by digit; as text MySQL might compare them as doubles.
+  async #ask(sql, [kind, targetIds, last]) {
+    if (targetIds.length === 0) return [];
+    const [rows] = await this.#within(this.#mysql.query(sql, [kind, targetIds.map(BigInt), last]));
+    return rows;
+  }
+
+  #within(promise) {
+    let timer;
+    const late = new Promise((_, reject) => {
+      timer = setTimeout(() => reject(new Error(`no answer in ${this.#settings.timeoutMs} ms`)), this.#settings.timeoutMs);
+    });
+    return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+  }
+}

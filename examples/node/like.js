@@ -1,0 +1,56 @@
+#!/usr/bin/env node
+// Likes a target, or reads likes:
+//
+//     like.js [--unlike] KIND TARGET_ID USER_ID
+//     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
+//     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
+//
+// Needs Node 18 or later, and `npm ci` in this folder.
+
+import { parseArgs } from 'node:util';
+import { anId, Client, defaults } from './client.js';
+
+const { env } = process;
+
+function settings() {
+  return {
+    redisUrl: env.REDIS_URL ?? defaults.redisUrl,
+    amqpUrl: env.AMQP_URL ?? defaults.amqpUrl,
+    mysqlUrl: env.MYSQL_URL ?? defaults.mysqlUrl,
+    exchange: env.EXCHANGE ?? defaults.exchange,
+    keyPrefix: env.KEY_PREFIX ?? defaults.keyPrefix,
+    bucketBits: Number(env.BUCKET_BITS ?? defaults.bucketBits),
+    clicksMax: Number(env.CLICKS_MAX ?? defaults.clicksMax),
+  };
+}
+
+async function run(client, { unlike, read, mysql, 'liked-by': user }, [kind, ...ids]) {
+  if (read) {
+    const numbers = await (mysql ? client.readOrAsk(kind, ids) : client.read(kind, ids));
+    return numbers.map((number) => number ?? 'unknown').join('\n');
+  }
+  if (user !== undefined) {
+    return (await client.liked(kind, anId(user), ids)).map((state) => (state ? 'yes' : 'no')).join('\n');
+  }
+  if (ids.length !== 2) throw new RangeError('a target and a user are needed');
+  const { waitMs, event, changed } = await client.click(unlike ? 'unlike' : 'like', kind, ...ids);
+  if (waitMs !== undefined) throw new Error(`too many clicks: wait ${waitMs} ms`);
+  return JSON.stringify({ ...event, changed });
+}
+
+const flag = { type: 'boolean', default: false };
+const options = { unlike: flag, read: flag, mysql: flag, 'liked-by': { type: 'string' } };
+const { values, positionals } = parseArgs({ options, allowPositionals: true });
+const client = new Client(settings());
+try {
+  const [kind, ...ids] = positionals;
+  if (!Object.hasOwn(defaults.kinds, kind ?? '')) throw new RangeError(`kind is ${kind}: see [kinds]`);
+  ids.forEach(anId);
+  await client.connect();
+  console.log(await run(client, values, positionals));
+} catch (error) {
+  console.error(`like.js: ${error.message}`);
+  process.exitCode = 1;
+} finally {
+  await client.close();
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env node
+// Holds client.js and board.js to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place.
+
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { pack, periodOf, unpack } from './board.js';
+import { defaults, eventOf, keysOf, numberIn } from './client.js';
+
+const checks = {
+  buckets({ bucket_bits: bucketBits, kind, id, key, recent, missing }) {
+    assert.deepEqual(keysOf({ ...defaults, bucketBits }, kind, id), [key, ...recent]);
+    assert.equal(key.slice(key.indexOf('{') + 1, -1), missing);
+  },
+  values({ loaded, value, place, number, note_missing: noteMissing }) {
+    const found = numberIn(loaded, value, place);
+    assert.equal(found === null ? null : String(found), number);
+    assert.equal(noteMissing, loaded === null);
+  },
+  events({ event: { type, kind, target_id: target, user_id: user, at, count }, body, refused }) {
+    const make = () => eventOf(defaults, type, kind, target, user, at, count);
+    if (refused) assert.throws(make, RangeError);
+    else assert.deepEqual(make(), body);
+  },
+  scores({ low_bits: lowBits, primary, low, score }) {
+    const make = () => pack(Number(primary), Number(low), lowBits);
+    if (score === null) return assert.throws(make, RangeError);
+    assert.equal(String(make()), score);
+    assert.deepEqual(unpack(Number(score), lowBits).map(String), [primary, low]);
+  },
+  periods({ period, instant, time_zone: timeZone, week_starts: weekStarts, name }) {
+    assert.equal(periodOf(period, Date.parse(instant), timeZone, weekStarts), name);
+  },
+};
+
+for (const [name, check] of Object.entries(checks)) {
+  const vectors = JSON.parse(readFileSync(new URL(`../../tests/vectors/${name}.json`, import.meta.url), 'utf8'));
+  for (const vector of vectors) {
+    try {
+      check(vector);
+    } catch (error) {
+      process.exitCode = 1;
+      console.error(`${name}: ${JSON.stringify(vector)}: ${error.message}`);
+    }
+  }
+  console.log(`${name}: ${vectors.length}`);
+}

@@ -1,0 +1,34 @@
+"""Leaderboards: the current period's key, and what a score says. docs/events.md has the scripts that write and read them."""
+
+import datetime
+import zoneinfo
+
+SCORE_BITS = 53
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+
+
+def period_of(length, instant, time_zone="UTC", week_starts="monday"):
+    """The name of the period that the instant, in seconds since 1970, lies in. A week has the name of the ISO week in which most of its
+    days lie."""
+    day = datetime.datetime.fromtimestamp(instant, zoneinfo.ZoneInfo(time_zone)).date()
+    if length == "week":
+        shift = DAYS.index(week_starts)
+        year, week, _ = (day - datetime.timedelta(days=shift if shift < 4 else shift - 7)).isocalendar()
+        return f"{year}-W{week:02}"
+    return {"day": f"{day:%Y-%m-%d}", "month": f"{day:%Y-%m}", "total": "total"}[length]
+
+
+def board_key(name, period, key_prefix=""):
+    return f"{key_prefix}board:{{{name}}}:{period}"
+
+
+def pack(primary, low, low_bits):
+    """What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board low_bits is 0."""
+    if not 0 <= low < 2**low_bits or not 0 <= primary < 2 ** (SCORE_BITS - low_bits):
+        raise OverflowError(f"{primary} and {low} do not fit")
+    return primary * 2**low_bits + low
+
+
+def unpack(score, low_bits):
+    """A score's two numbers."""
+    return divmod(int(score), 2**low_bits)

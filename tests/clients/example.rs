@@ -1,0 +1,104 @@
+//! The two clients as commands.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use sqlx::Row;
+use tallyd::model::Target;
+
+use super::common::{World, stderr, stdout, target};
+
+/// A client under examples/.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Example {
+    Python,
+    Node,
+}
+
+impl Example {
+    pub const ALL: [Self; 2] = [Self::Python, Self::Node];
+
+    /// For the world's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Python => "py",
+            Self::Node => "node",
+        }
+    }
+
+    /// A command of the example, without its arguments.
+    pub fn command(self, script: &str) -> Command {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        match self {
+            Self::Python => {
+                // Debian's own Python, which sees Debian's packages.
+                let debian = Path::new("/usr/bin/python3");
+                let mut command = Command::new(if debian.exists() { debian } else { Path::new("python3") });
+                command.arg(root.join("examples/python").join(script).with_extension("py"));
+                command
+            }
+            Self::Node => {
+                let installed = root.join("target/clients");
+                assert!(installed.join("node_modules").exists(), "what examples/node needs is missing: run dev/test");
+                let mut command = Command::new("node");
+                // The sources are linked to there, beside their libraries.
+                command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
+                command.arg(installed.join("examples/node").join(script).with_extension("js"));
+                command
+            }
+        }
+    }
+
+    /// Runs it against the world's servers, or with other settings.
+    pub fn run(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> Output {
+        self.command("like")
+            .args(arguments)
+            .env("REDIS_URL", world.config.redis.url.expose())
+            .env("AMQP_URL", world.config.amqp.url.expose())
+            .env("MYSQL_URL", world.config.mysql.url.expose())
+            .env("EXCHANGE", world.broker.exchange())
+            .env("KEY_PREFIX", &world.config.redis.key_prefix)
+            .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())
+            .envs(settings.iter().copied())
+            .output()
+            .unwrap()
+    }
+
+    /// What it prints, line by line.
+    pub fn lines(self, world: &World, arguments: &[&str]) -> Vec<String> {
+        let output = self.run(world, &[], arguments);
+        assert!(output.status.success(), "{self:?} {arguments:?}: {}", stderr(&output));
+        stdout(&output).lines().map(str::to_owned).collect()
+    }
+
+    /// The event of a click that was published, with `changed`.
+    pub fn click(self, world: &World, arguments: &[&str]) -> Value {
+        let lines = self.lines(world, arguments);
+        serde_json::from_str(&lines[0]).unwrap_or_else(|error| panic!("{error}: {lines:?}"))
+    }
+
+    /// What it says of a click that fails.
+    pub fn refused(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> String {
+        let output = self.run(world, settings, arguments);
+        assert!(!output.status.success(), "{self:?} {arguments:?}: {}", stdout(&output));
+        stderr(&output)
+    }
+}
+
+/// Whether the click changed something, and the number after it.
+pub fn outcome(event: &Value) -> (bool, Option<i64>) {
+    (event["changed"].as_bool().unwrap(), event["count"].as_i64())
+}
+
+/// Counters in Redis, counters in MySQL and like records, without those that are zero.
+pub async fn three_truths(world: &World) -> [BTreeMap<Target, i64>; 3] {
+    let mut counters = world.counters().await;
+    counters.retain(|_, likes| *likes != 0);
+    let rows =
+        sqlx::query("SELECT target_id, COUNT(*) FROM like_record WHERE kind = 1 AND is_del = 0 GROUP BY target_id");
+    let rows = rows.fetch_all(&world.pool).await.unwrap();
+    let records = rows.iter().map(|row| (target(row.get(0)), row.get(1))).collect();
+    [world.redis_counters().await, counters, records]
+}

@@ -1,0 +1,145 @@
+//! What clients do from day to day: clicks, reads, and what Redis doesn't know.
+
+use serde_json::Value;
+
+use super::common::{Dice, World, eventually, lose};
+use super::example::{Example, outcome, three_truths};
+
+/// The first number that a double can't tell from its neighbour.
+const ODD: &str = "9007199254740993";
+const NEIGHBOUR: &str = "9007199254740992";
+const LAST: &str = "9223372036854775807";
+
+async fn flush_scripts(world: &World) {
+    let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut world.redis().await).await.unwrap();
+}
+
+/// Redis forgets who clicked, as it does after some minutes.
+async fn forget_clicks(world: &World) {
+    let mut redis = world.redis().await;
+    for bucket in 0..world.cache.keys.buckets() {
+        let keys = world.cache.keys.recent("video", bucket);
+        let () = redis::cmd("UNLINK").arg(&keys).query_async(&mut redis).await.unwrap();
+    }
+}
+
+async fn all_is_written(world: &World) {
+    eventually("all three say the same", || async {
+        let [redis, counters, records] = three_truths(world).await;
+        redis == counters && counters == records
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clicks_and_reads_of_the_clients_end_in_three_equal_numbers() {
+    for example in Example::ALL {
+        let world = World::new(&format!("client_{}", example.name()), "").await;
+        let daemon = world.daemon();
+        daemon.logged("\"consuming\"").await;
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        clicks(example, &world).await;
+        what_mysql_says(example, &world).await;
+        unknown_numbers(example, &world).await;
+        assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+        let report = world.report(&["reconcile", "--dry-run"]);
+        assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
+}
+
+async fn clicks(example: Example, world: &World) {
+    let ids = ["42", "43", NEIGHBOUR, ODD, LAST];
+    assert_eq!(example.lines(world, &[&["--read", "video"], &ids[..]].concat()), ["0"; 5]);
+    let first = example.click(world, &["video", "42", "1"]);
+    assert_eq!(outcome(&first), (true, Some(1)));
+    // A double click, by a server that has forgotten the scripts.
+    flush_scripts(world).await;
+    let again = example.click(world, &["video", "42", "1"]);
+    assert_eq!(outcome(&again), (false, Some(1)));
+    assert_eq!(again["at"], first["at"], "the same event once more");
+    assert_eq!(outcome(&example.click(world, &["video", "42", LAST])), (true, Some(2)));
+    assert_eq!(outcome(&example.click(world, &["video", ODD, ODD])), (true, Some(1)));
+    assert_eq!(outcome(&example.click(world, &["video", LAST, LAST])), (true, Some(1)));
+    let unlike = example.click(world, &["--unlike", "video", "42", "1"]);
+    assert_eq!((outcome(&unlike), &unlike["type"]), ((true, Some(1)), &Value::from("unlike")));
+    flush_scripts(world).await;
+    assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", "1"])), (false, Some(1)));
+    assert_eq!(example.lines(world, &[&["--read", "video"], &ids[..]].concat()), ["1", "0", "0", "1", "1"]);
+    let liked = |user| example.lines(world, &[&["--liked-by", user, "video"], &ids[..]].concat());
+    assert_eq!(liked(LAST), ["yes", "no", "no", "no", "yes"]);
+    assert_eq!(liked(ODD), ["no", "no", "no", "yes", "no"]);
+    assert_eq!(liked("1"), ["no"; 5]);
+    all_is_written(world).await;
+}
+
+async fn what_mysql_says(example: Example, world: &World) {
+    forget_clicks(world).await;
+    let ids = ["42", "43", NEIGHBOUR, ODD, LAST];
+    let liked = |user| example.lines(world, &[&["--liked-by", user, "video"], &ids[..]].concat());
+    assert_eq!(liked(LAST), ["yes", "no", "no", "no", "yes"]);
+    assert_eq!(liked(ODD), ["no", "no", "no", "yes", "no"]);
+    assert_eq!(outcome(&example.click(world, &["video", ODD, ODD])), (false, Some(1)), "MySQL knows of it");
+    assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", "1"])), (false, Some(1)));
+    assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", LAST])), (true, Some(0)));
+    assert_eq!(outcome(&example.click(world, &["video", ODD, NEIGHBOUR])), (true, Some(2)));
+    all_is_written(world).await;
+}
+
+async fn unknown_numbers(example: Example, world: &World) {
+    lose(world).await;
+    let ids = ["42", ODD, LAST];
+    let read = |option: &str| example.lines(world, &[&["--read", option, "video"], &ids[..]].concat());
+    assert_eq!(example.lines(world, &["--read", "video", "42", ODD, LAST]), ["unknown"; 3]);
+    assert_eq!(read("--mysql"), ["0", "2", "1"]);
+    let missing: Vec<String> =
+        redis::cmd("SMEMBERS").arg(world.cache.keys.missing()).query_async(&mut world.redis().await).await.unwrap();
+    assert!(!missing.is_empty() && missing.iter().all(|name| name.starts_with("video:")), "{missing:?}");
+    // It counts all the same, but nobody knows the number.
+    assert_eq!(outcome(&example.click(world, &["video", "42", "5"])), (true, None));
+    eventually("the like is in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 5 AND is_del = 0").await == 1
+    })
+    .await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    assert_eq!(example.lines(world, &["--read", "video", "42", ODD, LAST]), ["1", "2", "1"]);
+    all_is_written(world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_two_languages_that_click_on_the_same_targets_count_each_click_once() {
+    let world = World::new("client_both", "").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let mut dice = Dice::new(7);
+    for round in 0..6 {
+        if round % 2 == 1 {
+            flush_scripts(&world).await;
+        }
+        let clicks: Vec<(Example, Vec<String>)> = (0..6)
+            .map(|_| {
+                let example = Example::ALL[dice.below(2) as usize];
+                let ids = [format!("{}", 42 + dice.below(2)), format!("{}", 1 + dice.below(3))];
+                let mut arguments = vec!["video".to_owned()];
+                if dice.percent(40) {
+                    arguments.insert(0, "--unlike".to_owned());
+                }
+                (example, [arguments, ids.to_vec()].concat())
+            })
+            .collect();
+        std::thread::scope(|scope| {
+            for (example, arguments) in &clicks {
+                let world = &world;
+                scope.spawn(move || {
+                    example.click(world, &arguments.iter().map(String::as_str).collect::<Vec<_>>());
+                });
+            }
+        });
+    }
+    all_is_written(&world).await;
+    assert_eq!(world.report(&["reconcile", "--dry-run"])["drifted"], 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,179 @@
+//! The vectors under tests/vectors: what tallyd makes of them, and that each client makes the same. Scores are in tests/boards/score.rs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use serde::Deserialize;
+use serde_json::Value;
+use tallyd::archiver::period::{Calendar, Period, PeriodKind, WeekStart};
+use tallyd::cache::keys::{Keys, KindNames};
+use tallyd::cache::layout::{Form, Layout};
+use tallyd::cache::read::Found;
+use tallyd::config::{Config, Kinds};
+use tallyd::event::{LikeEvent, Message, decode, encode_like};
+use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+
+use super::common::{World, stderr, stdout, target};
+use super::example::Example;
+
+/// The kinds of the vectors, as a configuration has them.
+fn kinds() -> BTreeMap<String, u8> {
+    BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
+}
+
+fn vectors<T: for<'de> Deserialize<'de>>(name: &str) -> Vec<T> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name);
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+#[derive(Deserialize)]
+struct Bucket {
+    kind: String,
+    id: String,
+    bucket_bits: u8,
+    key: String,
+    recent: [String; 2],
+    missing: String,
+}
+
+#[test]
+fn tallyd_names_the_keys_of_the_vectors() {
+    for Bucket { kind, id, bucket_bits, key, recent, missing } in vectors("buckets.json") {
+        let Config { redis, metrics, .. } = Config::default();
+        let keys = Keys::new(&redis, &metrics, Layout::new(Form::Packed, bucket_bits, "").unwrap());
+        let bucket = keys.bucket(target(id.parse().unwrap()));
+        assert_eq!(keys.counters(&kind, bucket), key, "{id}");
+        assert_eq!(keys.recent(&kind, bucket), recent, "{id}");
+        assert_eq!(keys.bucket_name(&kind, bucket), missing, "{id}");
+    }
+}
+
+#[derive(Deserialize)]
+struct Field {
+    loaded: Option<String>,
+    value: Option<String>,
+    place: u8,
+    number: Option<String>,
+    note_missing: bool,
+}
+
+#[tokio::test]
+async fn tallyd_reads_the_values_of_the_vectors() {
+    let world = World::new("value_vectors", "").await;
+    let mut redis = world.redis().await;
+    let names = KindNames::new(&Kinds(kinds()));
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
+    for Field { loaded, value, place, number, note_missing } in vectors("values.json") {
+        let () = redis::cmd("UNLINK").arg(&key).query_async(&mut redis).await.unwrap();
+        for (field, text) in [("_", &loaded), ("42", &value)] {
+            if let Some(text) = text {
+                let () = redis::cmd("HSET").arg(&key).arg(field).arg(text).query_async(&mut redis).await.unwrap();
+            }
+        }
+        let found = world.cache.read(&names, &[Metric(place)], &[target(42)]).await.unwrap().remove(0);
+        assert_eq!(found == Found::Missing, note_missing, "{loaded:?}, {value:?}");
+        let known = if let Found::Known(numbers) = found { Some(numbers[0].to_string()) } else { None };
+        assert_eq!(known, number, "{loaded:?}, {value:?}, {place}");
+    }
+    world.close().await;
+}
+
+#[derive(Deserialize)]
+struct Event {
+    event: Given,
+    body: Option<Value>,
+    refused: Option<String>,
+}
+
+/// What a client knows: ids and time are text.
+#[derive(Deserialize)]
+struct Given {
+    #[serde(rename = "type")]
+    event_type: String,
+    kind: String,
+    target_id: String,
+    user_id: String,
+    at: String,
+    count: Option<i64>,
+}
+
+impl Given {
+    /// What a client without checks would publish.
+    fn unchecked(&self) -> Value {
+        let mut body = serde_json::json!({
+            "type": self.event_type, "kind": self.kind, "target_id": self.target_id, "user_id": self.user_id,
+        });
+        body["at"] = serde_json::from_str(&self.at).unwrap();
+        body
+    }
+
+    /// What tallyd understands of the vector's inputs.
+    fn event(&self) -> LikeEvent {
+        let kind = Kind(kinds()[&self.kind]);
+        LikeEvent {
+            target: Target { kind, id: TargetId(self.target_id.parse().unwrap()) },
+            user: UserId(self.user_id.parse().unwrap()),
+            at: Micros(self.at.parse().unwrap()),
+            liked: self.event_type == "like",
+        }
+    }
+}
+
+#[test]
+fn tallyd_makes_takes_and_refuses_the_events_of_the_vectors() {
+    let judge = |body: &Value| decode(body.to_string().as_bytes(), &kinds(), Micros::MAX, Duration::ZERO);
+    for Event { event: given, body, refused } in vectors("events.json") {
+        let Some(body) = body else {
+            let reason = judge(&given.unchecked()).map_err(|refusal| refusal.reason.code());
+            assert_eq!(reason.unwrap_err(), refused.unwrap(), "{}", given.unchecked());
+            continue;
+        };
+        let event = given.event();
+        assert_eq!(judge(&body), Ok(Message::Like(event, given.count)), "{body}");
+        let encoded: Value = serde_json::from_slice(&encode_like(&event, &given.kind, given.count)).unwrap();
+        assert_eq!(encoded, body);
+    }
+}
+
+#[derive(Deserialize)]
+struct Named {
+    period: PeriodKind,
+    instant: String,
+    time_zone: String,
+    week_starts: WeekStart,
+    name: String,
+}
+
+#[test]
+fn tallyd_names_the_periods_of_the_vectors() {
+    for Named { period, instant, time_zone, week_starts, name } in vectors("periods.json") {
+        let calendar = Calendar::new(TimeZone::get(&time_zone).unwrap(), week_starts);
+        let at: Timestamp = instant.parse().unwrap();
+        let found = Period::containing(period, Micros(at.as_microsecond()), &calendar);
+        assert_eq!(found.to_string(), name, "{instant} in {time_zone}");
+    }
+}
+
+#[test]
+fn the_clients_agree_with_every_vector() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");
+    let mut expected = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let count = vectors::<Value>(&name).len();
+        expected.insert(name.strip_suffix(".json").unwrap().to_owned(), count.to_string());
+    }
+    for example in Example::ALL {
+        let output = example.command("vectors").output().unwrap();
+        assert!(output.status.success(), "{example:?}: {}", stderr(&output));
+        let text = stdout(&output);
+        let checked = text.lines().map(|line| line.split_once(": ").unwrap());
+        let checked: BTreeMap<String, String> =
+            checked.map(|(name, count)| (name.to_owned(), count.to_owned())).collect();
+        assert_eq!(checked, expected, "{example:?} has not looked at all of them");
+    }
+}
