@@ -1,8 +1,9 @@
 //! The counters that every layout holds: the same for the same ids and size.
 
 use serde::Serialize;
+use tallyd::cache::keys::Keys;
 
-use crate::layout::METRICS;
+use crate::layout::{self, METRICS};
 
 /// The most that a counter holds.
 const COUNT_MAX: f64 = 1e8;
@@ -29,6 +30,8 @@ impl Ids {
 /// Targets with their four counters each.
 pub struct Counts {
     pub ids: Ids,
+    /// tallyd's, with as many buckets as so many targets need.
+    pub keys: Keys,
     targets: Vec<(u64, [u32; METRICS])>,
 }
 
@@ -38,6 +41,7 @@ impl Counts {
     pub fn new(ids: Ids, targets: u64) -> Self {
         let mut dice = Dice(targets.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         let mut ms = 400_000_000_000_u64;
+        let keys = layout::keys(targets);
         let targets = (1..=targets)
             .map(|number| {
                 let id = match ids {
@@ -51,7 +55,7 @@ impl Counts {
                 (id, [(); METRICS].map(|()| dice.count()))
             })
             .collect();
-        Self { ids, targets }
+        Self { ids, keys, targets }
     }
 
     pub fn targets(&self) -> u64 {

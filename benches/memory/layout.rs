@@ -1,13 +1,12 @@
 //! The layouts: how each names its keys, is filled, and is read.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use redis::Pipeline;
+use redis::{ConnectionLike, Pipeline};
 use serde::Serialize;
-use tallyd::cache::Cache;
 use tallyd::cache::keys::{Keys, LOADED};
-use tallyd::cache::layout;
+use tallyd::cache::layout::{self, Form};
 use tallyd::config::Config;
 use tallyd::model::{Kind, Metric, Target, TargetId};
 
@@ -26,9 +25,8 @@ const PAGE: usize = 20;
 /// Fields of a bucket: config.toml says so.
 const BUCKET_FIELDS: f64 = 122.0;
 
-/// Pairs of one command, and commands of one pipeline, while it is filled.
-const PAIRS: usize = 500;
-const COMMANDS: usize = 200;
+/// Pairs that wait at most while a server is filled.
+const PAIRS: usize = 100_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -78,29 +76,26 @@ impl Layout {
     }
 
     fn load_strings(self, counts: &Counts, server: &mut Server) -> Result<()> {
-        let mut command = redis::cmd("MSET");
-        for (number, (id, values)) in counts.iter().enumerate() {
+        let mut strings = Filling::new("MSET", server);
+        for (id, values) in counts.iter() {
             for (metric, value) in NAMES.iter().zip(values) {
-                command.arg(self.place(*id, metric).0).arg(value);
-            }
-            if (number + 1) % PAIRS == 0 || number + 1 == counts.targets() as usize {
-                let () = command.query(&mut server.connection)?;
-                command = redis::cmd("MSET");
+                // No hash: the pairs of one command are those of the whole keyspace.
+                strings.add("", &self.place(*id, metric).0, &value.to_string())?;
             }
         }
-        Ok(())
+        strings.write()
     }
 
     /// Hash by hash, some fields at once.
     fn load_hashes(self, counts: &Counts, server: &mut Server) -> Result<()> {
-        let mut hashes = Hashes::new(server);
+        let mut hashes = Filling::new("HSET", server);
         for (id, values) in counts.iter() {
             for (metric, value) in NAMES.iter().zip(values) {
                 let (key, field) = self.place(*id, metric);
-                hashes.add(key, field.unwrap_or_default(), value.to_string())?;
+                hashes.add(&key, &field.unwrap_or_default(), &value.to_string())?;
             }
         }
-        hashes.finish()
+        hashes.write()
     }
 
     /// Reads pages as clients do, and compares them.
@@ -120,12 +115,11 @@ impl Layout {
 
     /// The pipeline of a page.
     fn read(self, counts: &Counts, page: &[(u64, [u32; METRICS])]) -> Pipeline {
-        let keys = keys(counts);
         let mut pipeline = redis::pipe();
         for (id, _) in page {
             match self {
                 Self::Packed => {
-                    pipeline.cmd("HMGET").arg(bucket_key(&keys, *id)).arg(LOADED).arg(*id);
+                    pipeline.cmd("HMGET").arg(bucket_key(&counts.keys, *id)).arg(LOADED).arg(*id);
                 }
                 Self::Entity => {
                     pipeline.cmd("HMGET").arg(self.place(*id, "").0).arg(&NAMES);
@@ -168,10 +162,10 @@ impl Layout {
 }
 
 /// The keys of tallyd, with as many buckets as config.toml advises.
-fn keys(counts: &Counts) -> Keys {
-    let mut config = Config::default().redis;
-    config.bucket_bits = (counts.targets() as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
-    Cache::new(&config).map(|cache| cache.keys).unwrap_or_else(|error| panic!("the default configuration: {error}"))
+pub fn keys(targets: u64) -> Keys {
+    let Config { redis, metrics, .. } = Config::default();
+    let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
+    Keys::new(&redis, &metrics, layout::Layout { form: Form::Packed, bucket_bits, template: None })
 }
 
 fn target(id: u64) -> Target {
@@ -184,16 +178,16 @@ fn bucket_key(keys: &Keys, id: u64) -> String {
 
 /// As lua/like.lua writes them, in buckets that are loaded.
 fn load_packed(counts: &Counts, server: &mut Server) -> Result<()> {
-    let keys = keys(counts);
-    let mut hashes = Hashes::new(server);
+    let keys = &counts.keys;
+    let mut hashes = Filling::new("HSET", server);
     for bucket in 0..keys.buckets() {
-        hashes.add(keys.counters("video", bucket), LOADED.to_owned(), "1:0".to_owned())?;
+        hashes.add(&keys.counters("video", bucket), LOADED, "1:0")?;
     }
     for (id, values) in counts.iter() {
         let text = values.map(|value| value.to_string()).join(",");
-        hashes.add(bucket_key(&keys, *id), id.to_string(), text)?;
+        hashes.add(&bucket_key(keys, *id), &id.to_string(), &text)?;
     }
-    hashes.finish()
+    hashes.write()
 }
 
 /// The numbers in an answer of Redis.
@@ -215,44 +209,59 @@ fn packed_numbers(value: &redis::Value) -> Option<Vec<i64>> {
     (1..=METRICS).map(|place| layout::value(text, Metric(place as u8))).collect()
 }
 
-/// Hashes that are being filled. Fields wait until there are some for a hash, or many in all.
-struct Hashes<'a> {
+/// Keys that are being filled. Pairs wait, in the words of Redis' protocol, until there are many, and go out in one command for each hash.
+struct Filling<'a> {
+    command: &'static str,
     server: &'a mut Server,
-    waiting: BTreeMap<String, Vec<(String, String)>>,
-    fields: usize,
+    waiting: HashMap<String, Waiting>,
+    pairs: usize,
 }
 
-impl<'a> Hashes<'a> {
-    fn new(server: &'a mut Server) -> Self {
-        Self { server, waiting: BTreeMap::new(), fields: 0 }
+/// The pairs of one hash.
+#[derive(Default)]
+struct Waiting {
+    words: Vec<u8>,
+    pairs: usize,
+}
+
+impl<'a> Filling<'a> {
+    fn new(command: &'static str, server: &'a mut Server) -> Self {
+        Self { command, server, waiting: HashMap::new(), pairs: 0 }
     }
 
-    fn add(&mut self, key: String, field: String, value: String) -> Result<()> {
-        self.waiting.entry(key).or_default().push((field, value));
-        self.fields += 1;
-        if self.fields >= PAIRS * COMMANDS { self.write() } else { Ok(()) }
+    /// Adds a pair to the command for `key`; for the command itself where that is empty.
+    fn add(&mut self, key: &str, field: &str, value: &str) -> Result<()> {
+        // Most hashes are known, and a new name is made only for those that aren't.
+        let waiting = match self.waiting.get_mut(key) {
+            Some(waiting) => waiting,
+            None => self.waiting.entry(key.to_owned()).or_default(),
+        };
+        word(&mut waiting.words, field);
+        word(&mut waiting.words, value);
+        waiting.pairs += 1;
+        self.pairs += 1;
+        if self.pairs >= PAIRS { self.write() } else { Ok(()) }
     }
 
     fn write(&mut self) -> Result<()> {
-        let waiting: Vec<_> = std::mem::take(&mut self.waiting).into_iter().collect();
-        self.fields = 0;
-        for some in waiting.chunks(COMMANDS) {
-            let mut pipeline = redis::pipe();
-            for (key, fields) in some {
-                for fields in fields.chunks(PAIRS) {
-                    let command = pipeline.cmd("HSET").arg(key);
-                    for (field, value) in fields {
-                        command.arg(field).arg(value);
-                    }
-                    command.ignore();
-                }
+        let (mut bytes, commands) = (Vec::new(), self.waiting.len());
+        for (key, Waiting { words, pairs }) in self.waiting.drain() {
+            let own = if key.is_empty() { 1 } else { 2 };
+            bytes.extend_from_slice(format!("*{}\r\n", own + 2 * pairs).as_bytes());
+            word(&mut bytes, self.command);
+            if !key.is_empty() {
+                word(&mut bytes, &key);
             }
-            let () = pipeline.query(&mut self.server.connection).context("fill hashes")?;
+            bytes.extend_from_slice(&words);
+        }
+        self.pairs = 0;
+        if commands > 0 {
+            self.server.connection.req_packed_commands(&bytes, 0, commands).context("fill a server")?;
         }
         Ok(())
     }
+}
 
-    fn finish(mut self) -> Result<()> {
-        self.write()
-    }
+fn word(bytes: &mut Vec<u8>, word: &str) {
+    bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
 }

@@ -35,7 +35,7 @@ struct Arguments {
     pages: u64,
 
     /// How often pages are measured; figures are medians. Memory is the same each time.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 9)]
     rounds: usize,
 
     /// Given by cargo.

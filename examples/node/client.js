@@ -262,7 +262,10 @@ export class Client {
     // Whatever ends one of them ends both; the next call connects anew.
     const failed = (error) => (publisher.reason = error);
     connection.on('error', failed).on('close', () => this.#drop(publisher));
-    publisher.channel = await this.#within(connection.createConfirmChannel());
+    publisher.channel = await this.#within(connection.createConfirmChannel()).catch((error) => {
+      this.#drop(publisher);
+      throw error;
+    });
     publisher.channel.on('error', failed).on('close', () => this.#drop(publisher));
     publisher.channel.on('return', (message) => publisher.returned.add(message.properties.messageId));
     return publisher;

@@ -36,6 +36,7 @@ impl Example {
                 // Debian's own Python, which sees Debian's packages.
                 let debian = Path::new("/usr/bin/python3");
                 let mut command = Command::new(if debian.exists() { debian } else { Path::new("python3") });
+                command.env("PYTHONDONTWRITEBYTECODE", "1");
                 command.arg(root.join("examples/python").join(script).with_extension("py"));
                 command
             }

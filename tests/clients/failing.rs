@@ -77,6 +77,8 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
             example.refused(&world, &[], &["video", ids[0], ids[1]]);
         }
         example.refused(&world, &[], &["song", "42", "7"]);
+        // Without Redis nothing is counted, and so nothing is published.
+        example.refused(&world, &[("REDIS_URL", "redis://127.0.0.1:1/")], &["video", "42", "10"]);
         // A second click within the window is one too many; another user's is not.
         let one = [("CLICKS_MAX", "1")];
         assert!(example.run(&world, &one, &["video", "42", "8"]).status.success());
