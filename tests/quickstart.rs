@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
 mod common;
+#[path = "clients/example.rs"]
+mod example;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use common::{World, eventually, stderr, stdout, target};
+use example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::archiver::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
@@ -18,36 +21,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Debian's own Python, which sees Debian's packages.
-fn python() -> &'static str {
-    let python = if Path::new("/usr/bin/python3").exists() { "/usr/bin/python3" } else { "python3" };
-    let found = Command::new(python).args(["-c", "import pika, pymysql, redis"]).output();
-    assert!(
-        found.is_ok_and(|output| output.status.success()),
-        "{python} lacks one of pika, redis and pymysql: apt-get install python3-pika python3-redis python3-pymysql (dev/test does)"
-    );
-    python
-}
-
-/// Runs examples/python/like.py against the world's servers, or with other addresses.
-fn like_py(world: &World, addresses: &[(&str, &str)], arguments: &[&str]) -> Output {
-    let script = root().join("examples/python/like.py");
-    Command::new(python())
-        .arg(script)
-        .args(arguments)
-        .env("REDIS_URL", world.config.redis.url.expose())
-        .env("AMQP_URL", world.config.amqp.url.expose())
-        .env("MYSQL_URL", world.config.mysql.url.expose())
-        .env("EXCHANGE", world.broker.exchange())
-        .env("KEY_PREFIX", &world.config.redis.key_prefix)
-        .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())
-        .envs(addresses.iter().copied())
-        .output()
-        .unwrap()
-}
-
 fn read(world: &World, id: &str) -> String {
-    let output = like_py(world, &[], &["--read", "video", id]);
+    let output = Example::Python.run(world, &[], &["--read", "video", id]);
     assert!(output.status.success(), "{}", stderr(&output));
     stdout(&output).trim().to_owned()
 }
@@ -65,13 +40,13 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
     let mut redis = world.redis().await;
     for user in ["1", "9223372036854775807"] {
         let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
-        let output = like_py(&world, &[], &["video", "42", user]);
+        let output = Example::Python.run(&world, &[], &["video", "42", user]);
         assert!(output.status.success(), "{}", stderr(&output));
     }
-    let again = like_py(&world, &[], &["video", "42", "1"]);
+    let again = Example::Python.run(&world, &[], &["video", "42", "1"]);
     let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
     assert_eq!((&again["changed"], &again["count"]), (&false.into(), &2.into()), "a double click: {again}");
-    let output = like_py(&world, &[], &["--unlike", "video", "42", "1"]);
+    let output = Example::Python.run(&world, &[], &["--unlike", "video", "42", "1"]);
     let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&event["type"], &event["count"]), (&"unlike".into(), &1.into()), "{event}");
     assert_eq!(read(&world, "42"), "1");
@@ -92,7 +67,7 @@ async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_python_example_says_so_when_no_queue_takes_its_event() {
     let world = World::new("python_unroutable", "").await;
-    let output = like_py(&world, &[], &["video", "1", "1"]);
+    let output = Example::Python.run(&world, &[], &["video", "1", "1"]);
     assert!(!output.status.success());
     assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
     assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was taken back");
@@ -142,6 +117,25 @@ async fn allow(world: &World, account: &str, beginning: &str) {
     let mut command = redis::cmd("ACL");
     command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
     let () = command.query_async(&mut world.redis().await).await.unwrap();
+}
+
+/// Whatever the clients in other languages do: each leaves one like.
+fn use_clients(world: &World, addresses: &[(&str, &str)]) {
+    let settings = [addresses, &[("CLICKS_MAX", "5")]].concat();
+    for (example, user) in [(Example::Python, "7"), (Example::Node, "8")] {
+        let run = |arguments: &[&str]| {
+            let output = example.run(world, &settings, arguments);
+            assert!(output.status.success(), "{example:?} {arguments:?}: {}", stderr(&output));
+        };
+        for arguments in [&["video", "42", user][..], &["--unlike", "video", "42", user], &["video", "42", user]] {
+            run(arguments);
+        }
+        run(&["--read", "--mysql", "video", "42", "43"]);
+        run(&["--liked-by", user, "video", "42", "43"]);
+        let nowhere = [&settings[..], &[("EXCHANGE", "tally.nowhere")]].concat();
+        let output = example.run(world, &nowhere, &["video", "44", user]);
+        assert!(!output.status.success(), "{example:?}: it is taken back");
+    }
 }
 
 /// Whatever a producer does with boards.
@@ -214,9 +208,11 @@ async fn the_documented_rights_are_enough() {
     let reader = logged_in(world.config.mysql.url.expose(), &format!("{name}_api"), "choose-a-third");
     let addresses =
         [("AMQP_URL", producer_amqp.as_str()), ("REDIS_URL", &producer_redis), ("MYSQL_URL", reader.as_str())];
-    let output = like_py(&world, &addresses, &["video", "42", "7"]);
-    assert!(output.status.success(), "{}", stderr(&output));
-    eventually("the event is in MySQL", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
+    use_clients(&world, &addresses);
+    eventually("the events are in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await == 2
+    })
+    .await;
 
     use_boards(&world, &producer_redis).await;
     assert!(tallyd(&["board", "top", "first"]).contains("42"));

@@ -1,5 +1,7 @@
 //! The two clients as commands.
 
+#![allow(dead_code, reason = "every test file uses a part of it")]
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
