@@ -30,6 +30,7 @@ export const defaults = {
   keyPrefix: '', // [redis] key_prefix
   bucketBits: 13, // [redis] bucket_bits
   like: 1, // [metrics] like
+  metrics: ['view'], // the other names of [metrics]
   kinds: { video: 1, post: 2 }, // [kinds]
   // These must be the same for all API servers.
   rememberedS: 120, // longer than an event takes into MySQL
@@ -74,13 +75,30 @@ export function anId(text) {
   return text;
 }
 
-// What is published. `at` is the script's text; as a number it is exact until the year 2255.
+// As a number it is exact until the year 2255.
+function aTime(at) {
+  if (BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new RangeError(`${at} is no time`);
+  return Number(at);
+}
+
+// What is published. `at` is the script's text.
 export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
   if (type !== 'like' && type !== 'unlike') throw new RangeError(`${type} is neither like nor unlike`);
   if (!Object.hasOwn(kinds, kind)) throw new RangeError(`${kind} is not in [kinds]`);
-  const event = { type, kind, target_id: anId(targetId), user_id: anId(userId), at: Number(at) };
-  if (BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new RangeError(`${at} is no time`);
+  const event = { type, kind, target_id: anId(targetId), user_id: anId(userId), at: aTime(at) };
   return count === null ? event : { ...event, count };
+}
+
+// The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it.
+export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
+  if (!Object.hasOwn(kinds, kind)) throw new RangeError(`${kind} is not in [kinds]`);
+  if (!metrics.includes(metric)) {
+    throw new RangeError(`${metric} is not in [metrics], or the number of likes, which follows from likes`);
+  }
+  if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new RangeError(`${delta} is too much`);
+  const characters = [...eventId].length;
+  if (characters < 1 || characters > 64) throw new RangeError(`${eventId} does not have 1 to 64 characters`);
+  return { type: 'count', kind, target_id: anId(targetId), metric, delta, event_id: eventId, at: aTime(at) };
 }
 
 // ------------------------------------------------------------------ the client
@@ -130,6 +148,14 @@ export class Client {
       throw error;
     }
     return { event, changed };
+  }
+
+  // Changes another number than that of likes.
+  async add(kind, targetId, metric, delta) {
+    const at = String(Date.now() * 1_000);
+    const event = countEventOf(this.#settings, kind, targetId, metric, delta, randomUUID(), at);
+    await this.publish(event);
+    return event;
   }
 
   // Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must carry, and
@@ -234,7 +260,8 @@ export class Client {
       await this.#within(
         new Promise((resolve, reject) => {
           const confirmed = (error) => (error ? reject(publisher.reason ?? error) : resolve());
-          publisher.channel.publish(exchange, event.user_id, Buffer.from(JSON.stringify(event)), options, confirmed);
+          const key = event.user_id ?? event.target_id;
+          publisher.channel.publish(exchange, key, Buffer.from(JSON.stringify(event)), options, confirmed);
         }),
       );
     } catch (error) {

@@ -4,6 +4,7 @@
 //     like.js [--unlike] KIND TARGET_ID USER_ID
 //     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
 //     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
+//     like.js --count METRIC=DELTA KIND TARGET_ID        another number than that of likes changes
 //
 // Needs Node 18 or later, and `npm ci` in this folder.
 
@@ -24,13 +25,17 @@ function settings() {
   };
 }
 
-async function run(client, { unlike, read, mysql, 'liked-by': user }, [kind, ...ids]) {
+async function run(client, { unlike, read, mysql, count, 'liked-by': user }, [kind, ...ids]) {
   if (read) {
     const numbers = await (mysql ? client.readOrAsk(kind, ids) : client.read(kind, ids));
     return numbers.map((number) => number ?? 'unknown').join('\n');
   }
   if (user !== undefined) {
     return (await client.liked(kind, anId(user), ids)).map((state) => (state ? 'yes' : 'no')).join('\n');
+  }
+  if (count !== undefined) {
+    const [metric, delta] = count.split('=');
+    return JSON.stringify(await client.add(kind, ids[0], metric, Number(delta)));
   }
   if (ids.length !== 2) throw new RangeError('a target and a user are needed');
   const { waitMs, event, changed } = await client.click(unlike ? 'unlike' : 'like', kind, ...ids);
@@ -39,7 +44,8 @@ async function run(client, { unlike, read, mysql, 'liked-by': user }, [kind, ...
 }
 
 const flag = { type: 'boolean', default: false };
-const options = { unlike: flag, read: flag, mysql: flag, 'liked-by': { type: 'string' } };
+const text = { type: 'string' };
+const options = { unlike: flag, read: flag, mysql: flag, count: text, 'liked-by': text };
 const { values, positionals } = parseArgs({ options, allowPositionals: true });
 const client = new Client(settings());
 try {

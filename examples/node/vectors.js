@@ -4,7 +4,7 @@
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { pack, periodOf, unpack } from './board.js';
-import { defaults, eventOf, keysOf, numberIn } from './client.js';
+import { countEventOf, defaults, eventOf, keysOf, numberIn } from './client.js';
 
 const checks = {
   buckets({ bucket_bits: bucketBits, kind, id, key, recent, missing }) {
@@ -18,6 +18,11 @@ const checks = {
   },
   events({ event: { type, kind, target_id: target, user_id: user, at, count }, body, refused }) {
     const make = () => eventOf(defaults, type, kind, target, user, at, count);
+    if (refused) assert.throws(make, RangeError);
+    else assert.deepEqual(make(), body);
+  },
+  counts({ event: { kind, target_id: target, metric, delta, event_id: id, at }, body, refused }) {
+    const make = () => countEventOf(defaults, kind, target, metric, delta, id, at);
     if (refused) assert.throws(make, RangeError);
     else assert.deepEqual(make(), body);
   },

@@ -4,6 +4,7 @@
     like.py [--unlike] KIND TARGET_ID USER_ID
     like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
     like.py --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
+    like.py --count METRIC=DELTA KIND TARGET_ID        another number than that of likes changes
 
 Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
 docs/clients.md explains each step.
@@ -16,7 +17,9 @@ import json
 import os
 import re
 import sys
+import time
 import urllib.parse
+import uuid
 import zlib
 from pathlib import Path
 
@@ -34,6 +37,7 @@ EXCHANGE = os.environ.get("EXCHANGE", "tally.events")  # [amqp] prefix, then ".e
 KEY_PREFIX = os.environ.get("KEY_PREFIX", "")  # [redis] key_prefix
 BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
 LIKE = 1  # [metrics] like
+METRICS = {"view"}  # the other names of [metrics]
 KINDS = {"video": 1, "post": 2}  # [kinds]
 # These must be the same for all API servers.
 REMEMBERED_S = 120  # longer than an event takes into MySQL
@@ -81,18 +85,36 @@ def an_id(text):
     return text
 
 
+def a_time(at):
+    if not 1 <= int(at) <= 253402300799999999:
+        raise ValueError(f"{at} is no time")
+    return int(at)
+
+
 def event_of(event_type, kind, target_id, user_id, at, number=None):
     """What is published. Ids as text: not every language's numbers hold 64 bits."""
     if event_type not in ("like", "unlike"):
         raise ValueError(f"{event_type!r} is neither like nor unlike")
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is not in [kinds]")
-    event = {"type": event_type, "kind": kind, "target_id": an_id(target_id), "user_id": an_id(user_id), "at": int(at)}
-    if not 1 <= event["at"] <= 253402300799999999:
-        raise ValueError(f"{at} is no time")
+    event = {"type": event_type, "kind": kind, "target_id": an_id(target_id), "user_id": an_id(user_id), "at": a_time(at)}
     if number is not None:
         event["count"] = number
     return event
+
+
+def count_event_of(kind, target_id, metric, delta, event_id, at):
+    """The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it."""
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is not in [kinds]")
+    if metric not in METRICS:
+        raise ValueError(f"{metric!r} is not in [metrics], or the number of likes, which follows from likes")
+    if not -(2**31) <= delta <= 2**31:
+        raise ValueError(f"{delta} is too much")
+    if not 1 <= len(event_id) <= 64:
+        raise ValueError(f"{event_id!r} does not have 1 to 64 characters")
+    event = {"type": "count", "kind": kind, "target_id": an_id(target_id)}
+    return {**event, "metric": metric, "delta": delta, "event_id": event_id, "at": a_time(at)}
 
 
 # ------------------------------------------------------------------ Redis: counting
@@ -158,7 +180,7 @@ def publish(event, tries=3):
             channel.confirm_delivery()
             channel.basic_publish(
                 exchange=EXCHANGE,
-                routing_key=event["user_id"],
+                routing_key=event.get("user_id", event["target_id"]),
                 body=json.dumps(event).encode(),
                 properties=pika.BasicProperties(content_type="application/json", delivery_mode=2),
                 mandatory=True,
@@ -282,6 +304,7 @@ def main():
     parser.add_argument("--read", action="store_true", help="print each target's likes instead")
     parser.add_argument("--mysql", action="store_true", help="with --read: ask MySQL for what Redis does not know")
     parser.add_argument("--liked-by", metavar="USER_ID", type=an_id, help="print whether the user likes each target instead")
+    parser.add_argument("--count", metavar="METRIC=DELTA", help="another number than that of likes changes")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("ids", metavar="ID", type=an_id, nargs="+")
     arguments = parser.parse_args()
@@ -294,6 +317,13 @@ def main():
     if arguments.liked_by:
         states = liked(server, arguments.kind, arguments.liked_by, arguments.ids)
         print(*("yes" if state else "no" for state in states), sep="\n")
+        return
+    if arguments.count:
+        metric, delta = arguments.count.split("=")
+        at = time.time_ns() // 1_000
+        event = count_event_of(arguments.kind, arguments.ids[0], metric, int(delta), str(uuid.uuid4()), at)
+        publish(event)
+        print(json.dumps(event))
         return
     if len(arguments.ids) != 2:
         parser.error("a target and a user are needed")

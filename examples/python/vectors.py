@@ -35,6 +35,15 @@ def check_events(event, body=None, refused=None):
     assert made == body and [type(made[name]) for name in made] == [type(body[name]) for name in made]
 
 
+def check_counts(event, body=None, refused=None):
+    try:
+        made = like.count_event_of(**event)
+    except ValueError:
+        assert refused, "refused without a reason"
+        return
+    assert made == body and [type(made[name]) for name in made] == [type(body[name]) for name in made]
+
+
 def check_scores(low_bits, primary, low, score):
     try:
         packed = board.pack(int(primary), int(low), low_bits)
@@ -52,7 +61,7 @@ def check_periods(period, instant, time_zone, week_starts, name):
 
 def main():
     failed = 0
-    for check in (check_buckets, check_values, check_events, check_scores, check_periods):
+    for check in (check_buckets, check_values, check_events, check_counts, check_scores, check_periods):
         name = check.__name__.removeprefix("check_")
         vectors = json.loads((VECTORS / f"{name}.json").read_text())
         for vector in vectors:

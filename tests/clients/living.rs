@@ -34,13 +34,14 @@ async fn all_is_written(world: &World) {
 #[tokio::test(flavor = "multi_thread")]
 async fn clicks_and_reads_of_the_clients_end_in_three_equal_numbers() {
     for example in Example::ALL {
-        let world = World::new(&format!("client_{}", example.name()), "").await;
+        let world = World::new(&format!("client_{}", example.name()), "[metrics]\nlike = 1\nview = 2").await;
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         clicks(example, &world).await;
         what_mysql_says(example, &world).await;
         unknown_numbers(example, &world).await;
+        other_numbers(example, &world).await;
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
         let report = world.report(&["reconcile", "--dry-run"]);
         assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
@@ -105,6 +106,20 @@ async fn unknown_numbers(example: Example, world: &World) {
     assert!(world.tallyd(&["reconcile"]).status.success());
     assert_eq!(example.lines(world, &["--read", "video", "42", ODD, LAST]), ["1", "2", "1"]);
     all_is_written(world).await;
+}
+
+async fn other_numbers(example: Example, world: &World) {
+    let event: Value = serde_json::from_str(&example.lines(world, &["--count", "view=3", "video", ODD])[0]).unwrap();
+    assert_eq!((&event["type"], &event["target_id"]), (&"count".into(), &ODD.into()));
+    example.lines(world, &["--count", "view=-1", "video", ODD]);
+    eventually("the views are in MySQL", || async {
+        world
+            .count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 2 AND target_id = 9007199254740993")
+            .await
+            == 2
+    })
+    .await;
+    example.refused(world, &[], &["--count", "like=1", "video", ODD]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

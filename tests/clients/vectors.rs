@@ -14,7 +14,7 @@ use tallyd::cache::keys::{Keys, KindNames};
 use tallyd::cache::layout::{Form, Layout};
 use tallyd::cache::read::Found;
 use tallyd::config::{Config, Kinds};
-use tallyd::event::{LikeEvent, Message, decode, encode_like};
+use tallyd::event::{CountEvent, EventId, LikeEvent, Message, Terms, decode, encode_count, encode_like};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::common::{World, stderr, stdout, target};
@@ -23,6 +23,13 @@ use super::example::Example;
 /// The kinds of the vectors, as a configuration has them.
 fn kinds() -> BTreeMap<String, u8> {
     BTreeMap::from([("video".to_owned(), 1), ("post".to_owned(), 2)])
+}
+
+/// What the vectors' events are judged by. Their times are long ago, and none is too old.
+fn judge(body: &Value) -> Result<Message, &'static str> {
+    let metrics = BTreeMap::from([("like".to_owned(), 1), ("view".to_owned(), 2)]);
+    let terms = Terms { kinds: kinds(), metrics, future_max: Duration::ZERO, applied_event_keep: Duration::MAX };
+    decode(body.to_string().as_bytes(), &terms, Micros::MAX).map_err(|refusal| refusal.reason.code())
 }
 
 fn vectors<T: for<'de> Deserialize<'de>>(name: &str) -> Vec<T> {
@@ -125,17 +132,53 @@ impl Given {
 
 #[test]
 fn tallyd_makes_takes_and_refuses_the_events_of_the_vectors() {
-    let judge = |body: &Value| decode(body.to_string().as_bytes(), &kinds(), Micros::MAX, Duration::ZERO);
     for Event { event: given, body, refused } in vectors("events.json") {
         let Some(body) = body else {
-            let reason = judge(&given.unchecked()).map_err(|refusal| refusal.reason.code());
-            assert_eq!(reason.unwrap_err(), refused.unwrap(), "{}", given.unchecked());
+            assert_eq!(judge(&given.unchecked()).unwrap_err(), refused.unwrap(), "{}", given.unchecked());
             continue;
         };
         let event = given.event();
         assert_eq!(judge(&body), Ok(Message::Like(event, given.count)), "{body}");
         let encoded: Value = serde_json::from_slice(&encode_like(&event, &given.kind, given.count)).unwrap();
         assert_eq!(encoded, body);
+    }
+}
+
+#[derive(Deserialize)]
+struct Count {
+    event: Change,
+    body: Option<Value>,
+    refused: Option<String>,
+}
+
+/// What a client knows of another number's change.
+#[derive(Deserialize, serde::Serialize)]
+struct Change {
+    kind: String,
+    target_id: String,
+    metric: String,
+    delta: i64,
+    event_id: String,
+    at: String,
+}
+
+#[test]
+fn tallyd_makes_takes_and_refuses_the_counts_of_the_vectors() {
+    for Count { event, body, refused } in vectors("counts.json") {
+        let Some(body) = body else {
+            let mut unchecked = serde_json::to_value(&event).unwrap();
+            unchecked["type"] = "count".into();
+            unchecked["at"] = serde_json::from_str(&event.at).unwrap();
+            assert_eq!(judge(&unchecked).unwrap_err(), refused.unwrap(), "{unchecked}");
+            continue;
+        };
+        let (id, at) = (TargetId(event.target_id.parse().unwrap()), Micros(event.at.parse().unwrap()));
+        let target = Target { kind: Kind(kinds()[&event.kind]), id };
+        let understood =
+            CountEvent { target, metric: Metric(2), delta: event.delta, at, id: EventId::of(&event.event_id) };
+        assert_eq!(judge(&body), Ok(Message::Count(understood)), "{body}");
+        let encoded = encode_count(id, (&event.kind, &event.metric), event.delta, at, &event.event_id);
+        assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
     }
 }
 
