@@ -30,4 +30,5 @@ pub mod layouts;
 pub mod model;
 pub mod reconciler;
 pub mod runtime;
+pub mod show;
 pub mod store;

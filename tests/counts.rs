@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Dice, World, body, eventually, stderr, target};
+use common::{Dice, World, body, eventually, stderr, stdout, target};
 use sqlx::Row;
 use tallyd::event::{LikeEvent, encode_count};
 use tallyd::model::{Micros, TargetId, UserId};
@@ -169,4 +169,99 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     assert_eq!(world.count("SELECT COUNT(*) FROM applied_event").await, 3_000);
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+#[tokio::test]
+async fn a_targets_numbers_are_shown_side_by_side() {
+    let world = World::new("counts_show", METRICS).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let client = tallyd::client::Client::new(&world.config).unwrap();
+    for user in 1..=3 {
+        client.like(target(42), UserId(user), &[]).await.unwrap();
+    }
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[view(42, 9, Micros::now(), "a"), view(42, -2, Micros::now(), "b")]).await;
+    world.drained(&publisher).await;
+    let shown = stdout(&world.tallyd(&["show", "video:42"]));
+    let words = |line: usize| shown.lines().nth(line).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(words(2), ["like", "unknown", "3", "3"], "nobody has loaded the bucket\n{shown}");
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let shown = world.report(&["show", "video:42"]);
+    let number = |metric: &str, redis: Option<i64>, counter: i64, rows: Option<i64>| serde_json::json!({ "metric": metric, "redis": redis, "counter": counter, "rows": rows });
+    let expected =
+        [number("like", Some(3), 3, Some(3)), number("view", None, 7, None), number("comment", None, 0, None)];
+    assert_eq!(shown, serde_json::json!({ "target": "video:42", "numbers": expected }));
+    let refused = world.tallyd(&["show", "film:1"]);
+    assert_eq!(refused.status.code(), Some(64));
+    assert!(stderr(&refused).contains("the kinds are video"), "{}", stderr(&refused));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// The blocks of that language in docs/counters.md.
+fn documented(language: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
+    let opening = format!("```{language}\n");
+    text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn the_documented_product_is_counted_and_read_by_key() {
+    let world = World::new("counts_documented", &documented("toml")[0]).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
+    let events = text.lines().filter_map(|line| line.split_once("| `{").and_then(|(_, rest)| rest.split_once("}` |")));
+    let now = (Micros::now().0 / 1_000_000).to_string();
+    let bodies: Vec<(UserId, Vec<u8>)> = events
+        .map(|(event, _)| {
+            let event = format!("{{{event}}}").replace("1795251385", &now).replace("1795251386", &now);
+            (UserId(7), event.into_bytes())
+        })
+        .collect();
+    assert_eq!(bodies.len(), 6);
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    let [view, select] = documented("sql").try_into().unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(view)).execute(&world.pool).await.unwrap();
+    let row = sqlx::query(sqlx::AssertSqlSafe(select.clone())).fetch_one(&world.pool).await.unwrap();
+    let numbers: [i64; 4] = ["likes", "comments", "views", "forwards"].map(|name| row.get(name));
+    assert_eq!(numbers, [1, 0, 1_000, 0]);
+    assert_eq!(numbers_of(&world, 9).await, BTreeMap::from([(5, 1), (8, 1)]));
+
+    // Of many targets the view reads those few by key.
+    let rows: Vec<String> = (1_000..3_000).map(|id| format!("(1, {id}, 1, 0, 1, NOW(6))")).collect();
+    let fill =
+        format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
+    sqlx::query(sqlx::AssertSqlSafe(fill)).execute(&world.pool).await.unwrap();
+    sqlx::raw_sql("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
+    let mut connection = world.pool.acquire().await.unwrap();
+    let before = handler_reads(&mut connection).await;
+    sqlx::query(sqlx::AssertSqlSafe(select)).fetch_all(&mut *connection).await.unwrap();
+    let read = handler_reads(&mut connection).await - before;
+    assert!(read < 100, "{read} rows were read");
+    drop(connection);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// The numbers of one target, by metric.
+async fn numbers_of(world: &World, id: u64) -> BTreeMap<u8, i64> {
+    numbers(world)
+        .await
+        .into_iter()
+        .filter(|((of, _), _)| *of == id)
+        .map(|((_, metric), value)| (metric, value))
+        .collect()
+}
+
+/// Rows that this connection has read.
+async fn handler_reads(connection: &mut sqlx::MySqlConnection) -> i64 {
+    let sql =
+        "SHOW SESSION STATUS WHERE Variable_name IN ('Handler_read_next', 'Handler_read_rnd_next', 'Handler_read_key')";
+    let rows = sqlx::query(sql).fetch_all(connection).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(1).parse::<i64>().unwrap()).sum()
 }

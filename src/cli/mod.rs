@@ -26,6 +26,7 @@ use crate::reconciler::report::End;
 use crate::reconciler::{Mode, NotNow, Order};
 use crate::runtime::show::Show;
 use crate::runtime::{log, schedule, shutdown, stack};
+use crate::show;
 use crate::store::schema::MigrateError;
 use crate::store::{Fate, Store, StoreError};
 
@@ -72,6 +73,15 @@ enum Command {
     /// Shows boards, saves them and puts them back.
     #[command(subcommand)]
     Board(board::BoardCommand),
+    /// Prints a target's numbers as Redis, `counter` and the like records have them.
+    Show {
+        /// The target, for instance video:42.
+        #[arg(value_name = "KIND:ID")]
+        target: String,
+        /// How it looks.
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
     /// Says how counters should be laid out in Redis, and moves them.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
@@ -186,6 +196,7 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
+            Some(Command::Show { target, format }) => show_target(&config, &target, format).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
             Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
@@ -236,6 +247,14 @@ async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
 /// A bar for someone at a terminal, else lines in the log.
 fn to_whom() -> Show {
     if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log }
+}
+
+async fn show_target(config: &Config, target: &str, format: Format) -> Result<u8> {
+    let target = parse_target(target, &config.kinds)?;
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    print(&show::show(config, &servers.store, &servers.cache, target).await?, format)?;
+    Ok(EXIT_DONE)
 }
 
 async fn migrate(config: &Config) -> Result<u8> {
@@ -363,7 +382,7 @@ fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     });
     target.ok_or_else(|| {
         let known: Vec<&str> = kinds.0.keys().map(String::as_str).collect();
-        Usage(format!("--target {text}: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
+        Usage(format!("{text} is no target: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
             .into()
     })
 }
