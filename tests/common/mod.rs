@@ -18,7 +18,7 @@ use futures_util::{StreamExt, stream};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
-use tallyd::client::{Client, Source};
+use tallyd::client::{Client, READ_TARGETS_MAX, Source};
 use tallyd::config::Config;
 use tallyd::event::{LikeEvent, encode_like};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
@@ -448,7 +448,11 @@ pub fn stderr(output: &Output) -> String {
 
 /// The likes of each target as Redis tells a reader; none where it doesn't know them.
 pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
-    let numbers = client.read(targets).await.unwrap();
-    let likes = numbers.iter().map(|it| it.get(Metric(1)).filter(|likes| likes.source == Source::Redis));
-    likes.map(|likes| likes.map(|likes| likes.value)).collect()
+    let mut likes = Vec::with_capacity(targets.len());
+    for some in targets.chunks(READ_TARGETS_MAX) {
+        let numbers = client.read(some).await.unwrap();
+        let known = numbers.iter().map(|it| it.get(Metric(1)).filter(|likes| likes.source == Source::Redis));
+        likes.extend(known.map(|likes| likes.map(|likes| likes.value)));
+    }
+    likes
 }
