@@ -14,10 +14,18 @@
 -- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too: nothing is counted where the user's last one
 --          is newer. Empty or left out otherwise
 --
+-- Where targets have Bloom filters, also (docs/events.md):
+--
+-- KEYS[5]  the target's filter, filter:{video:3a2f}:42; KEYS[6] its config, KEYS[7] who likes the target and is not in its bits yet
+-- ARGV[8]  the size of the filter that the following bits are for; empty without bits
+-- ARGV[9]  and so on: the user's bits in it
+--
 -- Returns { result, at, count }.
 --   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
 --           user's last one once more, perhaps nobody published that; or it makes sure of what MySQL said, which may lag behind.
 --           -1: unknown, nothing was counted: ask MySQL whether the user likes the target, and call again with the answer.
+--           Where the target has a filter of another size than ARGV[8], its size and hashIterations follow: whoever can
+--           compute the user's bits calls again with them first, and has to ask MySQL only if that is unknown, too.
 --   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; one more than the user's
 --           last one where the clock was set back. Of result 0 that of the user's last click, where it is remembered
 --   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
@@ -63,6 +71,19 @@ else
 end
 loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
+-- The target's filter. One that lost a part (an eviction) says nothing: its string is shorter, or more were added than are there.
+local filter
+if KEYS[5] then
+    local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting')
+    if config[1] or config[3] then
+        filter = { size = config[1], iterations = config[2], building = config[3] }
+        filter.is_whole = filter.size
+            and redis.call('STRLEN', KEYS[5]) == math.ceil(filter.size / 8)
+            and redis.call('SCARD', KEYS[7]) >= tonumber(config[4] or 0)
+        filter.fits = filter.is_whole and filter.size == ARGV[8] and #ARGV - 8 == tonumber(filter.iterations)
+    end
+end
+
 local time = redis.call('TIME')
 local at = time[1] * 1000000 + time[2]
 if ARGV[7] and ARGV[7] ~= '' then
@@ -73,6 +94,19 @@ if KEYS[2] then
     local lately = redis.call('HMGET', KEYS[2], click, '_')
     local last = lately[1] or redis.call('HGET', KEYS[3], click)
     local known = last and string.sub(last, -1)
+    if not known and ARGV[6] == '' and filter and filter.is_whole then
+        if not filter.fits then
+            return { -1, tonumber(filter.size), tonumber(filter.iterations) }
+        end
+        if redis.call('SISMEMBER', KEYS[7], ARGV[4]) == 0 then
+            for index = 9, #ARGV do
+                if redis.call('GETBIT', KEYS[5], ARGV[index]) == 0 then
+                    known = '-'
+                    break
+                end
+            end
+        end
+    end
     if not known then
         if ARGV[6] == '' then
             return { -1 }
@@ -98,6 +132,20 @@ if KEYS[2] then
     end
     if known == sign then
         return { 0, string.format('%.0f', at), loaded and values[place] }
+    end
+end
+
+if filter and delta == 1 then
+    redis.call('HINCRBY', KEYS[6], 'inserted', 1)
+    if filter.fits then
+        for index = 9, #ARGV do
+            redis.call('SETBIT', KEYS[5], ARGV[index], 1)
+        end
+    end
+    -- Also where a new filter is being built, which may have been read before this.
+    if not filter.fits or filter.building then
+        redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
+        redis.call('PERSIST', KEYS[7])
     end
 end
 

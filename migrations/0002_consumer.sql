@@ -1,12 +1,13 @@
 -- One row per partition, locked by every batch: a paused daemon that wakes up after a takeover writes nothing.
 CREATE TABLE IF NOT EXISTS partition_owner (
-    `partition` SMALLINT UNSIGNED NOT NULL,
-    epoch       BIGINT UNSIGNED   NOT NULL COMMENT 'grows with each takeover',
-    owner       VARCHAR(255)      NULL     COMMENT 'who holds it; NULL once given back in order',
-    taken_at    DATETIME(6)       NOT NULL,
-    fence       BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'the highest fence that is committed',
-    watch       BIGINT UNSIGNED   NULL     COMMENT 'names the targets that are logged event by event',
-    watch_until DATETIME(6)       NULL     COMMENT 'after this the watch is void, whatever became of its run',
+    `partition`  SMALLINT UNSIGNED NOT NULL,
+    epoch        BIGINT UNSIGNED  NOT NULL COMMENT 'grows with each takeover',
+    owner        VARCHAR(255)     NULL     COMMENT 'who holds it; NULL once given back in order',
+    taken_at     DATETIME(6)      NOT NULL,
+    fence        BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest fence of a reconcile that is committed',
+    filter_fence BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest one of those who build filters',
+    watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
+    watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

@@ -20,6 +20,7 @@ use crate::cache::keys::KindNames;
 use crate::config::{Config, ConfigError};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
+use crate::filters::{self, Filters};
 use crate::job::{self, Job, Next, Ran, Timetable};
 use crate::model::Micros;
 use crate::reconciler::lookout::Lookout;
@@ -31,9 +32,9 @@ use crate::runtime::{shutdown, systemd};
 use crate::store::Store;
 use crate::store::schema::Schema;
 
-/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for the lease of each, one for the
-/// clock of snapshots, and spare ones.
-const CONNECTIONS_FOR_JOBS: u32 = 9;
+/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for the lease of each,
+/// one for the clock of snapshots, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 11;
 
 /// How long the start waits for Redis: systemd gives up on one that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
@@ -136,6 +137,16 @@ impl Servers {
         let job = Job { name: archiver::JOB, mode: archiver::RESTORE_MODE, owner: &self.owner };
         let work = |run| async move { archiver.restore(run, board, how, Micros::now(), to, stop).await };
         job::run_once(&self.store, job, work).await
+    }
+
+    /// Bloom filters built and kept up, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn filters(&self, config: &Config, stop: &CancellationToken) -> Result<Ran<filters::report::Report>> {
+        let filters = Filters::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
+        let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
     }
 
     /// Whether MySQL has the schema that this version needs.
@@ -281,8 +292,15 @@ async fn start_tasks(
         clock.run(beat, stopped).await;
         "snapshot clock".to_owned()
     });
-    tasks.spawn(task.archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
+    tasks.spawn(task.clone().archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
+    let filter_cron = if config.filter.is_on() { config.filter.cron.clone() } else { String::new() };
+    let filter_bell = Arc::new(Notify::new());
+    if config.filter.is_on() {
+        let timetables = vec![Timetable::new(filters::JOB, filters::MODE, &filter_cron)?];
+        tasks.spawn(task.filters(timetables, Arc::clone(&filter_bell), progress.register("filters")));
+    }
     Bells::start(vec![
+        (filter_cron, filter_bell),
         (config.reconcile.full_cron.clone(), Arc::clone(&reconcile_bell)),
         (config.reconcile.scrub_cron.clone(), Arc::clone(&reconcile_bell)),
         (config.reconcile.changed_cron.clone(), reconcile_bell),
@@ -328,6 +346,15 @@ impl Task {
         })
         .await;
         "archiver".to_owned()
+    }
+
+    async fn filters(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+        let Self { config, servers, stop } = &self;
+        job::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async move {
+            next(servers.filters(config, stop).await)
+        })
+        .await;
+        "filters".to_owned()
     }
 }
 

@@ -9,9 +9,10 @@
 //!                                                   \--> dead_letter, in the same transaction
 //! reconciler:  sample Redis (the cut) -> fence through every partition -> read MySQL as of the cut -> add the drift
 //! archiver:    closed period -> freeze the zset -> copy to leaderboard_archive -> verify -> only then expire
+//! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
 //! ```
 //!
-//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`reconciler`] and [`archiver`] the three
+//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`reconciler`], [`archiver`] and [`filters`] the
 //! tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
@@ -25,6 +26,8 @@ pub mod client;
 pub mod config;
 pub mod consumer;
 pub mod event;
+pub mod fence;
+pub mod filters;
 pub mod job;
 pub mod layouts;
 pub mod model;

@@ -112,6 +112,21 @@ impl Keys {
         format!("{name:.<length$}")
     }
 
+    /// `filter:{video:3a2f}:42`, its `:config` (named as Redisson names it) and `:added`: a target's Bloom filter, what it is like,
+    /// and who likes the target and is not in its bits yet. In the bucket's slot.
+    pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
+        let bucket = self.bucket_name(kind, self.bucket(target));
+        let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
+        let (config, added) = (format!("{key}:config"), format!("{key}:added"));
+        [key, config, added]
+    }
+
+    /// `filter:{video:3a2f}:42:next`: a filter that is being built.
+    pub fn next_filter(&self, kind: &str, target: Target) -> String {
+        let [key, ..] = self.filter(kind, target);
+        format!("{key}:next")
+    }
+
     /// `limit:{7}`: how much a user has clicked.
     pub fn limit(&self, user: UserId) -> String {
         format!("{}limit:{{{}}}", self.prefix, user.0)
@@ -212,6 +227,10 @@ mod tests {
         // python3 -c 'import zlib; print(hex(1 << 13 | zlib.crc32(b"42") & 0x1fff))'
         assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:3088}");
         assert_eq!(keys.recent("video", 26), ["app:recent:{video:201a}", "app:recent:{video:201a}:former"]);
+        let filter =
+            ["app:filter:{video:3088}:42", "app:filter:{video:3088}:42:config", "app:filter:{video:3088}:42:added"];
+        assert_eq!(keys.filter("video", target), filter);
+        assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:tally:missing");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");

@@ -7,9 +7,11 @@
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
+pub mod bloom;
 pub mod boards;
 mod cluster;
 pub mod counters;
+pub mod filters;
 pub mod keys;
 pub mod layout;
 mod link;
@@ -115,6 +117,11 @@ static SAMPLE_PLAIN: Script = script!("sample_plain.lua");
 static REPAIR: Script = script!("repair.lua");
 static REPAIR_PLAIN: Script = script!("repair_plain.lua");
 static LOAD: Script = script!("load.lua");
+pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
+static FILTER_BEGIN: Script = script!("filter_begin.lua");
+static FILTER_WRITE: Script = script!("filter_write.lua");
+static FILTER_SWAP: Script = script!("filter_swap.lua");
+static FILTER_FOLD: Script = script!("filter_fold.lua");
 static BOARD_READ: Script = script!("board_read.lua");
 static BOARD_FREEZE: Script = script!("board_freeze.lua");
 static BOARD_MERGE: Script = script!("board_merge.lua");

@@ -8,6 +8,7 @@ use redis::Value;
 use tracing::{debug, warn};
 
 use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
+use crate::cache::bloom::Shape;
 use crate::cache::keys::Place;
 use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 use crate::config::LIKE;
@@ -19,9 +20,16 @@ pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// What like.lua says.
 enum Answer {
-    Counted { at: Micros, count: Option<i64> },
-    Same { at: Micros, count: Option<i64> },
-    Unknown,
+    Counted {
+        at: Micros,
+        count: Option<i64>,
+    },
+    Same {
+        at: Micros,
+        count: Option<i64>,
+    },
+    /// With the shape of the target's filter, where other bits may tell.
+    Unknown(Option<Shape>),
 }
 
 impl Client {
@@ -74,7 +82,7 @@ impl Client {
             return Ok((Clicked::Limited { wait }, None));
         }
         let mut answer = self.ask(wish, None).await?;
-        if matches!(answer, Answer::Unknown) {
+        if matches!(answer, Answer::Unknown(_)) {
             // Better one that may count twice until a reconcile than none.
             let target = [wish.target];
             let liked = self.ask_mysql(&self.clicks_unasked, self.store.liked(wish.user, &target)).await;
@@ -93,7 +101,7 @@ impl Client {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
                 Ok((Clicked::Same { count }, Some(counted)))
             }
-            Answer::Unknown => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
+            Answer::Unknown(_) => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
         }
     }
 
@@ -103,7 +111,13 @@ impl Client {
     /// # Errors
     /// Redis is away, or a name is not in the configuration.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
-        let mut calls = vec![self.like_call(&self.cache, target, liked)?];
+        let wish = LikeEvent { target, user, at: Micros(0), liked };
+        let call = match self.shapes {
+            None => self.like_call(&self.cache, target, liked)?,
+            // So that the target's filter gets to know it.
+            Some(_) => self.filtered_call(wish, Some(!liked))?,
+        };
+        let mut calls = vec![call];
         for on in boards {
             calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
         }
@@ -111,8 +125,11 @@ impl Client {
             calls.push(self.like_call(also, target, liked)?);
         }
         let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
-        let answer = answers.next().context("like.lua was not called")??;
-        let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
+        let answer = match answers.next().context("like.lua was not called")? {
+            Err(error) if error.is_of_a_moving_slot() => self.count_while_moving(wish).await?,
+            answer => answer?,
+        };
+        let Some(Answer::Counted { at, count } | Answer::Same { at, count }) = read_answer(&answer) else {
             anyhow::bail!("like.lua returned something else");
         };
         // The like counts and must be published, whatever became of the boards.
@@ -147,7 +164,7 @@ impl Client {
             targets.len() <= STATUS_TARGETS_MAX,
             "at most {STATUS_TARGETS_MAX} targets are asked for at once"
         );
-        let known = self.cache.recent_likes(&self.names, user, targets).await?;
+        let known = self.known_to_redis(user, targets).await?;
         let unknown: Vec<Target> =
             targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
         let liked = if unknown.is_empty() { HashSet::new() } else { self.store.liked(user, &unknown).await? };
@@ -180,23 +197,60 @@ impl Client {
         }
     }
 
+    /// Counts a click if it changes what the user likes, as far as Redis knows, or MySQL has said.
     async fn ask(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
-        let call = self.guarded_call(&self.cache, wish, known)?;
+        let answer = self.ask_once(wish, known).await?;
+        match (&answer, &self.shapes) {
+            (Answer::Unknown(Some(shape)), Some(shapes)) => {
+                shapes.learn(wish.target, *shape);
+                self.ask_once(wish, known).await
+            }
+            _ => Ok(answer),
+        }
+    }
+
+    async fn ask_once(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
+        let call = self.filtered_call(wish, known)?;
         let answer = match self.cache.eval("count a like", &[call]).await {
-            // The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
             Err(error) if error.is_of_a_moving_slot() => {
                 debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
-                let call = self.like_call(&self.cache, wish.target, wish.liked)?;
-                let answer = self.cache.eval("count a like", &[call]).await?;
-                if let Some(Answer::Counted { at, .. }) = answer.first().and_then(read_answer) {
-                    let kind = self.kinds.name(wish.target.kind);
-                    self.cache.remember_click(&kind, LikeEvent { at, ..wish }).await;
-                }
-                answer
+                self.count_while_moving(wish).await?
             }
-            answer => answer?,
+            answer => answer?.pop().unwrap_or(Value::Nil),
         };
-        read_answer(answer.first().unwrap_or(&Value::Nil)).context("like.lua returned something else")
+        read_answer(&answer).context("like.lua returned something else")
+    }
+
+    /// The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
+    async fn count_while_moving(&self, wish: LikeEvent) -> Result<Value> {
+        let kind = self.kinds.name(wish.target.kind);
+        if self.shapes.is_some() && wish.liked {
+            // Before it counts: who is noted and doesn't like it costs a query, who likes it and isn't noted counts twice.
+            self.cache.note_beside_filter(&kind, wish.target, wish.user).await?;
+        }
+        let answer =
+            self.cache.eval("count a like", &[self.like_call(&self.cache, wish.target, wish.liked)?]).await?.pop();
+        let answer = answer.unwrap_or(Value::Nil);
+        if let Some(Answer::Counted { at, .. }) = read_answer(&answer) {
+            self.cache.remember_click(&kind, LikeEvent { at, ..wish }).await;
+        }
+        Ok(answer)
+    }
+
+    /// Counts what changes, and keeps the target's filter up, where there are filters.
+    fn filtered_call(&self, wish: LikeEvent, known: Option<bool>) -> Result<Call> {
+        let call = self.guarded_call(&self.cache, wish, known)?;
+        let Some(shapes) = &self.shapes else { return Ok(call) };
+        let LikeEvent { target, user, .. } = wish;
+        let Place { key, bucket, .. } = self.place(&self.cache, target)?;
+        // In the layout packed the bucket is where the number is.
+        let call = if bucket.is_none() { call.key(key) } else { call };
+        let keys = self.cache.keys.filter(&self.kinds.name(target.kind), target);
+        let call = keys.into_iter().fold(call, Call::key).arg("");
+        Ok(match shapes.get(target) {
+            Some(shape) => shape.bits(user).fold(call.number(shape.size), Call::number),
+            None => call.arg(""),
+        })
     }
 
     /// Asks nobody.
@@ -289,7 +343,7 @@ fn read_answer(answer: &Value) -> Option<Answer> {
         _ => None,
     };
     match parts.as_slice() {
-        [Value::Int(-1), ..] => Some(Answer::Unknown),
+        [Value::Int(-1), rest @ ..] => Some(Answer::Unknown(Shape::read(rest))),
         [Value::Int(0), at, rest @ ..] => {
             Some(Answer::Same { at: Micros(text(at)?.parse().ok()?), count: count(rest.first()) })
         }

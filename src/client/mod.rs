@@ -4,6 +4,7 @@
 //! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
 
 pub mod boards;
+mod filtered;
 mod likes;
 mod numbers;
 
@@ -51,6 +52,8 @@ pub struct Client {
     /// Pages that ask it at once.
     reads: Semaphore,
     limits: config::Client,
+    /// What filters look like; none where there are no filters.
+    shapes: Option<filtered::Shapes>,
 }
 
 /// A member of a board that a like counts for.
@@ -151,6 +154,7 @@ impl Client {
             reads_unasked: Unasked::default(),
             reads: Semaphore::new(READS),
             limits: config.client.clone(),
+            shapes: config.filter.is_on().then(filtered::Shapes::default),
         })
     }
 

@@ -21,6 +21,9 @@ const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 /// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
+/// Bits that a user sets in a filter: 3 to 33. More than that is slower than asking MySQL, fewer say nothing.
+const FALSE_POSITIVE: std::ops::RangeInclusive<f64> = 1e-10..=0.1;
+
 /// One sentence per problem; none when the configuration can be used.
 pub(super) fn problems(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
@@ -173,6 +176,11 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
     within("[reconcile] repair_targets_max_percent", percent, 0, 100);
     within("[reconcile] repair_abs_max", config.reconcile.repair_abs_max.unsigned_abs(), 0, 1 << 62);
     within("[archive] page_members", config.archive.page_members as u64, 1, 10_000);
+    let rate = config.filter.false_positive;
+    if !FALSE_POSITIVE.contains(&rate) {
+        let (least, most) = (FALSE_POSITIVE.start(), FALSE_POSITIVE.end());
+        found.push(format!("[filter] false_positive is {rate}, allowed are {least} to {most}"));
+    }
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {
         found.push(format!(
@@ -208,6 +216,7 @@ fn schedules(config: &Config, found: &mut Vec<String>) {
         ("[reconcile] full_cron", &config.reconcile.full_cron),
         ("[reconcile] scrub_cron", &config.reconcile.scrub_cron),
         ("[archive] cron", &config.archive.cron),
+        ("[filter] cron", &config.filter.cron),
     ] {
         if !cron.is_empty()
             && let Err(error) = schedule::parse(cron)
@@ -355,6 +364,9 @@ mod tests {
             ),
             ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
             ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),
+            ("[filter]\nfalse_positive = 0.5", "[filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1"),
+            ("[filter]\nfalse_positive = 0.0", "[filter] false_positive is 0, allowed"),
+            ("[filter]\ncron = \"now\"", "[filter] cron is \"now\""),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {
             let problems = found(text);

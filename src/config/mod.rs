@@ -6,6 +6,7 @@
 
 mod board;
 mod check;
+mod filter;
 mod load;
 mod reconcile;
 mod redis;
@@ -17,6 +18,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 pub use board::Board;
+pub use filter::Filter;
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
 pub use redis::{Also, Redis};
@@ -45,6 +47,8 @@ pub struct Config {
     pub redis: Redis,
     /// API servers in Rust.
     pub client: Client,
+    /// Bloom filters of who likes what.
+    pub filter: Filter,
     /// Events to rows.
     pub consumer: Consumer,
     /// Drift found and repaired.

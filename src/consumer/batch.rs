@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::event::{CountEvent, LikeEvent};
 use crate::model::{Metric, Micros};
+use crate::store::jobs;
 use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
@@ -63,8 +64,10 @@ pub struct Batch {
     pub events: Vec<Received>,
     /// What can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence among them.
+    /// The highest fence of a reconcile among them.
     pub fence: Option<u64>,
+    /// The highest fence among them of those who build filters.
+    pub filter_fence: Option<u64>,
     /// How many messages it holds.
     pub messages: usize,
     /// How many bytes their bodies have.
@@ -77,18 +80,25 @@ impl Batch {
         self.events.len() + self.refused.len() >= events_max || self.bytes >= bytes_max
     }
 
+    /// Notes a fence that follows what it holds.
+    pub fn take_fence(&mut self, fence: u64) {
+        let known = if jobs::is_of_filters(fence) { &mut self.filter_fence } else { &mut self.fence };
+        *known = (*known).max(Some(fence));
+    }
+
     /// Whether there is more than one thing to write.
     pub fn can_split(&self) -> bool {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps the first half; gives the second one, with the fence, which follows all of it.
+    /// Keeps the first half; gives the second one, with the fences, which follow all of it.
     #[must_use]
     pub fn split(&mut self) -> Self {
         Self {
             events: self.events.split_off(self.events.len() / 2),
             refused: self.refused.split_off(self.refused.len() / 2),
             fence: self.fence.take(),
+            filter_fence: self.filter_fence.take(),
             ..Self::default()
         }
     }

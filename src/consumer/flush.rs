@@ -253,6 +253,9 @@ impl Writer {
         if let Some(fence) = batch.fence {
             partitions::pass_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
         }
+        if let Some(fence) = batch.filter_fence {
+            partitions::pass_filter_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
+        }
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
         tx.commit().await.map_err(sql("commit a batch"))?;

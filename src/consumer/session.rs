@@ -245,7 +245,7 @@ impl Session<'_> {
                     let (event, origin) = (Event::Count(event), Arc::clone(&origin));
                     open.batch.events.push(Received { event, count: None, origin, range });
                 }
-                Ok(Message::Fence(fence)) => open.batch.fence = open.batch.fence.max(Some(fence)),
+                Ok(Message::Fence(fence)) => open.batch.take_fence(fence),
                 Err(refusal) => {
                     // Not the sentence: it may quote the message.
                     debug!(

@@ -28,7 +28,6 @@
 //! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
 
 mod brake;
-mod cut;
 pub mod drift;
 mod look;
 pub mod lookout;
@@ -56,6 +55,7 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{Config, Kinds, Reconcile as Limits};
+use crate::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::show::{self, Show};
 use crate::store::Store;
@@ -63,8 +63,6 @@ use crate::store::jobs::number_of;
 
 use brake::Brake;
 pub use brake::Braked;
-use cut::Fences;
-pub use cut::NotNow;
 use pace::Pace;
 use page::Pending;
 use progress::Progress;

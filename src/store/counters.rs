@@ -220,20 +220,21 @@ impl Store {
         .await
     }
 
-    /// Each partition's highest committed fence and its holder, for `partitions` partitions.
+    /// Each partition's highest committed fence, of reconciles or of those who build filters, and its holder, for `partitions`
+    /// partitions.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn fences(&self, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
+    pub async fn fences(&self, of_filters: bool, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
         const ACTION: &str = "read the fences";
         let mut lent: Lent = self.lend().await?;
         let rows = lent
             .limit(ACTION, |connection| async move {
-                sqlx::query("SELECT `partition`, fence, owner FROM partition_owner WHERE `partition` < ?")
-                    .bind(partitions)
-                    .fetch_all(connection)
-                    .await
-                    .tried(ACTION)
+                let sql = match of_filters {
+                    false => "SELECT `partition`, fence, owner FROM partition_owner WHERE `partition` < ?",
+                    true => "SELECT `partition`, filter_fence, owner FROM partition_owner WHERE `partition` < ?",
+                };
+                sqlx::query(sql).bind(partitions).fetch_all(connection).await.tried(ACTION)
             })
             .await?;
         let mut fences = vec![(0, None); usize::from(partitions)];

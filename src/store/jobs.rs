@@ -23,9 +23,22 @@ pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
+/// Marks fences of those who build filters: they pass beside those of reconciles, whose numbers are compared with each other.
+const FILTERS: u64 = 1 << 63;
+
+/// The number of the `n`th fence of a run that builds filters.
+pub fn filters_number_of(run: u64, n: u64) -> u64 {
+    FILTERS | number_of(run, n)
+}
+
+/// Whether a fence is one of those.
+pub fn is_of_filters(number: u64) -> bool {
+    number & FILTERS != 0
+}
+
 /// The run that a number belongs to.
 pub fn run_of(number: u64) -> u64 {
-    number >> NUMBERS_BITS
+    (number & !FILTERS) >> NUMBERS_BITS
 }
 
 /// The answer to "may I run?".
@@ -170,6 +183,31 @@ impl Store {
                     .await
                     .tried(ACTION)?;
             Ok(cut.map(micros))
+        })
+        .await
+    }
+
+    /// The report of the last run of this mode that was done in full, and how many seconds ago that was.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_report(&self, job: &str, mode: &str) -> Result<Option<(String, u64)>> {
+        const ACTION: &str = "read the last run's report";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query(
+                "SELECT report, CAST(TIMESTAMPDIFF(SECOND, finished_at, NOW(6)) AS SIGNED) FROM job_run \
+                 WHERE job = ? AND mode = ? AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(mode)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            let Some(row) = row else { return Ok(None) };
+            let (report, seconds): (Option<String>, i64) =
+                (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+            Ok(report.map(|report| (report, u64::try_from(seconds).unwrap_or(0))))
         })
         .await
     }

@@ -87,6 +87,24 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
     Ok(())
 }
 
+/// The same for a fence of those who build filters.
+///
+/// # Errors
+/// MySQL's.
+pub async fn pass_filter_fence(connection: &mut MySqlConnection, partition: u16, fence: u64, run: u64) -> Result<()> {
+    sqlx::query(
+        "UPDATE partition_owner SET filter_fence = GREATEST(filter_fence, ?) \
+         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)",
+    )
+    .bind(fence)
+    .bind(partition)
+    .bind(run)
+    .execute(connection)
+    .await
+    .tried("pass the fence")?;
+    Ok(())
+}
+
 /// The targets of that watch.
 ///
 /// # Errors

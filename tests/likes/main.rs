@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod filters;
 mod guard;
 mod servers;
 mod status;

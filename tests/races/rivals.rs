@@ -33,7 +33,7 @@ async fn overtaken_at(name: &str, point: &str, noted: &[Option<&str>]) -> Output
 async fn a_run_that_wakes_up_before_its_first_look_after_a_takeover_changes_nothing() {
     let output = overtaken_at("rival_sampled", "reconcile:sampled", &[]).await;
     assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
-    assert!(stderr(&output).contains("another reconcile has taken over"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("another run has taken over"), "{}", stderr(&output));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,6 +2,9 @@
 //!
 //! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
 //! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none.
+//!
+//! Two jobs send fences, the reconciler and the one that keeps filters. Each has numbers of its own, so that one does not take the
+//! other's for its own.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +15,9 @@ use crate::broker::{Broker, Depth, Publisher};
 use crate::event::encode_fence;
 use crate::runtime::fault;
 use crate::store::Store;
+use crate::store::jobs;
 
-/// A reconcile can't be done now, through no fault of the data: the same call may do later.
+/// A run can't be done now, through no fault of the data: the same call may do later.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotNow(pub String);
@@ -26,10 +30,14 @@ const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// Sends fences. One per run.
-pub(super) struct Fences<'a> {
+pub struct Fences<'a> {
+    /// Where they are noted.
     pub store: &'a Store,
+    /// Which queues there are.
     pub broker: &'a Broker,
+    /// What sends them.
     pub publisher: Publisher,
+    /// How long one is waited for.
     pub fence_max: Duration,
 }
 
@@ -45,6 +53,9 @@ enum Standing {
 
 impl Fences<'_> {
     /// How many messages the partitions hold that nobody has taken.
+    ///
+    /// # Errors
+    /// The broker's.
     pub async fn waiting(&self) -> Result<u64> {
         let mut waiting = 0;
         for partition in 0..self.broker.partitions() {
@@ -79,7 +90,7 @@ impl Fences<'_> {
 
     /// Looks at every partition once; the reason of the first that is waited for, none when all are through.
     async fn look(&self, number: u64, sent: &mut [bool], began: Instant) -> Result<Option<String>> {
-        let fences = self.store.fences(self.broker.partitions()).await?;
+        let fences = self.store.fences(jobs::is_of_filters(number), self.broker.partitions()).await?;
         let mut waiting = None;
         for (partition, ((fence, owner), sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
             let standing = self.stand(partition, (number, fence), owner, sent, began).await?;
@@ -103,7 +114,7 @@ impl Fences<'_> {
         }
         if fence > number {
             // Only a later run's fence is higher: ours can no longer be seen to pass.
-            return Err(NotNow("another reconcile has taken over".to_owned()).into());
+            return Err(NotNow("another run has taken over".to_owned()).into());
         }
         let queue = self.broker.queue(partition);
         let Depth { messages, consumers } = self.publisher.depth(&queue).await?;

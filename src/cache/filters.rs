@@ -1,0 +1,329 @@
+//! Bloom filters in Redis: what is known of them, built beside the former one, put in its place, kept up.
+//!
+//! Every call that changes one names the run that does it, or the shape that it is for, and does nothing where that is no
+//! longer so: it may come twice or late.
+
+use redis::{Pipeline, RedisResult, Value};
+
+use super::bloom::{self, Shape};
+use super::keys::KindNames;
+use super::{Cache, CacheError, Call, FILTER_BEGIN, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, Result, text, unexpected};
+use crate::model::{Target, UserId};
+
+/// Bytes that one call appends: Redis is not held up by it.
+pub const PIECE_BYTES: usize = 64 << 10;
+
+/// Pieces that are on the way at once.
+const PIECES_AT_ONCE: usize = 8;
+
+/// Users whose bits one call sets.
+const FOLD_USERS: usize = 100;
+
+/// How long what was noted by itself stays, in seconds. Longer than a filter is trusted without a run.
+const NOTED_S: u64 = 86_400;
+
+/// How many fields or members Redis looks at in one step of a scan.
+const SCAN_COUNT: u64 = 1_000;
+
+/// What is known of a target's filter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilterState {
+    /// None where it is being built for the first time.
+    pub shape: Option<Shape>,
+    /// How many users it is for.
+    pub expected: u64,
+    /// The rate of false positives that it is for, as Java writes it.
+    pub false_positive: String,
+    /// How often a user was put into it, also those who like the target no longer.
+    pub inserted: u64,
+    /// The run that builds a new one, or died of it.
+    pub building: Option<u64>,
+    /// Since when the Redis that it was built in is trusted: the number of a run.
+    pub epoch: u64,
+    /// How many users are noted beside it.
+    pub waiting: u64,
+    /// Redis has lost a part of it.
+    pub is_lost: bool,
+}
+
+/// A filter that was built and shall take the former one's place.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// The run that built it.
+    pub run: u64,
+    /// Its shape.
+    pub shape: Shape,
+    /// How many users it is for.
+    pub expected: u64,
+    /// The rate of false positives that it is for.
+    pub false_positive: f64,
+    /// How many users are in it.
+    pub users: u64,
+    /// Since when this Redis is trusted.
+    pub epoch: u64,
+}
+
+impl Cache {
+    /// What is known of the filters of `targets`, in their order; none where there is none.
+    ///
+    /// # Errors
+    /// Redis is away, or a key is of another type.
+    pub async fn filter_states(&self, kinds: &KindNames, targets: &[Target]) -> Result<Vec<Option<FilterState>>> {
+        const ACTION: &str = "read what filters are like";
+        let mut states: Vec<Option<FilterState>> = Vec::with_capacity(targets.len());
+        for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::with_capacity(some.len());
+            for target in some {
+                let [_, config, _] = self.filter_keys(kinds, *target);
+                pipeline.cmd("HMGET").arg(config).arg(&FIELDS[..]);
+            }
+            let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
+            let configs = answers.map_err(|source| CacheError { action: ACTION, source })?;
+            // Most targets have none, and cost this one command.
+            let mut lengths = Pipeline::new();
+            for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
+                let [filter, _, added] = self.filter_keys(kinds, *target);
+                lengths.cmd("STRLEN").arg(filter);
+                lengths.cmd("SCARD").arg(added);
+            }
+            let answers = match lengths.is_empty() {
+                true => Ok(Vec::new()),
+                false => self.run(ACTION, &lengths).await?.into_iter().collect::<RedisResult<Vec<Value>>>(),
+            };
+            let lengths = answers.map_err(|source| CacheError { action: ACTION, source })?;
+            let mut lengths = lengths.iter().map(|length| if let Value::Int(length) = length { *length } else { 0 });
+            for config in &configs {
+                let state = read_config(config).map(|(state, noted)| {
+                    let (bytes, waiting) = (lengths.next().unwrap_or(0), lengths.next().unwrap_or(0).unsigned_abs());
+                    let is_short = state.shape.is_some_and(|shape| shape.bytes() != bytes.unsigned_abs());
+                    FilterState { waiting, is_lost: is_short || waiting < noted, ..state }
+                });
+                states.push(state);
+            }
+        }
+        Ok(states)
+    }
+
+    /// From now on everybody who likes one of `targets` is noted beside its filter, until [`Cache::fold_filter`]. Says of how
+    /// many that is so: of all, unless a later run has begun.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
+        let call = |target: &Target| {
+            let [_, config, _] = self.filter_keys(kinds, *target);
+            Call::new(&FILTER_BEGIN, config).key(self.next_filter_key(kinds, *target)).number(run)
+        };
+        let calls: Vec<Call> = targets.iter().map(call).collect();
+        let answers = self.eval("begin to build filters", &calls).await?;
+        Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count())
+    }
+
+    /// Gives `each` everybody whose last click on the target was a like, as far as Redis remembers clicks: the newer ones
+    /// first, because they become the older ones.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
+        const ACTION: &str = "read who liked lately";
+        let kind = kinds.get(target.kind).unwrap_or_default();
+        let prefix = format!("{}:", target.id);
+        for key in self.keys.recent(kind, self.keys.bucket(target)) {
+            let scan = |cursor: &str| {
+                let mut command = redis::cmd("HSCAN");
+                command.arg(&key).arg(cursor).arg("MATCH").arg(format!("{prefix}*")).arg("COUNT").arg(SCAN_COUNT);
+                command
+            };
+            let read = |parts: &[Value]| {
+                for pair in parts.chunks(2) {
+                    let [field, click] = pair else { continue };
+                    let user = text(field).and_then(|field| field.strip_prefix(&prefix)?.parse().ok());
+                    if let (Some(user), Some(b'+')) = (user, text(click).and_then(|click| click.as_bytes().last())) {
+                        each(UserId(user));
+                    }
+                }
+            };
+            self.scan(ACTION, scan, read).await?;
+        }
+        Ok(())
+    }
+
+    /// Appends to a filter that `run` builds, which has `from` bytes so far. Says whether it is still this run's, and whole.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn write_filter(
+        &self,
+        kinds: &KindNames,
+        run: u64,
+        target: Target,
+        from: u64,
+        bytes: &[u8],
+    ) -> Result<bool> {
+        let [_, config, _] = self.filter_keys(kinds, target);
+        let next = self.next_filter_key(kinds, target);
+        let mut at = from;
+        for pieces in bytes.chunks(PIECE_BYTES * PIECES_AT_ONCE) {
+            let mut calls = Vec::with_capacity(PIECES_AT_ONCE);
+            for piece in pieces.chunks(PIECE_BYTES) {
+                let call = Call::new(&FILTER_WRITE, config.clone()).key(next.clone());
+                calls.push(call.number(run).number(at).arg(piece));
+                at += piece.len() as u64;
+            }
+            let answers = self.eval("write a filter", &calls).await?;
+            if answers.iter().any(|answer| *answer != Value::Int(1)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts a filter that was built in the place of the former one; says whether it did. It doesn't where another run builds it, or Redis
+    /// has lost a part of it.
+    ///
+    /// # Errors
+    /// Redis is away: it may have done it.
+    pub async fn swap_filter(&self, kinds: &KindNames, target: Target, built: &Built) -> Result<bool> {
+        let [filter, config, added] = self.filter_keys(kinds, target);
+        let call = Call::new(&FILTER_SWAP, filter).key(config).key(added).key(self.next_filter_key(kinds, target));
+        let call =
+            call.number(built.run).number(built.shape.size).number(built.shape.iterations).number(built.expected);
+        let call = call.arg(bloom::java_double(built.false_positive)).number(built.users).number(built.epoch);
+        let answer = self.eval("put a filter in its place", &[call]).await?.pop();
+        Ok(answer == Some(Value::Int(1)))
+    }
+
+    /// Sets the bits of users who are noted beside the filter, and takes them out of there; says how many they were. None where
+    /// the filter has another shape, or is being built.
+    ///
+    /// # Errors
+    /// Redis is away: some of them may be done.
+    pub async fn fold_filter(&self, kinds: &KindNames, target: Target, shape: Shape) -> Result<Option<u64>> {
+        const ACTION: &str = "keep a filter up";
+        let [filter, config, added] = self.filter_keys(kinds, target);
+        let (mut cursor, mut folded) = ("0".to_owned(), 0);
+        loop {
+            let mut pipeline = Pipeline::new();
+            pipeline.cmd("SSCAN").arg(&added).arg(&cursor).arg("COUNT").arg(SCAN_COUNT);
+            let (next, members) = self.scanned(ACTION, &pipeline).await?;
+            let users: Vec<UserId> = members.iter().filter_map(|user| text(user)?.parse().ok().map(UserId)).collect();
+            let call = |users: &[UserId]| {
+                let call = Call::new(&FILTER_FOLD, filter.clone()).key(config.clone()).key(added.clone());
+                let call = call.number(shape.size).number(shape.iterations);
+                users.iter().fold(call, |call, user| shape.bits(*user).fold(call.number(user), Call::number))
+            };
+            let calls: Vec<Call> = users.chunks(FOLD_USERS).map(call).collect();
+            for answer in self.eval(ACTION, &calls).await? {
+                let Value::Int(taken) = answer else { return Err(unexpected(ACTION, &answer)) };
+                let Ok(taken) = u64::try_from(taken) else { return Ok(None) };
+                folded += taken;
+            }
+            if next == "0" {
+                return Ok(Some(folded));
+            }
+            cursor = next;
+        }
+    }
+
+    /// Takes filters away, with all that belongs to them: whoever asks is sent to MySQL.
+    ///
+    /// # Errors
+    /// Redis is away: some of them may be gone.
+    pub async fn drop_filters(&self, kinds: &KindNames, targets: &[Target]) -> Result<()> {
+        const ACTION: &str = "take filters away";
+        for some in targets.chunks(super::PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::with_capacity(some.len());
+            for target in some {
+                let keys = self.filter_keys(kinds, *target);
+                pipeline.cmd("UNLINK").arg(&keys).arg(self.next_filter_key(kinds, *target));
+            }
+            for answer in self.run(ACTION, &pipeline).await? {
+                answer.map_err(|source| CacheError { action: ACTION, source })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes beside a target's filter that the user likes it, by a command with one key: for when a script can't be run. It stays for a
+    /// day, unless the target has a filter.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub(crate) async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
+        const ACTION: &str = "note who likes a target";
+        let [_, _, added] = self.keys.filter(kind, target);
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("SADD").arg(&added).arg(user.0);
+        pipeline.cmd("EXPIRE").arg(&added).arg(NOTED_S);
+        let done = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
+        done.map(drop).map_err(|source| CacheError { action: ACTION, source })
+    }
+
+    fn filter_keys(&self, kinds: &KindNames, target: Target) -> [String; 3] {
+        self.keys.filter(kinds.get(target.kind).unwrap_or_default(), target)
+    }
+
+    fn next_filter_key(&self, kinds: &KindNames, target: Target) -> String {
+        self.keys.next_filter(kinds.get(target.kind).unwrap_or_default(), target)
+    }
+
+    /// Runs a scan to its end.
+    async fn scan(
+        &self,
+        action: &'static str,
+        command: impl Fn(&str) -> redis::Cmd,
+        mut read: impl FnMut(&[Value]),
+    ) -> Result<()> {
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut pipeline = Pipeline::new();
+            pipeline.add_command(command(&cursor));
+            let (next, parts) = self.scanned(action, &pipeline).await?;
+            read(&parts);
+            if next == "0" {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// One step of a scan: where the next one goes on, and what was found.
+    async fn scanned(&self, action: &'static str, pipeline: &Pipeline) -> Result<(String, Vec<Value>)> {
+        let answer = self.run(action, pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
+        let answer = answer.map_err(|source| CacheError { action, source })?;
+        let read = match &answer {
+            Value::Array(parts) => match parts.as_slice() {
+                [cursor, Value::Array(found) | Value::Set(found)] => text(cursor).map(|cursor| (cursor, found)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let (cursor, found) = read.ok_or_else(|| unexpected(action, &answer))?;
+        Ok((cursor.to_owned(), found.clone()))
+    }
+}
+
+/// The fields of a filter's config: Redisson's, then ours.
+const FIELDS: [&str; 8] =
+    ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building", "epoch", "waiting"];
+
+/// What a config says, and how many users it says are noted beside the filter; none where there is no config.
+fn read_config(config: &Value) -> Option<(FilterState, u64)> {
+    let Value::Array(fields) = config else { return None };
+    if fields.iter().all(|field| *field == Value::Nil) {
+        return None;
+    }
+    let number = |place: usize| fields.get(place).and_then(text).and_then(|number| number.parse::<u64>().ok());
+    let shape = number(0).zip(number(1).and_then(|iterations| u32::try_from(iterations).ok()));
+    let state = FilterState {
+        shape: shape.map(|(size, iterations)| Shape { size, iterations }),
+        expected: number(2).unwrap_or(0),
+        false_positive: fields.get(3).and_then(text).unwrap_or_default().to_owned(),
+        inserted: number(4).unwrap_or(0),
+        building: number(5),
+        epoch: number(6).unwrap_or(0),
+        waiting: 0,
+        is_lost: false,
+    };
+    Some((state, number(7).unwrap_or(0)))
+}

@@ -1,0 +1,70 @@
+//! Bloom filters as the client knows them: what they look like, so that the bits of a user can be sent along.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::Result;
+
+use super::Client;
+use crate::cache::bloom::Shape;
+use crate::cache::recent::Seen;
+use crate::model::{Target, UserId};
+
+/// Targets whose filter's shape is known at most: some 5 MB. Then all are forgotten, and learned again one by one.
+const SHAPES_MAX: usize = 100_000;
+
+/// The shapes of filters as they were seen last. Redis says when one is no longer right.
+#[derive(Default)]
+pub(super) struct Shapes(Mutex<HashMap<Target, Shape>>);
+
+impl Shapes {
+    pub fn get(&self, target: Target) -> Option<Shape> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
+    }
+
+    pub fn learn(&self, target: Target, shape: Shape) {
+        let mut shapes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&target) {
+            shapes.clear();
+        }
+        shapes.insert(target, shape);
+    }
+}
+
+impl Client {
+    /// Whether the user likes each of `targets`, as far as Redis knows.
+    pub(super) async fn known_to_redis(&self, user: UserId, targets: &[Target]) -> Result<Vec<Option<bool>>> {
+        let seen = match &self.shapes {
+            None => self.cache.recent_likes(&self.names, user, targets).await?,
+            Some(shapes) => {
+                let asked: Vec<(Target, Option<Shape>)> =
+                    targets.iter().map(|target| (*target, shapes.get(*target))).collect();
+                let seen = self.cache.filtered_likes(&self.names, user, &asked).await?;
+                for (target, seen) in targets.iter().zip(&seen) {
+                    if let Seen::Unknown(Some(shape)) = seen {
+                        shapes.learn(*target, *shape);
+                    }
+                }
+                seen
+            }
+        };
+        Ok(seen.into_iter().map(|seen| if let Seen::Known(liked) = seen { Some(liked) } else { None }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Kind, TargetId};
+
+    #[test]
+    fn what_is_known_of_filters_has_a_bound() {
+        let shapes = Shapes::default();
+        let target = |id: usize| Target { kind: Kind(1), id: TargetId(id as u64) };
+        for id in 0..=SHAPES_MAX {
+            shapes.learn(target(id), Shape { size: 1, iterations: 1 });
+        }
+        assert_eq!(shapes.get(target(0)), None);
+        assert_eq!(shapes.get(target(SHAPES_MAX)), Some(Shape { size: 1, iterations: 1 }));
+    }
+}

@@ -1,0 +1,28 @@
+//! `[filter]`: which targets have a Bloom filter of who likes them.
+
+use serde::Deserialize;
+
+/// `[filter]`
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Filter {
+    /// How many likes a target must have; zero for no filters.
+    pub likes_min: u64,
+    /// How many of the users who don't like a target look as if they might, at most.
+    pub false_positive: f64,
+    /// When filters are kept up: six fields, seconds first, UTC.
+    pub cron: String,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self { likes_min: 0, false_positive: 1e-5, cron: "30 * * * * *".to_owned() }
+    }
+}
+
+impl Filter {
+    /// Whether there are filters.
+    pub fn is_on(&self) -> bool {
+        self.likes_min > 0
+    }
+}

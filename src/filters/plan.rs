@@ -1,0 +1,143 @@
+//! What is to be done with a target's filter. Pure.
+
+use crate::cache::bloom::{self, Shape};
+use crate::cache::filters::FilterState;
+
+/// What filters shall be like.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// How many likes a target must have.
+    pub likes_min: u64,
+    /// The rate of false positives.
+    pub false_positive: f64,
+    /// Since when this Redis is trusted: what was built before is not.
+    pub epoch: u64,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// It is right, or there is none and need not be.
+    Nothing,
+    /// Users are noted beside it: set their bits.
+    Fold(Shape),
+    /// Build one for so many users. With `distrusted` the former one may lack some of them, and goes at once.
+    Build {
+        /// For how many.
+        expected: u64,
+        /// The former one must not be asked any more.
+        distrusted: bool,
+    },
+    /// The target has too few likes by now: take it away.
+    Drop,
+}
+
+/// Decides by how many like the target and what there is.
+pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
+    let Some(state) = state else {
+        return match likes >= wish.likes_min {
+            true => Plan::Build { expected: fresh(wish, likes), distrusted: false },
+            false => Plan::Nothing,
+        };
+    };
+    if likes.saturating_mul(2) < wish.likes_min {
+        return Plan::Drop;
+    }
+    let distrusted = state.is_lost || state.shape.is_some() && state.epoch != wish.epoch;
+    let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
+    let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
+    // What was unliked stays in the bits: then "no" is said of fewer and fewer.
+    let stale = state.inserted >= likes.saturating_mul(2);
+    match state.shape {
+        Some(shape) if !distrusted && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
+            if state.waiting > 0 { Plan::Fold(shape) } else { Plan::Nothing }
+        }
+        Some(_) if is_of_the_wish && fits(likes, state.expected) => {
+            Plan::Build { expected: state.expected, distrusted }
+        }
+        _ => Plan::Build { expected: fresh(wish, likes), distrusted },
+    }
+}
+
+/// For how many users a new filter is: twice as many as there are, so that it isn't outgrown at once.
+fn fresh(wish: &Wish, likes: u64) -> u64 {
+    likes.max(wish.likes_min).saturating_mul(2).clamp(1, Shape::capacity_max(wish.false_positive))
+}
+
+/// Whether a filter for so many users is neither too small nor far too large. Then the new one has the same shape, and what API servers
+/// know of it stays right.
+fn fits(likes: u64, expected: u64) -> bool {
+    likes.saturating_mul(3) / 2 <= expected && expected / 8 <= likes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WISH: Wish = Wish { likes_min: 100, false_positive: 1e-5, epoch: 7 };
+
+    fn state() -> FilterState {
+        FilterState {
+            shape: Some(Shape::of(400, 1e-5)),
+            expected: 400,
+            false_positive: "1.0E-5".to_owned(),
+            inserted: 200,
+            building: None,
+            epoch: 7,
+            waiting: 0,
+            is_lost: false,
+        }
+    }
+
+    fn build(expected: u64, distrusted: bool) -> Plan {
+        Plan::Build { expected, distrusted }
+    }
+
+    #[test]
+    fn a_target_with_enough_likes_gets_one_and_loses_it_below_half_of_that() {
+        for (likes, expected) in [(99, Plan::Nothing), (100, build(200, false)), (5_000, build(10_000, false))] {
+            assert_eq!(decide(&WISH, likes, None), expected, "{likes}");
+        }
+        for (likes, expected) in [(49, Plan::Drop), (200, Plan::Nothing)] {
+            assert_eq!(decide(&WISH, likes, Some(&state())), expected, "{likes}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_filter_has_it_built_anew() {
+        let shape = Shape::of(400, 1e-5);
+        for (what, changed, expected) in [
+            ("noted", FilterState { waiting: 3, ..state() }, Plan::Fold(shape)),
+            ("stale", FilterState { inserted: 400, ..state() }, build(400, false)),
+            ("outgrown", FilterState { inserted: 301, expected: 300, ..state() }, build(300, false)),
+            ("outgrown by far", FilterState { inserted: 301, expected: 200, ..state() }, build(400, false)),
+            ("another rate", FilterState { false_positive: "0.01".to_owned(), ..state() }, build(400, false)),
+            ("a dead run's", FilterState { building: Some(5), waiting: 3, ..state() }, build(400, false)),
+            ("a part is lost", FilterState { is_lost: true, ..state() }, build(400, true)),
+            ("before a failover", FilterState { epoch: 6, ..state() }, build(400, true)),
+            ("never finished", FilterState { shape: None, building: Some(5), epoch: 0, ..state() }, build(400, false)),
+        ] {
+            assert_eq!(decide(&WISH, 200, Some(&changed)), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn a_target_that_has_more_likes_than_the_largest_filter_is_for_is_not_built_again_and_again() {
+        let expected = Shape::capacity_max(1e-5);
+        assert_eq!(decide(&WISH, 1 << 40, None), build(expected, false));
+        let full = FilterState { expected, inserted: 1 << 40, ..state() };
+        assert_eq!(decide(&WISH, 1 << 40, Some(&full)), Plan::Nothing);
+    }
+
+    #[test]
+    fn a_filter_that_was_just_built_needs_nothing() {
+        for likes in [100, 150, 1_000, 123_456, 1 << 33] {
+            let Plan::Build { expected, .. } = decide(&WISH, likes, None) else { panic!("{likes}") };
+            let built = FilterState { shape: Some(Shape::of(expected, 1e-5)), expected, inserted: likes, ..state() };
+            assert_eq!(decide(&WISH, likes, Some(&built)), Plan::Nothing, "{likes}");
+            for (was, expected) in [(FilterState { inserted: likes * 2, ..built.clone() }, expected)] {
+                assert_eq!(decide(&WISH, likes, Some(&was)), build(expected, false), "{likes}");
+            }
+        }
+    }
+}
