@@ -26,6 +26,9 @@ impl Run<'_> {
         if targets.is_empty() || self.stop.is_cancelled() {
             return Ok(());
         }
+        if let Some(reason) = &self.report.left_because {
+            return Err(NotNow(reason.clone()).into());
+        }
         let on = self.on;
         let names: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
         let begun = on.cache.begin_filters(&on.names, self.number, &names).await?;

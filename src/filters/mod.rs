@@ -71,7 +71,8 @@ use crate::cache::Cache;
 use crate::cache::bloom::{self, Shape};
 use crate::cache::keys::KindNames;
 use crate::config::Config;
-use crate::model::{Metric, Micros, Target, TargetId};
+use crate::fence::NotNow;
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
@@ -101,8 +102,11 @@ const PAGE_TARGETS: usize = 5_000;
 /// Filters that are built behind one fence.
 const BUILDS: usize = 500;
 
-/// Without a run for so long no filter is trusted.
+/// Without a run for so long no filter is trusted: nobody knows what API servers did meanwhile.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
+
+/// The same without one that was done. What is noted by itself stays for a day.
+const UNDONE_MAX: Duration = Duration::from_secs(20 * 3_600);
 
 /// How often all targets are looked at, whether they changed or not.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
@@ -164,15 +168,16 @@ impl Filters {
     /// Does the run `number` of the job, whose lock the caller holds. Ends between two steps when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`crate::fence::NotNow`] when events on the way can't be waited for; the servers' errors. What was built stays.
+    /// The servers'. What was built stays.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
-        let last = self.store.last_report(JOB, MODE).await?;
+        let last = self.store.last_report(JOB, MODE, number).await?;
+        let last = last.filter(|last| last.tried <= GAP_MAX && last.done <= UNDONE_MAX);
         // The report of an older version may look otherwise: then all is looked at.
-        let last = last.and_then(|(text, seconds)| {
-            let report: Report = serde_json::from_str(&text).ok()?;
-            (Duration::from_secs(seconds) <= GAP_MAX).then_some(report.mark)
-        });
-        let (now, data_set) = (self.cache.now().await?, bloom::number_of(&self.cache.data_set().await?));
+        let last = last.and_then(|last| Some(serde_json::from_str::<Report>(&last.report).ok()?.mark));
+        // In other buckets filters have other names, and what became of those meanwhile nobody knows.
+        let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
+        let data_set = bloom::number_of(&format!("{} {named}", self.cache.data_set().await?));
+        let now = self.cache.now().await?;
         let mark = self.mark(last.as_ref(), number, now, data_set);
         let is_full = mark.full == now.0;
         let mut run = Run {
@@ -288,7 +293,14 @@ impl Run<'_> {
             self.fold(target, shape).await?;
         }
         for builds in builds.chunks(BUILDS) {
-            self.build_all(builds).await?;
+            match self.build_all(builds).await {
+                // Others may still be kept up.
+                Err(error) if error.is::<NotNow>() => {
+                    self.report.left += builds.len() as u64;
+                    self.report.left_because = Some(error.to_string());
+                }
+                built => built?,
+            }
         }
         Ok(())
     }

@@ -21,6 +21,9 @@ pub struct Report {
     pub dropped: u64,
     /// Filters that could not be built: the next run tries again.
     pub left: u64,
+    /// Why, where it is not of one filter alone.
+    #[serde(default)]
+    pub left_because: Option<String>,
     /// The daemon was stopped before the run was through.
     pub stopped: bool,
     /// Where the next run goes on.
@@ -30,7 +33,7 @@ pub struct Report {
 /// What a run knew of Redis, and wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// Redis' data set, as a number.
+    /// Redis' data set and how filters are named in it, as a number.
     pub data_set: u64,
     /// The run since when this Redis is trusted.
     pub epoch: u64,
@@ -52,7 +55,7 @@ impl job::Report for Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { looked_at, built, users, folded, dropped, left, stopped, .. } = self;
+        let Self { looked_at, built, users, folded, dropped, left, left_because, stopped, .. } = self;
         write!(
             f,
             "{looked_at} targets looked at, {built} filters built with {users} users, {folded} users put into filters"
@@ -60,6 +63,9 @@ impl fmt::Display for Report {
         write!(f, ", {dropped} filters taken away")?;
         if *left > 0 {
             write!(f, ", {left} left to the next run")?;
+        }
+        if let Some(reason) = left_because {
+            write!(f, " ({reason})")?;
         }
         if *stopped {
             f.write_str(", stopped before the end")?;
@@ -80,8 +86,9 @@ mod tests {
         let said =
             "9 targets looked at, 2 filters built with 500 users, 0 users put into filters, 0 filters taken away";
         assert_eq!(report.to_string(), said);
-        let left = Report { left: 1, stopped: true, ..report };
+        let left_because = Some("no time".to_owned());
+        let left = Report { left: 1, left_because, stopped: true, ..report };
         assert!(!left.is_done());
-        assert_eq!(left.to_string(), format!("{said}, 1 left to the next run, stopped before the end"));
+        assert_eq!(left.to_string(), format!("{said}, 1 left to the next run (no time), stopped before the end"));
     }
 }

@@ -55,6 +55,17 @@ pub enum Lock {
     },
 }
 
+/// The last run that was done in full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastReport {
+    /// Its report, as JSON.
+    pub report: String,
+    /// How long ago it ended.
+    pub done: Duration,
+    /// How long ago any run before the asking one began, whatever became of it.
+    pub tried: Duration,
+}
+
 /// What became of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -187,27 +198,35 @@ impl Store {
         .await
     }
 
-    /// The report of the last run of this mode that was done in full, and how many seconds ago that was.
+    /// The last run of this mode that was done in full; none where there was none.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_report(&self, job: &str, mode: &str) -> Result<Option<(String, u64)>> {
+    pub async fn last_report(&self, job: &str, mode: &str, run: u64) -> Result<Option<LastReport>> {
         const ACTION: &str = "read the last run's report";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let row = sqlx::query(
-                "SELECT report, CAST(TIMESTAMPDIFF(SECOND, finished_at, NOW(6)) AS SIGNED) FROM job_run \
-                 WHERE job = ? AND mode = ? AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1",
+                "SELECT done.report, CAST(TIMESTAMPDIFF(SECOND, done.finished_at, NOW(6)) AS SIGNED), \
+                   (SELECT CAST(TIMESTAMPDIFF(SECOND, MAX(tried.started_at), NOW(6)) AS SIGNED) \
+                    FROM job_run tried WHERE tried.job = ? AND tried.mode = ? AND tried.run < ?) \
+                 FROM job_run done WHERE done.job = ? AND done.mode = ? AND done.outcome = 'done' \
+                 ORDER BY done.finished_at DESC LIMIT 1",
             )
+            .bind(job)
+            .bind(mode)
+            .bind(run)
             .bind(job)
             .bind(mode)
             .fetch_optional(connection)
             .await
             .tried(ACTION)?;
             let Some(row) = row else { return Ok(None) };
-            let (report, seconds): (Option<String>, i64) =
-                (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
-            Ok(report.map(|report| (report, u64::try_from(seconds).unwrap_or(0))))
+            let report: Option<String> = row.try_get_unchecked(0).tried(ACTION)?;
+            let (done_s, tried_s): (i64, Option<i64>) = (row.try_get(1).tried(ACTION)?, row.try_get(2).tried(ACTION)?);
+            let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+            let (done, tried) = (seconds(done_s), seconds(tried_s.unwrap_or(i64::MAX)));
+            Ok(report.map(|report| LastReport { report, done, tried }))
         })
         .await
     }

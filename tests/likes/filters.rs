@@ -465,7 +465,7 @@ async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_an
                 redis.del(&config).await.unwrap()
             }
             _ => {
-                let sql = "UPDATE job_run SET report = REPLACE(report, '\"data_set\":', '\"data_set\":1')";
+                let sql = "UPDATE job_run SET report = JSON_SET(report, '$.mark.data_set', 1)";
                 sqlx::query(sql).execute(&world.pool).await.unwrap();
             }
         }
@@ -502,5 +502,55 @@ async fn without_filters_no_key_of_one_is_made() {
     let found: Vec<String> = redis.keys(format!("{}:filter:*", world.name)).await.unwrap();
     assert_eq!(found, Vec::<String>::new());
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'filters'").await, 0);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough_for_filters() {
+    let world = World::new("filters_rights", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    let mut redis = world.redis().await;
+    let manual = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md")).unwrap();
+    let mut login = Vec::new();
+    for account in ["tallyd", "api"] {
+        let name = format!("{}_{account}", world.name);
+        let mut lines = manual.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} ")));
+        let rules = [lines.next().unwrap(), lines.find(|line| line.contains("~filter:*")).unwrap()].join(" ");
+        let rules = rules.replace('~', &format!("~{}:", world.name));
+        let password = rules.split(' ').find_map(|rule| rule.strip_prefix('>')).unwrap().to_owned();
+        let mut command = redis::cmd("ACL");
+        command.arg("SETUSER").arg(&name).arg(rules.split(' ').collect::<Vec<_>>());
+        let () = command.query_async(&mut redis).await.unwrap();
+        let mut config = world.config.clone();
+        let mut url = config.redis.url.parts().unwrap();
+        url.set_username(&name).unwrap();
+        url.set_password(Some(&password)).unwrap();
+        config.redis.url = ServerUrl::from(url.as_str());
+        login.push((name, config));
+    }
+    let [(_, daemon), (_, api)] = &login[..] else { panic!("two accounts") };
+    assert_eq!(run_with(daemon).await.built, 1);
+    let client = Client::new(api).unwrap();
+    for user in [1_000, 1_001] {
+        client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
+        client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
+    }
+    for _ in 0..2 {
+        assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
+    }
+    let api_redis = redis::Client::open(api.redis.url.expose()).unwrap();
+    let mut api_redis = api_redis.get_multiplexed_async_connection().await.unwrap();
+    let [filter, config, added] = keys(&world, target(42));
+    let _: () = redis.hset(&config, "size", 1).await.unwrap();
+    let _: () = api_redis.persist(&added).await.unwrap();
+    // It looks lost now, is dropped, and one that is noted is folded.
+    assert_eq!(run_with(daemon).await.dropped, 1);
+    like_by_keys(&world, target(42), 1_002, true).await;
+    assert_eq!(run_with(daemon).await.folded, 1);
+    assert!(redis.exists::<_, bool>(&filter).await.unwrap());
+    for (name, _) in &login {
+        let () = redis::cmd("ACL").arg("DELUSER").arg(name).query_async(&mut redis).await.unwrap();
+    }
     world.close().await;
 }
