@@ -293,14 +293,13 @@ async fn start_tasks(
         "snapshot clock".to_owned()
     });
     tasks.spawn(task.clone().archive(timetables, Arc::clone(&archive_bell), progress.register("archiver")));
-    let filter_cron = if config.filter.is_on() { config.filter.cron.clone() } else { String::new() };
     let filter_bell = Arc::new(Notify::new());
     if config.filter.is_on() {
-        let timetables = vec![Timetable::new(filters::JOB, filters::MODE, &filter_cron)?];
+        let timetables = vec![Timetable::new(filters::JOB, filters::MODE, config.filter.schedule())?];
         tasks.spawn(task.filters(timetables, Arc::clone(&filter_bell), progress.register("filters")));
     }
     Bells::start(vec![
-        (filter_cron, filter_bell),
+        (config.filter.schedule().to_owned(), filter_bell),
         (config.reconcile.full_cron.clone(), Arc::clone(&reconcile_bell)),
         (config.reconcile.scrub_cron.clone(), Arc::clone(&reconcile_bell)),
         (config.reconcile.changed_cron.clone(), reconcile_bell),

@@ -264,6 +264,7 @@ fn check_config_says_what_will_be_run() {
     assert_eq!((runs("changed").0, runs("full").0), (3, 3), "{text}");
     assert!(runs("full").1.contains(" 04:30:00 UTC"), "{text}");
     assert_eq!(runs("archive"), (0, "never".to_owned()));
+    assert_eq!(runs("filters"), (0, "never".to_owned()), "there are none");
     assert!(text.ends_with("the configuration is valid\n"), "{text}");
 }
 

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod filtered;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -66,6 +67,8 @@ struct Page {
     /// What a user likes, where Redis knows it and where MySQL does.
     recent_ms: f64,
     rows_ms: f64,
+    /// The same where a filter says that the user doesn't like them.
+    filtered_ms: f64,
     /// As many GETs, one after the other.
     gets_ms: f64,
 }
@@ -79,6 +82,8 @@ struct Round {
     blind: Rate,
     /// The user's first click on the target: MySQL is asked.
     first: Rate,
+    /// The same on a target with a Bloom filter: MySQL is asked of next to nobody.
+    filtered: Rate,
     /// The next one: Redis knows.
     again: Rate,
     /// The script alone, 128 calls in a pipeline: without asking, and asking what was clicked lately.
@@ -102,11 +107,12 @@ async fn run(arguments: Arguments) -> Result<()> {
         world.close().await?;
         let round = measured?;
         println!(
-            "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, again {:.0}/s; the script {:.1} us of Redis, blind {:.1}; a like \
+            "round {number}: bare {:.0}/s, blind {:.0}/s, first {:.0}/s, with a filter {:.0}/s, again {:.0}/s; the script {:.1} us of Redis, blind {:.1}; a like \
              with its way {:.1}, an INCR with its way {:.1}",
             round.bare.per_s,
             round.blind.per_s,
             round.first.per_s,
+            round.filtered.per_s,
             round.again.per_s,
             round.script.redis_cpu_us,
             round.script_blind.redis_cpu_us,
@@ -115,8 +121,8 @@ async fn run(arguments: Arguments) -> Result<()> {
         );
         for page in &round.pages {
             println!(
-                "  page of {}: counters {:.2} ms, what a user likes {:.2} ms (from MySQL {:.2} ms), single GETs {:.2} ms",
-                page.targets, page.counters_ms, page.recent_ms, page.rows_ms, page.gets_ms
+                "  page of {}: counters {:.2} ms, what a user likes {:.2} ms (from MySQL {:.2} ms, with filters {:.2} ms), single GETs {:.2} ms",
+                page.targets, page.counters_ms, page.recent_ms, page.rows_ms, page.filtered_ms, page.gets_ms
             );
         }
         rounds.push(round);
@@ -141,6 +147,8 @@ fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
     let pages = |targets, value| median(rounds.iter().map(|round| page(round, targets, value)));
     BTreeMap::from([
         ("likes_per_s".to_owned(), of(|round| round.first.per_s)),
+        ("filtered_likes_per_s".to_owned(), of(|round| round.filtered.per_s)),
+        ("filtered_first_ratio".to_owned(), of(|round| round.filtered.per_s / round.first.per_s)),
         ("again_per_s".to_owned(), of(|round| round.again.per_s)),
         ("bare_ratio".to_owned(), of(|round| round.first.per_s / round.bare.per_s)),
         ("again_bare_ratio".to_owned(), of(|round| round.again.per_s / round.bare.per_s)),
@@ -151,6 +159,7 @@ fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
         ("page_100_ratio".to_owned(), pages(100, |page| page.counters_ms / page.gets_ms)),
         ("status_20_ms".to_owned(), pages(20, |page| page.recent_ms)),
         ("status_20_rows_ms".to_owned(), pages(20, |page| page.rows_ms)),
+        ("status_20_filtered_ms".to_owned(), pages(20, |page| page.filtered_ms)),
         ("status_100_rows_ms".to_owned(), pages(100, |page| page.rows_ms)),
     ])
 }
@@ -168,6 +177,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     // Redis remembers the users of the round before.
     let user = |number: u64| UserId(round * (1 << 32) + user(number).0);
     let client = Client::new(&world.config)?;
+    let by_filter = Client::new(&filtered::prepare(world).await?)?;
     let publisher = world.broker.connect_publisher("bench").await?;
     let mut redis = connect(world).await?;
     let shared = redis.clone();
@@ -188,6 +198,13 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
         Ok(())
     });
     let first = first.await?;
+    // Others than before, and shapes of filters are known by the second like of each target.
+    let filtered = rate(&mut redis, arguments, async |number| {
+        let clicked = by_filter.like(target(number), UserId(user(number).0 + (1 << 31)), &[]).await?;
+        ensure!(clicked.counted().is_some(), "a first like was none");
+        Ok(())
+    });
+    let filtered = filtered.await?;
     let again = rate(&mut redis, arguments, async |number| {
         let clicked = client.unlike(target(number), user(number), &[]).await?;
         ensure!(clicked.counted().is_some(), "an unlike was none");
@@ -198,9 +215,9 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let script = script(&mut redis, world, arguments, Some(round)).await?;
     let mut pages = Vec::new();
     for targets in [20, 100] {
-        pages.push(page(&client, &mut redis, world, targets).await?);
+        pages.push(page([&client, &by_filter], &mut redis, world, targets).await?);
     }
-    Ok(Round { bare, blind, first, again, script_blind, script, pages })
+    Ok(Round { bare, blind, first, filtered, again, script_blind, script, pages })
 }
 
 /// Calls lua/like.lua in pipelines: for users that Redis remembers, or blindly.
@@ -285,13 +302,19 @@ async fn timed(work: impl AsyncFn() -> Result<()>) -> Result<f64> {
     Ok(median(took))
 }
 
-async fn page(client: &Client, redis: &mut MultiplexedConnection, world: &World, count: usize) -> Result<Page> {
+async fn page(
+    [client, by_filter]: [&Client; 2],
+    redis: &mut MultiplexedConnection,
+    world: &World,
+    count: usize,
+) -> Result<Page> {
     let targets: Vec<Target> = (0..count as u64).map(target).collect();
     let shared = redis.clone();
     let counters_ms = timed(async || client.read(&targets).await.map(drop)).await?;
     let recent_ms = timed(async || client.liked(user(0), &targets).await.map(drop)).await?;
     // Nobody has clicked as this one.
     let rows_ms = timed(async || client.liked(UserId(1 << 40), &targets).await.map(drop)).await?;
+    let filtered_ms = timed(async || by_filter.liked(UserId(1 << 41), &targets).await.map(drop)).await?;
     let gets_ms = timed(async || {
         for target in &targets {
             let key = format!("{}:bare:{}", world.name, target.id);
@@ -299,5 +322,5 @@ async fn page(client: &Client, redis: &mut MultiplexedConnection, world: &World,
         }
         Ok(())
     });
-    Ok(Page { targets: count, counters_ms, recent_ms, rows_ms, gets_ms: gets_ms.await? })
+    Ok(Page { targets: count, counters_ms, recent_ms, rows_ms, filtered_ms, gets_ms: gets_ms.await? })
 }

@@ -276,10 +276,11 @@ async fn check_config(config: &Config, offline: bool) -> Result<u8> {
     writeln!(out, "MySQL     {}", config.mysql.url)?;
     writeln!(out, "Redis     {}", config.redis.url)?;
     for (what, cron) in [
-        ("changed", &config.reconcile.changed_cron),
+        ("changed", config.reconcile.changed_cron.as_str()),
         ("full", &config.reconcile.full_cron),
         ("scrub", &config.reconcile.scrub_cron),
         ("archive", &config.archive.cron),
+        ("filters", config.filter.schedule()),
     ] {
         let next = match schedule::parse(cron) {
             Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),

@@ -10,7 +10,7 @@ pub struct Filter {
     pub likes_min: u64,
     /// How many of the users who don't like a target look as if they might, at most.
     pub false_positive: f64,
-    /// When filters are kept up: six fields, seconds first, UTC.
+    /// When filters are kept up: six fields, seconds first, UTC; empty for never.
     pub cron: String,
 }
 
@@ -24,5 +24,10 @@ impl Filter {
     /// Whether there are filters.
     pub fn is_on(&self) -> bool {
         self.likes_min > 0
+    }
+
+    /// When they are kept up; empty for never.
+    pub fn schedule(&self) -> &str {
+        if self.is_on() { &self.cron } else { "" }
     }
 }

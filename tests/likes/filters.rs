@@ -92,10 +92,9 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }
-        match call.invoke_async::<redis::Value>(redis).await.unwrap() {
-            redis::Value::Int(answer) => return answer == 0,
-            // Another one has taken its place meanwhile.
-            _ => {}
+        // Otherwise another one has taken its place meanwhile.
+        if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
+            return answer == 0;
         }
     }
 }

@@ -1,0 +1,46 @@
+//! The same targets with Bloom filters: rows as if some users had liked each long ago, and filters of them.
+
+use anyhow::{Result, ensure};
+use sqlx::AssertSqlSafe;
+use tallyd::app::Servers;
+use tallyd::config::Config;
+use tallyd::job::Ran;
+use tokio_util::sync::CancellationToken;
+
+use crate::TARGETS;
+use crate::common::world::World;
+
+/// Users who like each target.
+const LIKERS: u64 = 10;
+
+/// Targets whose rows one statement writes.
+const AT_ONCE: u64 = 500;
+
+/// Gives each target its rows and its filter, before anything is published: no consumer runs here, and a fence would not pass. The configuration
+/// for a client that uses them.
+pub async fn prepare(world: &World) -> Result<Config> {
+    for first in (1..=TARGETS).step_by(AT_ONCE as usize) {
+        let targets = first..=TARGETS.min(first + AT_ONCE - 1);
+        // Users whom no like of the benchmark names.
+        let row = |target: u64, user: u64| format!("(1, {target}, {}, 0, UTC_TIMESTAMP(6))", (1_u64 << 50) + user);
+        let likes: Vec<String> =
+            targets.clone().flat_map(|target| (0..LIKERS).map(move |user| row(target, user))).collect();
+        let counters: Vec<String> =
+            targets.map(|target| format!("(1, {target}, 1, 0, {LIKERS}, UTC_TIMESTAMP(6))")).collect();
+        for (table, columns, rows) in [
+            ("like_record", "user_id, is_del, update_at", likes),
+            ("counter", "metric, slot, value, update_at", counters),
+        ] {
+            let sql = format!("INSERT INTO {table} (kind, target_id, {columns}) VALUES {}", rows.join(", "));
+            sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await?;
+        }
+    }
+    let mut config = world.config.clone();
+    config.filter.likes_min = LIKERS;
+    let servers = Servers::new(&config)?;
+    let Ran::Ended(report) = servers.filters(&config, &CancellationToken::new()).await? else {
+        anyhow::bail!("another one builds filters")
+    };
+    ensure!(report.built == TARGETS, "not all filters were built: {report}");
+    Ok(config)
+}
