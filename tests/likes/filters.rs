@@ -507,7 +507,8 @@ async fn without_filters_no_key_of_one_is_made() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_rights_are_enough_for_filters() {
     let world = World::new("filters_rights", BY_HAND).await;
-    world.publisher().await;
+    let consumer = world.daemon();
+    consumer.logged("\"consuming\"").await;
     seed(&world, target(42), 1..=30).await;
     let mut redis = world.redis().await;
     let manual = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md")).unwrap();
@@ -548,6 +549,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     like_by_keys(&world, target(42), 1_002, true).await;
     assert_eq!(run_with(daemon).await.folded, 1);
     assert!(redis.exists::<_, bool>(&filter).await.unwrap());
+    assert!(consumer.stop().success());
     for (name, _) in &login {
         let () = redis::cmd("ACL").arg("DELUSER").arg(name).query_async(&mut redis).await.unwrap();
     }
