@@ -8,6 +8,7 @@ mod common;
 mod crowd;
 mod failover;
 mod faults;
+mod filters;
 mod moving;
 mod nodes;
 mod truth;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
 use tallyd::client::Client;
+use tallyd::config::Config;
 use tallyd::model::Target;
 
 use super::common::{DEADLINE, Model, World, eventually, target};
@@ -152,9 +153,14 @@ impl Nodes {
 
     /// A client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
+        Client::new(&self.api(world)).unwrap()
+    }
+
+    /// The configuration with an API server's account.
+    pub fn api(&self, world: &World) -> Config {
         let mut config = world.config.clone();
         config.redis.url = self.url_as(0, "api:choose-another").as_str().into();
-        Client::new(&config).unwrap()
+        config
     }
 
     fn url_as(&self, place: usize, account: &str) -> String {

@@ -375,6 +375,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
     }
     assert!(refused_of(&world, target(42), 1_001..=1_100).await < 5);
+    world.drained(&publisher).await;
     let report = run(&world).await;
     assert_eq!((report.built, report.users), (1, 100));
     assert_eq!(state(&world, target(42)).await.unwrap().shape, first.shape);

@@ -1,0 +1,68 @@
+//! Bloom filters on a Redis Cluster.
+
+use redis::{Value, cmd};
+use tallyd::cache::Cache;
+use tallyd::cache::bloom::Shape;
+use tallyd::cache::keys::KindNames;
+use tallyd::cache::recent::Seen;
+use tallyd::model::{Target, UserId};
+
+use super::Stage;
+use super::common::{Model, World, eventually, target};
+use super::nodes::MASTERS;
+
+async fn shape(world: &World, target: Target) -> Option<Shape> {
+    let names = KindNames::new(&world.config.kinds);
+    let states = world.cache.filter_states(&names, &[target]).await.ok()?;
+    states.into_iter().flatten().next()?.shape
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
+    let filters = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
+    let stage = Stage::new("cluster_filters", filters, &[]).await;
+    let (mut model, world, nodes, liked) = (Model::default(), &stage.world, &stage.nodes, target(42));
+    let likes: Vec<(Target, UserId, bool)> = (1..=30).map(|user| (liked, UserId(user), true)).collect();
+    stage.like(&likes, &mut model).await;
+    eventually("the filter is built", || async { shape(world, liked).await.is_some() }).await;
+
+    let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(liked));
+    let counters = keys.counters("video", bucket);
+    let (slot, from) = (nodes.slot_of(&counters).await.to_string(), nodes.place_of(&counters).await);
+    let to = (from + 1) % MASTERS;
+    let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
+    nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
+    nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    // The number is here and the filter there: no script can be run.
+    nodes.migrate(from, to, &counters).await;
+    stage.like(&[(liked, UserId(1_000), true)], &mut model).await;
+    let left: Vec<String> =
+        redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
+    for key in left {
+        nodes.migrate(from, to, &key).await;
+    }
+    for place in [to, from, (from + 2) % MASTERS] {
+        nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to_id]).await;
+    }
+
+    // What is remembered of clicks would answer before the filter does.
+    let [recent, former] = keys.recent("video", bucket);
+    nodes.command(cmd("DEL").arg(recent).arg(former)).await;
+    let names = KindNames::new(&world.config.kinds);
+    let api = nodes.api(world);
+    let api = Cache::new(&api.redis, &api.metrics).unwrap();
+    // Whether the filter is sure, as an API server asks it. A node must know the script first.
+    let seen = async |user: u64| {
+        let shape = shape(world, liked).await;
+        api.filtered_likes(&names, UserId(user), &[(liked, shape)]).await.unwrap()
+    };
+    eventually("it is sure", async || seen(5_000_000).await == [Seen::Known(false)]).await;
+    for user in (1..=30).chain([1_000]) {
+        assert_eq!(seen(user).await, [Seen::Unknown(None)], "a false no: user {user}");
+    }
+    let [_, _, added] = keys.filter("video", liked);
+    let is_folded = async || nodes.command(cmd("SCARD").arg(&added)).await == Value::Int(0);
+    eventually("the daemon puts it into the filter", is_folded).await;
+    assert_eq!(seen(1_000).await, [Seen::Unknown(None)]);
+    stage.close(&model).await;
+}
