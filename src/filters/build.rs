@@ -90,7 +90,7 @@ impl Run<'_> {
             fault::point("filters:written");
             from += bytes as u64;
         }
-        let (false_positive, epoch) = (on.wish.false_positive, self.epoch);
+        let (false_positive, epoch) = (on.wish.false_positive, on.wish.epoch);
         let built = Built { run, shape, expected, false_positive, users, epoch };
         if !on.cache.swap_filter(&on.names, target, &built).await? {
             return Ok(None);

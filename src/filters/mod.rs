@@ -132,7 +132,6 @@ pub struct Filters {
 struct Run<'a> {
     on: &'a Filters,
     number: u64,
-    epoch: u64,
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
@@ -183,7 +182,6 @@ impl Filters {
         let mut run = Run {
             on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
             number,
-            epoch: mark.epoch,
             stop,
             publisher: None,
             fences_sent: 0,
@@ -233,8 +231,8 @@ impl Run<'_> {
         while !self.stop.is_cancelled() {
             let rows = on.store.changed_targets(on.metric, since, before, PAGE_TARGETS).await?;
             // A target with several slots may stand there twice, or on another page again, where it is right by then.
-            let targets: BTreeSet<Target> = rows.iter().map(|row| row.target).collect();
-            let targets: Vec<Target> = targets.into_iter().collect();
+            let named = rows.iter().map(|row| row.target).filter(|target| on.names.get(target.kind).is_some());
+            let targets: Vec<Target> = named.collect::<BTreeSet<_>>().into_iter().collect();
             let truths = on.store.truths(on.metric, &targets, false).await?;
             let likes = |target: &Target| truths.get(target).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
             let pairs: Vec<(Target, u64)> = targets.iter().map(|target| (*target, likes(target))).collect();

@@ -21,7 +21,7 @@ use tallyd::job::Ran;
 use tallyd::model::{Micros, Target, UserId};
 use tokio_util::sync::CancellationToken;
 
-use crate::common::{Dice, World, body, eventually, target};
+use crate::common::{Daemon, Dice, World, body, eventually, target};
 
 /// Filters from twenty likes on, looked after when the test says so.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
@@ -421,11 +421,7 @@ async fn flushed_at(point: &str) {
     world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
-    let stopped = async || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
-        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
-    };
-    eventually("the daemon is stopped", stopped).await;
+    is_frozen(&daemon).await;
     let mut redis = world.redis().await;
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
@@ -442,6 +438,52 @@ async fn flushed_at(point: &str) {
     eventually(&format!("the filter is built after {point}"), built).await;
     assert_eq!(refused(&world, target(42)).await, 1_000);
     assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Waits until a daemon has come to its pause point.
+async fn is_frozen(daemon: &Daemon) {
+    let stopped = async || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
+    };
+    eventually("the daemon is stopped", stopped).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_was_frozen_and_wakes_up_after_another_one_changes_no_filter() {
+    let points = ["filters:begun", "filters:fenced", "filters:written"];
+    futures_util::future::join_all(points.map(overtaken_at)).await;
+}
+
+async fn overtaken_at(point: &str) {
+    // The broker gives the partition to the other daemon as soon as the frozen one is silent.
+    let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
+    let world = World::new(&format!("filters_frozen_{}", &point[8..]), settings).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
+    is_frozen(&frozen).await;
+    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+    let other = world.daemon();
+    let built = async || {
+        let state = state(&world, target(42)).await;
+        state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
+    };
+    eventually(&format!("another one builds the filter after {point}"), built).await;
+    let client = Client::new(&world.config).unwrap();
+    for user in 1_000..1_030 {
+        client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
+    }
+    frozen.signal("CONT");
+    let over = "SELECT COUNT(*) FROM job_run WHERE finished_at IS NOT NULL AND outcome = 'failed' \
+                AND run = (SELECT MIN(run) FROM job_run)";
+    eventually("the frozen run finds that it is overtaken", async || world.count(over).await == 1).await;
+    assert!(frozen.stop().success());
+    assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
+    // It is full.
+    assert!(refused(&world, target(42)).await > 990, "{point}");
+    assert!(other.stop().success());
     world.close().await;
 }
 
