@@ -207,6 +207,10 @@ fn the_clients_agree_with_every_vector() {
     let mut expected = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
+        if name == "filters.json" {
+            // The bits of Bloom filters, which no client needs to compute.
+            continue;
+        }
         let count = vectors::<Value>(&name).len();
         expected.insert(name.strip_suffix(".json").unwrap().to_owned(), count.to_string());
     }
