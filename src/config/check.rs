@@ -15,6 +15,9 @@ const DRAIN_MAX_S_MAX: u64 = 80;
 /// How many partitions at most: each costs a queue and a connection to the broker.
 const PARTITIONS_MAX: u16 = 256;
 
+/// Of days further ahead the ledger of counts may be emptied.
+const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
+
 /// Shorter, and a broker that was away for a while would bring events that nobody remembers.
 const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 
@@ -195,6 +198,9 @@ fn bounds(config: &Config, found: &mut Vec<String>) {
             found.push(format!("{key} must be 1s or longer"));
         }
     }
+    if config.consumer.future_max.0 > FUTURE_MAX_MAX {
+        found.push("[consumer] future_max must not be longer than 1d".to_owned());
+    }
     if !(APPLIED_KEEP_MIN..=APPLIED_KEEP_MAX).contains(&config.consumer.applied_event_keep.0) {
         found.push("[consumer] applied_event_keep must be from 1h to 27d".to_owned());
     }
@@ -339,6 +345,7 @@ mod tests {
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
                 "must have the same score and tie",
             ),
+            ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
             ("[redis]\nkey_prefix = \"{x}\"", "no braces"),

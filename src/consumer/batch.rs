@@ -91,12 +91,15 @@ impl Batch {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps the first half; gives the second one, with the fences, which follow all of it.
+    /// Keeps one part; gives the other one, with the fences, which follow all of it. Both are smaller, where it can be split.
     #[must_use]
     pub fn split(&mut self) -> Self {
+        // Events on the one side and dead letters on the other, or halves of what there is.
+        let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
+        let (events, refused) = (self.events.len(), self.refused.len());
         Self {
-            events: self.events.split_off(self.events.len() / 2),
-            refused: self.refused.split_off(self.refused.len() / 2),
+            events: self.events.split_off(keeps(events, refused)),
+            refused: self.refused.split_off(if events > 0 { 0 } else { refused / 2 }),
             fence: self.fence.take(),
             filter_fence: self.filter_fence.take(),
             ..Self::default()
@@ -237,6 +240,41 @@ mod tests {
 
     proptest! {
         #[test]
+        fn both_parts_of_a_batch_are_smaller_and_lose_nothing(events in 0..9_usize, refused in 0..9_usize) {
+            let received = Received {
+                event: Event::Like(LikeEvent {
+                    target: Target { kind: Kind(1), id: TargetId(1) },
+                    user: UserId(1),
+                    at: Micros(1),
+                    liked: true,
+                }),
+                count: None,
+                origin: Arc::default(),
+                range: 0..0,
+            };
+            let letter = DeadLetter {
+                body: Vec::new(),
+                headers: String::new(),
+                reason: "",
+                error: String::new(),
+                queue: String::new(),
+                first_seen: Micros(1),
+            };
+            let mut first = Batch {
+                events: vec![received; events],
+                refused: vec![letter; refused],
+                fence: Some(7),
+                ..Batch::default()
+            };
+            prop_assume!(first.can_split());
+            let second = first.split();
+            let size = |batch: &Batch| batch.events.len() + batch.refused.len();
+            prop_assert!(size(&first) > 0 && size(&second) > 0);
+            prop_assert_eq!(size(&first) + size(&second), events + refused);
+            prop_assert_eq!((first.fence, second.fence), (None, Some(7)));
+        }
+
+        #[test]
         fn any_batching_redelivery_and_order_end_in_the_same_state(
             events in proptest::collection::vec(event(), 0..60),
             cuts in proptest::collection::vec(1..10_usize, 1..20),
@@ -283,7 +321,7 @@ mod tests {
                 metric: Metric(*metric),
                 delta: *delta,
                 at: Micros(second * 1_000_000 + 7),
-                id: EventId::of(&number.to_string()),
+                id: EventId(u128::try_from(number).unwrap().to_be_bytes()),
             };
             let events: Vec<CountEvent> = events.iter().enumerate().map(event).collect();
             let mut expected: BTreeMap<(Target, Metric), i64> = BTreeMap::new();

@@ -65,6 +65,8 @@ struct Tries {
     outage: Outage,
     rivals: u32,
     timeouts: u32,
+    /// The database refuses the batch, and none of its events.
+    together: bool,
 }
 
 /// Whether a transaction is kept.
@@ -90,12 +92,21 @@ impl Writer {
     /// ended: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
         let outage = Outage::new(format!("writing partition {}", self.partition));
-        let mut tries = Tries { outage, rivals: 0, timeouts: 0 };
+        let mut tries = Tries { outage, rivals: 0, timeouts: 0, together: false };
+        self.write_trying(batch, &mut tries).await
+    }
+
+    async fn write_trying(&mut self, batch: &mut Batch, tries: &mut Tries) -> Result<usize, StoreError> {
         loop {
-            if tries.timeouts >= TIMEOUTS_MAX && batch.can_split() {
+            if (tries.timeouts >= TIMEOUTS_MAX || tries.together) && batch.can_split() {
                 let mut rest = batch.split();
-                let first = Box::pin(self.write(batch)).await?;
-                return Ok(first + Box::pin(self.write(&mut rest)).await?);
+                let mut rows = 0;
+                for part in [batch, &mut rest] {
+                    (tries.rivals, tries.timeouts, tries.together) = (0, 0, false);
+                    // The outage goes on: parts are waited for no longer than the whole.
+                    rows += Box::pin(self.write_trying(part, tries)).await?;
+                }
+                return Ok(rows);
             }
             match self.transact(batch, &batch.events, End::Commit).await {
                 Ok(found) => {
@@ -105,7 +116,7 @@ impl Writer {
                     self.note(batch, &found).await;
                     return Ok(found.coalesced);
                 }
-                Err(error) => self.recover(error, batch, &mut tries).await?,
+                Err(error) => self.recover(error, batch, tries).await?,
             }
         }
     }
@@ -118,6 +129,8 @@ impl Writer {
             StoreError::TakenOver(_) => return Err(error),
             _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
             _ if error.fate() == Fate::Row && spell_in_ascii(batch) => {}
+            // Each is fine alone, and together they aren't: two that fill a number.
+            _ if error.fate() == Fate::Row && batch.can_split() => tries.together = true,
             _ if !self.reads_first && error.is_unsupported() => {
                 self.reads_first = true;
                 let error = chain(&error);

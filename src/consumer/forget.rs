@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use super::are_apart;
 use super::flush::chain;
-use crate::model::Micros;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
@@ -14,11 +14,19 @@ use crate::store::Store;
 /// How often it is looked whether a day is over. Any number of daemons may do it.
 const EVERY: Duration = Duration::from_secs(3_600);
 
+/// How long it is left alone after a failure: whoever holds the table keeps every batch with counts waiting while this waits for it.
+const AGAIN_AFTER: Duration = Duration::from_secs(600);
+
 /// Forgets what is older than `keep`, until the stop.
 pub async fn forget(store: Store, keep: Duration, beat: Beat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event");
     while !stop.is_cancelled() {
-        let pause = match beat.during(store.forget_applied(Micros::now(), keep)).await {
+        let emptied = async {
+            // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
+            let (now, _) = store.clock().await?;
+            if are_apart(now).is_none() { store.forget_applied(now, keep).await } else { Ok(0) }
+        };
+        let pause = match beat.during(emptied).await {
             Ok(days) => {
                 outage.over();
                 if days > 0 {
@@ -26,7 +34,10 @@ pub async fn forget(store: Store, keep: Duration, beat: Beat, stop: Cancellation
                 }
                 EVERY
             }
-            Err(error) => outage.failed(&chain(&error)).max(Duration::from_secs(5)),
+            Err(error) => {
+                outage.failed(&chain(&error));
+                AGAIN_AFTER
+            }
         };
         beat.pause(pause, &stop).await;
     }

@@ -61,6 +61,12 @@ const CLOCKS_APART_MAX_S: i64 = 60;
 /// What is on the way has at most the bytes of so many batches.
 const PREFETCH_BATCHES: usize = 4;
 
+/// By how many seconds this machine's clock is ahead of MySQL's, where that is too much.
+fn are_apart(mysql: Micros) -> Option<i64> {
+    let apart_s = (Micros::now().0 - mysql.0) / 1_000_000;
+    (apart_s.abs() > CLOCKS_APART_MAX_S).then_some(apart_s)
+}
+
 /// One partition's consumer.
 pub struct Partition {
     /// Its number, from 0.
@@ -188,11 +194,9 @@ impl Partition {
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
         // A clock that is slow would take every event for one from the future, and set it aside.
-        let apart_s = (Micros::now().0 - now.0) / 1_000_000;
-        ensure!(
-            apart_s.abs() <= CLOCKS_APART_MAX_S,
-            "this machine's clock and MySQL's are {apart_s} s apart: one of them is wrong"
-        );
+        if let Some(apart_s) = are_apart(now) {
+            bail!("this machine's clock and MySQL's are {apart_s} s apart: one of them is wrong");
+        }
         Ok(())
     }
 

@@ -74,15 +74,16 @@ pub struct CountEvent {
     pub id: EventId,
 }
 
-/// What stands for an `event_id` in the ledger: the first 16 bytes of its SHA-256. Two of a million million events are the same with
-/// a probability of 10^-15.
+/// What stands for an `event_id` in the ledger: the first 16 bytes of the SHA-256 of the target, the metric and the id, so that two numbers
+/// of one happening may share its id. Two of a million million events are the same with a probability of 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub [u8; 16]);
 
 impl EventId {
-    /// Of that text.
-    pub fn of(text: &str) -> Self {
-        let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
+    /// Of that text, for a number of that target.
+    pub fn of(target: Target, metric: Metric, text: &str) -> Self {
+        let of = format!("{}:{}:{}:{text}", target.kind.0, target.id.0, metric.0);
+        let digest: [u8; 32] = Sha256::digest(of.as_bytes()).into();
         let mut id = [0; 16];
         id.copy_from_slice(&digest[..16]);
         Self(id)
@@ -285,7 +286,7 @@ fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> 
         return Err(refuse(Reason::DeltaOutOfRange, error));
     };
     let id = raw.event_id.text().filter(|id| (1..=EVENT_ID_MAX).contains(&id.chars().count()));
-    let Some(id) = id.map(EventId::of) else {
+    let Some(id) = id.map(|id| EventId::of(target, Metric(*metric), id)) else {
         let error = format!("event_id is {}, allowed is text of 1 to {EVENT_ID_MAX} characters", raw.event_id);
         return Err(refuse(Reason::EventIdOutOfRange, error));
     };

@@ -66,10 +66,11 @@ fn a_count_is_judged_field_by_field() {
         let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
         format!("{{{}}}", fields.join(","))
     };
-    // printf e-1 | sha256sum | cut -c1-32
-    assert_eq!(EventId::of("e-1").0, 0xb94f_5231_96aa_acd8_bdb9_ef0d_8cf2_e1d8_u128.to_be_bytes());
     let target = Target { kind: Kind(1), id: TargetId(42) };
-    let expected = CountEvent { target, metric: Metric(3), delta: -2, at: NOW, id: EventId::of("e-1") };
+    let id = EventId::of(target, Metric(3), "e-1");
+    // printf 1:42:3:e-1 | sha256sum | cut -c1-32
+    assert_eq!(id.0, 0xd834_aced_6102_bbdb_286f_8914_1419_beb9_u128.to_be_bytes());
+    let expected = CountEvent { target, metric: Metric(3), delta: -2, at: NOW, id };
     assert_eq!(judge(&counted("new", "1")), Ok(Message::Count(expected)));
     let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1");
     assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Count(expected)));

@@ -41,7 +41,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
         for part in parts {
             let sql = format!(
                 "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES {} \
-                 ON DUPLICATE KEY UPDATE replayed_at = NULL",
+                 ON DUPLICATE KEY UPDATE replayed_at = NULL, reason = VALUES(reason), error = VALUES(error)",
                 placeholders(part.len(), 6)
             );
             // Parts of large letters have any length: their statements are not worth remembering.

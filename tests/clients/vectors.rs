@@ -174,8 +174,13 @@ fn tallyd_makes_takes_and_refuses_the_counts_of_the_vectors() {
         };
         let (id, at) = (TargetId(event.target_id.parse().unwrap()), Micros(event.at.parse().unwrap()));
         let target = Target { kind: Kind(kinds()[&event.kind]), id };
-        let understood =
-            CountEvent { target, metric: Metric(2), delta: event.delta, at, id: EventId::of(&event.event_id) };
+        let understood = CountEvent {
+            target,
+            metric: Metric(2),
+            delta: event.delta,
+            at,
+            id: EventId::of(target, Metric(2), &event.event_id),
+        };
         assert_eq!(judge(&body), Ok(Message::Count(understood)), "{body}");
         let encoded = encode_count(id, (&event.kind, &event.metric), event.delta, at, &event.event_id);
         assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
