@@ -8,6 +8,7 @@
 -- ARGV[2]  size, ARGV[3] hashIterations, ARGV[4] expectedInsertions, ARGV[5] falseProbability: as Redisson writes them
 -- ARGV[6]  how many users are in it
 -- ARGV[7]  since when this Redis is trusted: the number of a run
+-- ARGV[8]  how many more may be in it, whom Redis remembered
 --
 -- Returns 1; 0 where another run builds it, or Redis lost some of it: then nothing is changed. Those who were noted while it was built
 -- stay noted: they may not be in it.
@@ -26,7 +27,7 @@ redis.call('PERSIST', KEYS[1])
 redis.call(
     'HSET', KEYS[2],
     'size', ARGV[2], 'hashIterations', ARGV[3], 'expectedInsertions', ARGV[4], 'falseProbability', ARGV[5],
-    'inserted', string.format('%.0f', ARGV[6] + redis.call('SCARD', KEYS[3])), 'epoch', ARGV[7]
+    'inserted', string.format('%.0f', ARGV[6] + redis.call('SCARD', KEYS[3])), 'epoch', ARGV[7], 'others', ARGV[8]
 )
 redis.call('HDEL', KEYS[2], 'building')
 return 1

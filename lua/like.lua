@@ -84,6 +84,20 @@ if KEYS[5] then
     end
 end
 
+-- Whoever likes the target from now on is in its bits, or noted beside it: also where nothing is counted, because MySQL is told.
+local function note_liker()
+    if filter.fits then
+        for index = 9, #ARGV do
+            redis.call('SETBIT', KEYS[5], ARGV[index], 1)
+        end
+    end
+    -- Also where a new filter is being built, which may have been read before this.
+    if not filter.fits or filter.building then
+        redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
+        redis.call('PERSIST', KEYS[7])
+    end
+end
+
 local time = redis.call('TIME')
 local at = time[1] * 1000000 + time[2]
 if ARGV[7] and ARGV[7] ~= '' then
@@ -113,6 +127,9 @@ if KEYS[2] then
         end
         known = deltas[ARGV[6]] == 1 and '+' or '-'
     end
+    if filter and delta == 1 then
+        note_liker()
+    end
     if last and (known == sign or ARGV[7] and ARGV[7] ~= '' and tonumber(string.sub(last, 1, -2)) > at) then
         return { 0, string.sub(last, 1, -2), loaded and values[place] }
     end
@@ -137,16 +154,6 @@ end
 
 if filter and delta == 1 then
     redis.call('HINCRBY', KEYS[6], 'inserted', 1)
-    if filter.fits then
-        for index = 9, #ARGV do
-            redis.call('SETBIT', KEYS[5], ARGV[index], 1)
-        end
-    end
-    -- Also where a new filter is being built, which may have been read before this.
-    if not filter.fits or filter.building then
-        redis.call('HINCRBY', KEYS[6], 'waiting', redis.call('SADD', KEYS[7], ARGV[4]))
-        redis.call('PERSIST', KEYS[7])
-    end
 end
 
 if bucket ~= KEYS[1] then

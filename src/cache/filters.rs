@@ -7,7 +7,10 @@ use redis::{Pipeline, RedisResult, Value};
 
 use super::bloom::{self, Shape};
 use super::keys::KindNames;
-use super::{Cache, CacheError, Call, FILTER_BEGIN, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, Result, text, unexpected};
+use super::{
+    Cache, CacheError, Call, FILTER_BEGIN, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE, Result, text,
+    unexpected,
+};
 use crate::model::{Target, UserId};
 
 /// Bytes that one call appends: Redis is not held up by it.
@@ -20,7 +23,7 @@ const PIECES_AT_ONCE: usize = 8;
 const FOLD_USERS: usize = 100;
 
 /// How long what was noted by itself stays, in seconds. Longer than a filter is trusted without a run.
-const NOTED_S: u64 = 86_400;
+const NOTED_S: u64 = 7 * 86_400;
 
 /// How many fields or members Redis looks at in one step of a scan.
 const SCAN_COUNT: u64 = 1_000;
@@ -36,6 +39,8 @@ pub struct FilterState {
     pub false_positive: String,
     /// How often a user was put into it, also those who like the target no longer.
     pub inserted: u64,
+    /// How many more may have been, when it was built: Redis remembered them.
+    pub others: u64,
     /// The run that builds a new one, or died of it.
     pub building: Option<u64>,
     /// Since when the Redis that it was built in is trusted: the number of a run.
@@ -57,8 +62,10 @@ pub struct Built {
     pub expected: u64,
     /// The rate of false positives that it is for.
     pub false_positive: f64,
-    /// How many users are in it.
+    /// How many users are in it by MySQL's records.
     pub users: u64,
+    /// How many Redis remembered, who may be among those.
+    pub others: u64,
     /// Since when this Redis is trusted.
     pub epoch: u64,
 }
@@ -189,6 +196,7 @@ impl Cache {
         let call =
             call.number(built.run).number(built.shape.size).number(built.shape.iterations).number(built.expected);
         let call = call.arg(bloom::java_double(built.false_positive)).number(built.users).number(built.epoch);
+        let call = call.number(built.others);
         let answer = self.eval("put a filter in its place", &[call]).await?.pop();
         Ok(answer == Some(Value::Int(1)))
     }
@@ -244,19 +252,18 @@ impl Cache {
         Ok(())
     }
 
-    /// Notes beside a target's filter that the user likes it, by a command with one key: for when a script can't be run. It stays for a
-    /// day, unless the target has a filter.
+    /// Notes beside a target's filter that the user likes it. It stays for a week, unless the target has a filter.
     ///
     /// # Errors
     /// Redis is away.
     pub(crate) async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
-        let [_, _, added] = self.keys.filter(kind, target);
-        let mut pipeline = Pipeline::new();
-        pipeline.cmd("SADD").arg(&added).arg(user.0);
-        pipeline.cmd("EXPIRE").arg(&added).arg(NOTED_S);
-        let done = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
-        done.map(drop).map_err(|source| CacheError { action: ACTION, source })
+        let [_, config, added] = self.keys.filter(kind, target);
+        let call = || Call::new(&NOTE_BESIDE, added.clone()).number(user).number(NOTED_S);
+        match self.eval(ACTION, &[call().key(config)]).await {
+            Err(error) if error.is_of_a_moving_slot() => self.eval(ACTION, &[call()]).await.map(drop),
+            noted => noted.map(drop),
+        }
     }
 
     fn filter_keys(&self, kinds: &KindNames, target: Target) -> [String; 3] {
@@ -304,8 +311,17 @@ impl Cache {
 }
 
 /// The fields of a filter's config: Redisson's, then ours.
-const FIELDS: [&str; 8] =
-    ["size", "hashIterations", "expectedInsertions", "falseProbability", "inserted", "building", "epoch", "waiting"];
+const FIELDS: [&str; 9] = [
+    "size",
+    "hashIterations",
+    "expectedInsertions",
+    "falseProbability",
+    "inserted",
+    "building",
+    "epoch",
+    "waiting",
+    "others",
+];
 
 /// What a config says, and how many users it says are noted beside the filter; none where there is no config.
 fn read_config(config: &Value) -> Option<(FilterState, u64)> {
@@ -320,6 +336,7 @@ fn read_config(config: &Value) -> Option<(FilterState, u64)> {
         expected: number(2).unwrap_or(0),
         false_positive: fields.get(3).and_then(text).unwrap_or_default().to_owned(),
         inserted: number(4).unwrap_or(0),
+        others: number(8).unwrap_or(0),
         building: number(5),
         epoch: number(6).unwrap_or(0),
         waiting: 0,

@@ -120,6 +120,7 @@ static LOAD: Script = script!("load.lua");
 pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
 static FILTER_BEGIN: Script = script!("filter_begin.lua");
 static FILTER_WRITE: Script = script!("filter_write.lua");
+static NOTE_BESIDE: Script = script!("note_beside.lua");
 static FILTER_SWAP: Script = script!("filter_swap.lua");
 static FILTER_FOLD: Script = script!("filter_fold.lua");
 static BOARD_READ: Script = script!("board_read.lua");

@@ -21,6 +21,7 @@ use crate::cache::keys::KindNames;
 use crate::cache::space::LISTPACK_FIELDS;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::fence::NotNow;
+use crate::filters;
 use crate::job::Ran;
 use crate::model::{Micros, Target, TargetId};
 use crate::reconciler::report::End;
@@ -83,6 +84,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
+    /// Has all Bloom filters built anew, for instance after likes came into MySQL that lua/like.lua has not counted.
+    RebuildFilters,
     /// Says how counters should be laid out in Redis, and moves them.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
@@ -198,6 +201,7 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Show { target, format }) => show_target(&config, &target, format).await,
+            Some(Command::RebuildFilters) => rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
             Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
@@ -248,6 +252,19 @@ async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
 /// A bar for someone at a terminal, else lines in the log.
 fn to_whom() -> Show {
     if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log }
+}
+
+async fn rebuild_filters(config: &Config) -> Result<u8> {
+    if config.filter.likes_min == 0 {
+        return Err(Usage("there are no filters: [filter] likes_min is 0".to_owned()).into());
+    }
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    // Without one before it the next run trusts no filter.
+    servers.store.forget_marks(filters::JOB, filters::MODE).await?;
+    writeln!(std::io::stdout(), "the daemon's next run takes all filters away and builds them anew")
+        .context("print")?;
+    Ok(EXIT_DONE)
 }
 
 async fn show_target(config: &Config, target: &str, format: Format) -> Result<u8> {

@@ -111,13 +111,11 @@ impl Client {
     /// # Errors
     /// Redis is away, or a name is not in the configuration.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
-        let wish = LikeEvent { target, user, at: Micros(0), liked };
-        let call = match self.shapes {
-            None => self.like_call(&self.cache, target, liked)?,
-            // So that the target's filter gets to know it.
-            Some(_) => self.filtered_call(wish, Some(!liked))?,
-        };
-        let mut calls = vec![call];
+        if self.shapes.is_some() && liked {
+            // It is not known by then whether it changes anything: noted all the same, which costs a query at most.
+            self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;
+        }
+        let mut calls = vec![self.like_call(&self.cache, target, liked)?];
         for on in boards {
             calls.push(self.add_call(on, LIKE, if liked { 1 } else { -1 })?);
         }
@@ -125,11 +123,8 @@ impl Client {
             calls.push(self.like_call(also, target, liked)?);
         }
         let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
-        let answer = match answers.next().context("like.lua was not called")? {
-            Err(error) if error.is_of_a_moving_slot() => self.count_while_moving(wish).await?,
-            answer => answer?,
-        };
-        let Some(Answer::Counted { at, count } | Answer::Same { at, count }) = read_answer(&answer) else {
+        let answer = answers.next().context("like.lua was not called")??;
+        let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
             anyhow::bail!("like.lua returned something else");
         };
         // The like counts and must be published, whatever became of the boards.

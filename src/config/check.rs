@@ -15,6 +15,9 @@ const DRAIN_MAX_S_MAX: u64 = 80;
 /// How many partitions at most: each costs a queue and a connection to the broker.
 const PARTITIONS_MAX: u16 = 256;
 
+/// Half of the time after which filters are not trusted any more.
+const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
+
 /// Of days further ahead the ledger of counts may be emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
 
@@ -82,6 +85,7 @@ fn urls(config: &Config, found: &mut Vec<String>) {
     }
     cluster(&config.redis, found);
     layouts(&config.redis, config, found);
+    filters(config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
         found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
     }
@@ -98,6 +102,27 @@ fn cluster(redis: &Redis, found: &mut Vec<String>) {
     }
     if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
         found.push("[redis] url names a database, of which a Redis Cluster has none but 0".to_owned());
+    }
+}
+
+fn filters(config: &Config, found: &mut Vec<String>) {
+    if config.filter.likes_min == 0 {
+        return;
+    }
+    if config.redis.also.is_some() {
+        found.push(
+            "[filter] likes_min must be 0 while there is a [redis.also]: filters are of one layout, and API servers that count in two \
+             would ask those that others don't keep up"
+                .to_owned(),
+        );
+    }
+    // Empty where another daemon does it.
+    let often = |cron: &str| schedule::parse(cron).is_ok_and(|cron| schedule::longest_gap(&cron) <= FILTER_GAP_MAX);
+    if !config.filter.cron.is_empty() && !often(&config.filter.cron) {
+        found.push(format!(
+            "[filter] cron is \"{}\", with runs more than half an hour apart: no filter would be trusted",
+            config.filter.cron
+        ));
     }
 }
 
@@ -345,6 +370,8 @@ mod tests {
                 "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
                 "must have the same score and tie",
             ),
+            ("[filter]\nlikes_min = 9\n[redis.also]\nbucket_bits = 14", "[filter] likes_min must be 0 while"),
+            ("[filter]\nlikes_min = 9\ncron = \"0 0 4 * * *\"", "with runs more than half an hour apart"),
             ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),

@@ -77,12 +77,12 @@ impl Run<'_> {
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.number);
         let shape = Shape::of(expected, on.wish.false_positive);
-        let (mut from, mut users) = (0, 0);
+        let (mut from, mut users, mut others) = (0, 0, 0);
         while from < shape.bytes() {
             let bytes = usize::try_from(shape.bytes() - from).unwrap_or(usize::MAX).min(WINDOW_BYTES);
             let mut window = Window::new(from, bytes);
             let Some(read) = self.read(target, shape, &mut window).await? else { return Ok(None) };
-            users = read;
+            (users, others) = read;
             fault::point("filters:read");
             if !on.cache.write_filter(&on.names, run, target, from, window.bytes()).await? {
                 return Ok(None);
@@ -91,7 +91,7 @@ impl Run<'_> {
             from += bytes as u64;
         }
         let (false_positive, epoch) = (on.wish.false_positive, on.wish.epoch);
-        let built = Built { run, shape, expected, false_positive, users, epoch };
+        let built = Built { run, shape, expected, false_positive, users, others, epoch };
         if !on.cache.swap_filter(&on.names, target, &built).await? {
             return Ok(None);
         }
@@ -110,11 +110,17 @@ impl Run<'_> {
         Ok(Some(users))
     }
 
-    /// Reads who likes a target into a part of its filter; says how many rows there were. None when told to stop.
-    async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<u64>> {
+    /// Reads who likes a target into a part of its filter; says how many rows there were, and how many Redis remembered. None when told to
+    /// stop.
+    async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
         // First what Redis remembers: what it forgets meanwhile is in MySQL by then.
-        on.cache.recent_likers(&on.names, target, |user| window.add(shape, user)).await?;
+        let mut others = 0;
+        let remembered = |user| {
+            others += 1;
+            window.add(shape, user);
+        };
+        on.cache.recent_likers(&on.names, target, remembered).await?;
         let (mut after, mut rows) = (0, 0);
         loop {
             if self.stop.is_cancelled() {
@@ -125,7 +131,7 @@ impl Run<'_> {
             rows += users.len() as u64;
             match users.last() {
                 Some(UserId(last)) if users.len() as u64 == LIKERS_PAGE => after = *last,
-                _ => return Ok(Some(rows)),
+                _ => return Ok(Some((rows, others))),
             }
             // Setting bits is work, not waiting: others shall have the thread, too.
             tokio::task::yield_now().await;

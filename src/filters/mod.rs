@@ -43,18 +43,21 @@
 //!   next run. A's fold names the shape that it has computed for, and sets bits of users who do like the target.
 //! * Anything comes twice, or late after a timeout: a piece names where it belongs, and is refused elsewhere; a begin throws away what was
 //!   written, so that the next piece is refused; a swap finds nothing in `next`.
+//! * A click changes nothing (result 0), and its event is published all the same: perhaps MySQL hears of the like only by it. So like.lua notes
+//!   whoever likes a target, whether that counts or not.
 //! * Redis is flushed: config and `next` are gone with the rest, what is on its way does nothing, and the next run builds. Its fence is
 //!   behind every event of before the flush.
 //! * Redis evicts a part. The bits: the string is shorter than the config says. The noted: they are fewer than the config says. The
 //!   config: then there is no filter. Nobody is told "no" by such a filter, and the next run drops it and builds anew.
 //! * A replica takes over that lacks the last moments, or Redis starts from an old copy: likes may be missing in a filter whose
-//!   events are in MySQL. Redis is another data set then, and the next run drops every filter of before (`epoch`) and builds it anew. The
-//!   same when no run was done for an hour: nobody knows what API servers did meanwhile. Until that run a "no" is as good as
+//!   events are in MySQL. Redis is another data set then, and the next run drops every filter of before (`epoch`) and builds it anew. That
+//!   takes as long as going through all counters; a run that is on its way then ends. The
+//!   same when none was alive for an hour: nobody knows what API servers did meanwhile. Until that run a "no" is as good as
 //!   everything else that Redis says after a failover.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes, and what the client counts then is noted by a command
 //!   of its own (`src/client/likes.rs`). A run that meets it fails, and the next one does it.
-//! * Rows that come into MySQL without lua/like.lua (an import, a dead letter that is published by hand) are in no filter until it is built
-//!   again: docs/operations.md says what to do then.
+//! * Rows that come into MySQL without lua/like.lua, or long after it (an import, a dead letter that is published by hand), are in no filter
+//!   until it is built again: `tallyd rebuild-filters`. Where more like a target than were ever put into its filter that is seen.
 
 mod build;
 pub mod plan;
@@ -63,7 +66,7 @@ pub mod report;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use tokio_util::sync::CancellationToken;
 
 use crate::broker::{Broker, Publisher};
@@ -74,8 +77,11 @@ use crate::config::Config;
 use crate::fence::NotNow;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
+use crate::store::jobs::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
 
@@ -99,14 +105,17 @@ pub const FAULT_POINTS: [&str; 7] = [
 /// Targets that are looked at in one go.
 const PAGE_TARGETS: usize = 5_000;
 
+/// Targets with fewer likes than this part of `likes_min` are not looked at.
+const FAR: u64 = 4;
+
 /// Filters that are built behind one fence.
 const BUILDS: usize = 500;
 
 /// Without a run for so long no filter is trusted: nobody knows what API servers did meanwhile.
 const GAP_MAX: Duration = Duration::from_secs(3_600);
 
-/// The same without one that was done. What is noted by itself stays for a day.
-const UNDONE_MAX: Duration = Duration::from_secs(20 * 3_600);
+/// The same without one that was done. What is noted by itself stays for a week.
+const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 
 /// How often all targets are looked at, whether they changed or not.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
@@ -135,6 +144,10 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     publisher: Option<Publisher>,
     fences_sent: u64,
+    /// What is to be built behind the next fence, each for so many users.
+    builds: Vec<(Target, u64)>,
+    /// What Redis was when the run began.
+    data_set: String,
     report: Report,
 }
 
@@ -169,28 +182,35 @@ impl Filters {
     /// # Errors
     /// The servers'. What was built stays.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
-        let last = self.store.last_report(JOB, MODE, number).await?;
-        let last = last.filter(|last| last.tried <= GAP_MAX && last.done <= UNDONE_MAX);
-        // The report of an older version may look otherwise: then all is looked at.
-        let last = last.and_then(|last| Some(serde_json::from_str::<Report>(&last.report).ok()?.mark));
+        let LastMarks { newest, newest_age, done, done_age } = self.store.last_marks(JOB, MODE, number).await?;
+        // One of an older version may look otherwise: then all is looked at.
+        let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
+        let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
+        let done = read(done);
+        let redis = self.cache.data_set().await?;
         // In other buckets filters have other names, and what became of those meanwhile nobody knows.
         let named = self.cache.keys.filter("", Target { kind: Kind(0), id: TargetId(0) }).join(" ");
-        let data_set = bloom::number_of(&format!("{} {named}", self.cache.data_set().await?));
         let now = self.cache.now().await?;
-        let mark = self.mark(last.as_ref(), number, now, data_set);
-        let is_full = mark.full == now.0;
+        let mark =
+            self.mark(newest.as_ref(), done.as_ref(), number, now, bloom::number_of(&format!("{redis} {named}")));
+        // Also for the run after one that dies.
+        self.store.note_checkpoint(number, &serde_json::to_string(&mark).context("write the mark")?).await?;
         let mut run = Run {
             on: &Self { wish: Wish { epoch: mark.epoch, ..self.wish.clone() }, ..self.clone() },
             number,
             stop,
             publisher: None,
             fences_sent: 0,
+            builds: Vec::new(),
+            data_set: redis,
             report: Report::default(),
         };
-        match last {
-            Some(last) if !is_full => run.keep_changed(Micros(last.until).before(self.overlap).max(Micros(0))).await?,
-            _ => {
-                if mark.epoch == number {
+        match done {
+            Some(done) if mark.full != now.0 => {
+                run.keep_changed(Micros(done.until).before(self.overlap).max(Micros(0))).await?;
+            }
+            done => {
+                if done.is_none_or(|done| done.epoch != mark.epoch) {
                     // Before the first one is built, which takes a while.
                     run.keep_all(Part::Drops).await?;
                 }
@@ -198,28 +218,43 @@ impl Filters {
             }
         }
         run.report.stopped = stop.is_cancelled();
-        run.report.mark = mark;
         self.store.forget_runs(JOB, MODE, RUNS_KEEP).await?;
         Ok(run.report)
     }
 
-    /// What this run goes on from, and whether it trusts what it finds.
-    fn mark(&self, last: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
+    /// What this run goes on from: which filters it trusts by the newest run, and what it needn't look at by the last one that was done.
+    fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
-        let trusted = last.filter(|last| last.data_set == data_set);
-        let same = trusted.filter(|last| {
-            (last.likes_min, &last.false_positive) == (self.wish.likes_min, &false_positive)
-                && Micros(last.full).after(FULL_EVERY) > now
+        let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
+        let same = done.filter(|done| {
+            done.epoch == epoch
+                && (done.likes_min, &done.false_positive) == (self.wish.likes_min, &false_positive)
+                && Micros(done.full).after(FULL_EVERY) > now
         });
         Mark {
             data_set,
-            epoch: trusted.map_or(number, |last| last.epoch),
+            epoch,
             likes_min: self.wish.likes_min,
             false_positive,
             until: now.0,
-            full: same.map_or(now.0, |last| last.full),
+            full: same.map_or(now.0, |done| done.full),
         }
     }
+}
+
+/// While filters are off nobody notes who likes a target: those that are left are not trusted when they are switched on again, however soon
+/// that is.
+pub async fn stay_off(store: Store, beat: Beat, stop: CancellationToken) {
+    let mut outage = Outage::new("forgetting filters");
+    while !stop.is_cancelled() {
+        let Err(error) = beat.during(store.forget_marks(JOB, MODE)).await else {
+            outage.over();
+            break;
+        };
+        let delay = outage.failed(&format!("{:#}", anyhow::Error::from(error)));
+        beat.pause(delay, &stop).await;
+    }
+    beat.pause(Duration::MAX, &stop).await;
 }
 
 impl Run<'_> {
@@ -236,12 +271,12 @@ impl Run<'_> {
             let truths = on.store.truths(on.metric, &targets, false).await?;
             let likes = |target: &Target| truths.get(target).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
             let pairs: Vec<(Target, u64)> = targets.iter().map(|target| (*target, likes(target))).collect();
-            let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(4) >= on.wish.likes_min).collect();
+            let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min).collect();
             self.keep(near, Part::All).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == PAGE_TARGETS) else { break };
             before = *last;
         }
-        Ok(())
+        self.build_waiting().await
     }
 
     /// Looks at every target that has a counter.
@@ -252,19 +287,25 @@ impl Run<'_> {
             while !self.stop.is_cancelled() {
                 let range = on.store.list_range(kind, on.metric, after, PAGE_TARGETS).await?;
                 let counted = range.counted.iter().map(|counted| counted.max(&0).unsigned_abs());
-                self.keep(range.targets.iter().copied().zip(counted).collect(), part).await?;
+                let mut page: Vec<(Target, u64)> = range.targets.iter().copied().zip(counted).collect();
+                if part == Part::All {
+                    // Nearly all targets of a site. One that had more, and a filter, was seen on its way down.
+                    page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
+                }
+                self.keep(page, part).await?;
                 if range.targets.len() < PAGE_TARGETS {
                     break;
                 }
                 after = range.until;
             }
         }
-        Ok(())
+        self.build_waiting().await
     }
 
     /// Does what is to be done with the filters of a page of targets, each with its number of likes.
     async fn keep(&mut self, page: Vec<(Target, u64)>, part: Part) -> Result<()> {
         let on = self.on;
+        self.check_redis().await?;
         let targets: Vec<Target> = page.iter().map(|(target, _)| *target).collect();
         let states = on.cache.filter_states(&on.names, &targets).await?;
         let (mut builds, mut drops, mut folds) = (Vec::new(), Vec::new(), Vec::new());
@@ -290,6 +331,13 @@ impl Run<'_> {
         for (target, shape) in folds {
             self.fold(target, shape).await?;
         }
+        self.builds.extend(builds);
+        if self.builds.len() >= BUILDS { self.build_waiting().await } else { Ok(()) }
+    }
+
+    /// Builds what has been found: not page by page, because each fence takes a while.
+    async fn build_waiting(&mut self) -> Result<()> {
+        let builds = std::mem::take(&mut self.builds);
         for builds in builds.chunks(BUILDS) {
             match self.build_all(builds).await {
                 // Others may still be kept up.
@@ -300,6 +348,15 @@ impl Run<'_> {
                 built => built?,
             }
         }
+        Ok(())
+    }
+
+    /// A Redis that becomes another one on the way may lack what was counted: nothing more is done by this run's mark.
+    async fn check_redis(&self) -> Result<()> {
+        ensure!(
+            self.on.cache.data_set().await? == self.data_set,
+            "Redis has become another one: the next run begins anew"
+        );
         Ok(())
     }
 

@@ -43,7 +43,7 @@ pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     if likes.saturating_mul(2) < wish.likes_min {
         return Plan::Drop;
     }
-    let distrusted = state.is_lost || state.shape.is_some() && state.epoch != wish.epoch;
+    let distrusted = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
     let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
     let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
     // What was unliked stays in the bits: then "no" is said of fewer and fewer.
@@ -57,6 +57,11 @@ pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
         }
         _ => Plan::Build { expected: fresh(wish, likes), distrusted },
     }
+}
+
+/// Whether more like the target than were ever put into its filter: somebody counts without it. A counter may be off by a little.
+fn lacks(likes: u64, state: &FilterState) -> bool {
+    likes - likes / 100 > state.inserted.saturating_add(state.others).saturating_add(10)
 }
 
 /// For how many users a new filter is: twice as many as there are, so that it isn't outgrown at once.
@@ -82,6 +87,7 @@ mod tests {
             expected: 400,
             false_positive: "1.0E-5".to_owned(),
             inserted: 200,
+            others: 0,
             building: None,
             epoch: 7,
             waiting: 0,
@@ -113,6 +119,8 @@ mod tests {
             ("outgrown by far", FilterState { inserted: 301, expected: 200, ..state() }, build(400, false)),
             ("another rate", FilterState { false_positive: "0.01".to_owned(), ..state() }, build(400, false)),
             ("a dead run's", FilterState { building: Some(5), waiting: 3, ..state() }, build(400, false)),
+            ("somebody counts without it", FilterState { inserted: 187, ..state() }, build(400, true)),
+            ("a counter is off by a little", FilterState { inserted: 188, ..state() }, Plan::Nothing),
             ("a part is lost", FilterState { is_lost: true, ..state() }, build(400, true)),
             ("before a failover", FilterState { epoch: 6, ..state() }, build(400, true)),
             ("never finished", FilterState { shape: None, building: Some(5), epoch: 0, ..state() }, build(400, false)),

@@ -26,8 +26,6 @@ pub struct Report {
     pub left_because: Option<String>,
     /// The daemon was stopped before the run was through.
     pub stopped: bool,
-    /// Where the next run goes on.
-    pub mark: Mark,
 }
 
 /// What a run knew of Redis, and wanted.
@@ -49,7 +47,8 @@ pub struct Mark {
 
 impl job::Report for Report {
     fn is_done(&self) -> bool {
-        !self.stopped && self.left == 0
+        // What one filter alone stands in the way of is looked at again when its target changes, and once a day.
+        !self.stopped && self.left_because.is_none()
     }
 }
 

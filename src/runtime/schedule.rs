@@ -2,6 +2,7 @@
 //! work is decided there, from what MySQL says of the last run, so that missed bells are made up for.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use chrono::{DateTime, Utc};
@@ -11,6 +12,9 @@ use tokio::sync::Notify;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::model::Micros;
+
+/// Instants that are looked at for the longest time between two of them: four weeks of minutes.
+const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of six fields: second, minute, hour, day of month, month, day of week (0 or 7 is Sunday). A day
 /// of month and a day of week must both match. UTC.
@@ -31,6 +35,17 @@ pub fn last_fired(cron: &Cron, now: Micros) -> Option<Micros> {
     // Whole seconds: the library would carry the fraction over into what it finds.
     let now = DateTime::<Utc>::from_timestamp(now.0.div_euclid(1_000_000), 0)?;
     cron.find_previous_occurrence(&now, true).ok().map(|fired| Micros(fired.timestamp_micros()))
+}
+
+/// The longest time between two of the next instants, of some days if it fires often.
+pub fn longest_gap(cron: &Cron) -> Duration {
+    // Any day: patterns that are longer apart on other days are told by their next instants, too.
+    let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
+    let gaps = fired.windows(2).filter_map(|pair| match pair {
+        [first, second] => (*second - *first).to_std().ok(),
+        _ => None,
+    });
+    gaps.max().unwrap_or(Duration::MAX)
 }
 
 /// The next `count` instants after `now`, for a person.
@@ -102,7 +117,7 @@ mod tests {
         let bells = Bells::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
             .await
             .unwrap();
-        tokio::time::timeout(std::time::Duration::from_secs(10), bell.notified()).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), bell.notified()).await.unwrap();
         bells.stop().await;
     }
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use chrono::NaiveDateTime;
-use sqlx::{Connection, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::{Result, Store, StoreError, Tried, datetime, micros};
 use crate::model::Micros;
@@ -55,15 +55,17 @@ pub enum Lock {
     },
 }
 
-/// The last run that was done in full.
+/// What earlier runs have noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastReport {
-    /// Its report, as JSON.
-    pub report: String,
-    /// How long ago it ended.
-    pub done: Duration,
-    /// How long ago any run before the asking one began, whatever became of it.
-    pub tried: Duration,
+pub struct LastMarks {
+    /// The newest one's, whatever became of it.
+    pub newest: Option<String>,
+    /// How long ago that run was last alive.
+    pub newest_age: Duration,
+    /// That of the last one that was done.
+    pub done: Option<String>,
+    /// How long ago that was.
+    pub done_age: Option<Duration>,
 }
 
 /// What became of a run.
@@ -109,11 +111,19 @@ impl Store {
                     .bind(LEASE.as_secs())
                     .bind(job)
                     .bind(run)
-                    .execute(connection)
+                    .execute(&mut *connection)
                     .await
                     .tried("renew the job's lease")?;
             // The library has the server count the rows that match, changed or not.
-            if renewed.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
+            if renewed.rows_affected() == 0 {
+                return Err(taken_over(job));
+            }
+            sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
+                .bind(run)
+                .execute(connection)
+                .await
+                .tried("note that the run is alive")?;
+            Ok(())
         })
         .await
     }
@@ -198,35 +208,37 @@ impl Store {
         .await
     }
 
-    /// The last run of this mode that was done in full; none where there was none.
+    /// What earlier runs of this mode than `run` have noted as their checkpoint.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_report(&self, job: &str, mode: &str, run: u64) -> Result<Option<LastReport>> {
-        const ACTION: &str = "read the last run's report";
+    pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
+        const ACTION: &str = "read what the last runs have noted";
+        // The lease of a run is renewed, and with it the time at which it was last alive.
+        const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
+             COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
+             FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query(
-                "SELECT done.report, CAST(TIMESTAMPDIFF(SECOND, done.finished_at, NOW(6)) AS SIGNED), \
-                   (SELECT CAST(TIMESTAMPDIFF(SECOND, MAX(tried.started_at), NOW(6)) AS SIGNED) \
-                    FROM job_run tried WHERE tried.job = ? AND tried.mode = ? AND tried.run < ?) \
-                 FROM job_run done WHERE done.job = ? AND done.mode = ? AND done.outcome = 'done' \
-                 ORDER BY done.finished_at DESC LIMIT 1",
-            )
-            .bind(job)
-            .bind(mode)
-            .bind(run)
-            .bind(job)
-            .bind(mode)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
-            let Some(row) = row else { return Ok(None) };
-            let report: Option<String> = row.try_get_unchecked(0).tried(ACTION)?;
-            let (done_s, tried_s): (i64, Option<i64>) = (row.try_get(1).tried(ACTION)?, row.try_get(2).tried(ACTION)?);
-            let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
-            let (done, tried) = (seconds(done_s), seconds(tried_s.unwrap_or(i64::MAX)));
-            Ok(report.map(|report| LastReport { report, done, tried }))
+            let mut found = Vec::new();
+            for condition in ["", " AND outcome = 'done'"] {
+                let sql = format!("{SELECT}{condition} ORDER BY run DESC LIMIT 1");
+                let row: Option<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+                    .bind(job)
+                    .bind(mode)
+                    .bind(run)
+                    .fetch_optional(&mut *connection)
+                    .await
+                    .tried(ACTION)?;
+                found.push(row.map(|(mark, age_s)| (mark, Duration::from_secs(u64::try_from(age_s).unwrap_or(0)))));
+            }
+            let (done, newest) = (found.pop().flatten(), found.pop().flatten());
+            Ok(LastMarks {
+                newest_age: newest.as_ref().map_or(Duration::MAX, |(_, age)| *age),
+                newest: newest.map(|(mark, _)| mark),
+                done_age: done.as_ref().map(|(_, age)| *age),
+                done: done.map(|(mark, _)| mark),
+            })
         })
         .await
     }
@@ -314,6 +326,27 @@ impl Store {
             .execute(connection)
             .await
             .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+}
+
+impl Store {
+    /// Forgets what runs of one mode have noted as their checkpoint: the next one begins as the first did.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
+        const ACTION: &str = "forget what runs have noted";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL")
+                .bind(job)
+                .bind(mode)
+                .execute(connection)
+                .await
+                .tried(ACTION)?;
             Ok(())
         })
         .await

@@ -5,7 +5,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod filters;
 mod guard;
 mod servers;
 mod status;

@@ -1,127 +1,19 @@
-//! Bloom filters: a "no" is certain, whatever is built, killed, lost and clicked meanwhile.
+//! Built, kept up, read and taken away.
 
+use crate::common::{Dice, World, body, target};
+use redis::AsyncCommands;
 use std::collections::HashSet;
-use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use redis::{AsyncCommands, Script};
-use sqlx::AssertSqlSafe;
-use tallyd::app::Servers;
 use tallyd::cache::bloom::Shape;
-use tallyd::cache::filters::FilterState;
-use tallyd::cache::keys::KindNames;
 use tallyd::client::{Clicked, Client};
 use tallyd::config::{Config, ServerUrl};
-use tallyd::event::LikeEvent;
-use tallyd::filters::FAULT_POINTS;
-use tallyd::filters::report::Report;
-use tallyd::job::Ran;
-use tallyd::model::{Micros, Target, UserId};
-use tokio_util::sync::CancellationToken;
+use tallyd::model::{Target, UserId};
 
-use crate::common::{Daemon, Dice, World, body, eventually, target};
-
-/// Filters from twenty likes on, looked after when the test says so.
-const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
-
-type Redis = redis::aio::MultiplexedConnection;
-
-/// One run of the job.
-async fn run(world: &World) -> Report {
-    run_with(&world.config).await
-}
-
-async fn run_with(config: &Config) -> Report {
-    let servers = Servers::new(config).unwrap();
-    match servers.filters(config, &CancellationToken::new()).await.unwrap() {
-        Ran::Ended(report) => report,
-        Ran::Held { owner, .. } => panic!("{owner} holds the lock"),
-    }
-}
-
-/// Rows as if these users had liked the target long ago.
-async fn seed(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
-    let rows: Vec<String> =
-        users.clone().map(|user| format!("(1, {}, {user}, 0, UTC_TIMESTAMP(6))", target.id)).collect();
-    let rows = rows.join(", ");
-    let likes = format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {rows}");
-    let counter = format!(
-        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, {}, 1, 0, {}, UTC_TIMESTAMP(6)) \
-         ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = VALUES(update_at)",
-        target.id,
-        users.count()
-    );
-    for sql in [likes, counter] {
-        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
-    }
-}
-
-async fn unlike_all(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
-    let (id, first, last) = (target.id, users.start(), users.end());
-    let likes =
-        format!("UPDATE like_record SET is_del = 1 WHERE target_id = {id} AND user_id BETWEEN {first} AND {last}");
-    let counter = format!(
-        "UPDATE counter SET update_at = UTC_TIMESTAMP(6), \
-         value = (SELECT COUNT(*) FROM like_record WHERE target_id = {id} AND is_del = 0) WHERE target_id = {id}"
-    );
-    for sql in [likes, counter] {
-        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
-    }
-}
-
-async fn state(world: &World, target: Target) -> Option<FilterState> {
-    let names = KindNames::new(&world.config.kinds);
-    world.cache.filter_states(&names, &[target]).await.unwrap().pop().unwrap()
-}
-
-fn keys(world: &World, target: Target) -> [String; 3] {
-    world.cache.keys.filter("video", target)
-}
-
-/// Whether the target's filter, or what is noted beside it, says that the user does not like it. Whatever is remembered of clicks is left out.
-async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
-    let [filter, config, added] = keys(world, target);
-    loop {
-        let shape: (Option<u64>, Option<u32>) = redis.hmget(&config, &["size", "hashIterations"]).await.unwrap();
-        let (Some(size), Some(iterations)) = shape else { return false };
-        let script = Script::new(include_str!("../../lua/filter_has.lua"));
-        let mut call = script.key(&filter);
-        call.key(&config).key(&added).arg(user).arg(size);
-        for bit in (Shape { size, iterations }).bits(UserId(user)) {
-            call.arg(bit);
-        }
-        // Otherwise another one has taken its place meanwhile.
-        if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
-            return answer == 0;
-        }
-    }
-}
-
-async fn assert_no_false_no(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
-    let mut redis = world.redis().await;
-    for user in users {
-        assert!(!says_no(world, &mut redis, target, user).await, "a false no: {target:?}, user {user}");
-    }
-}
-
-/// How many of a thousand users who never liked the target are told so.
-async fn refused(world: &World, target: Target) -> usize {
-    let mut redis = world.redis().await;
-    let mut refused = 0;
-    for user in 5_000_000..5_001_000 {
-        refused += usize::from(says_no(world, &mut redis, target, user).await);
-    }
-    refused
-}
-
-/// A client whose MySQL is away.
-fn alone(world: &World) -> Client {
-    let mut config = world.config.clone();
-    config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
-    Client::new(&config).unwrap()
-}
+use super::{
+    BY_HAND, alone, assert_no_false_no, keys, like_by_keys, refused, run, run_with, says_no, seed, state, unlike_all,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_filter_is_what_redisson_reads() {
@@ -218,22 +110,6 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
     world.close().await;
 }
 
-/// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes what the user likes.
-async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
-    let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
-    let script = Script::new(include_str!("../../lua/like.lua"));
-    let counters = keys.counters("video", bucket);
-    let mut call = script.key(&counters);
-    let words = if liked { ["like", "unlike"] } else { ["unlike", "like"] };
-    for key in keys.recent("video", bucket).iter().chain([&counters]).chain(&keys.filter("video", target)) {
-        call.key(key);
-    }
-    call.arg(target.id.0).arg(1).arg(words[0]).arg(user).arg(4).arg(words[1]).arg("").arg("");
-    let answer: (i64, i64, Option<i64>) = call.invoke_async(&mut world.redis().await).await.unwrap();
-    assert_eq!(answer.0, 1, "it counts");
-    LikeEvent { target, user: UserId(user), at: Micros(answer.1), liked }
-}
-
 /// What tasks that click share.
 struct Load {
     world: World,
@@ -327,38 +203,6 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
-    for (number, point) in FAULT_POINTS.into_iter().enumerate() {
-        let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
-        let world = World::new(&format!("filters_dies_{number}"), settings).await;
-        let client = Client::new(&world.config).unwrap();
-        world.publisher().await;
-        seed(&world, target(42), 1..=30).await;
-        let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
-        assert_eq!(daemon.wait().signal(), Some(6), "{point}");
-        // As long as nobody has finished it, likes go on.
-        client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
-        assert_no_false_no(&world, target(42), (1..=30).chain([1_000])).await;
-        sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
-        let daemon = world.daemon();
-        let made_good = async || {
-            let state = state(&world, target(42)).await;
-            let is_done =
-                world.count("SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND outcome = 'done'").await > 0;
-            is_done
-                && state.is_some_and(|state| state.shape.is_some() && state.building.is_none() && state.waiting == 0)
-        };
-        eventually(&format!("the filter is made good after {point}"), made_good).await;
-        assert_no_false_no(&world, target(42), (1..=30).chain([1_000])).await;
-        assert_eq!(refused(&world, target(42)).await, 1_000, "{point}");
-        assert!(daemon.stop().success());
-        let mut redis = world.redis().await;
-        assert!(!redis.exists::<_, bool>(world.cache.keys.next_filter("video", target(42))).await.unwrap(), "{point}");
-        world.close().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_likes_go() {
     let world = World::new("filters_life", BY_HAND).await;
     let publisher = world.publisher().await;
@@ -406,125 +250,6 @@ async fn refused_of(world: &World, target: Target, users: std::ops::RangeInclusi
         refused += usize::from(says_no(world, &mut redis, target, user).await);
     }
     refused
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_flush_in_the_middle_of_a_build_leaves_no_half_of_a_filter() {
-    // At once: each waits for the run after the one that failed.
-    let points = ["filters:begun", "filters:fenced", "filters:written"];
-    futures_util::future::join_all(points.map(flushed_at)).await;
-}
-
-async fn flushed_at(point: &str) {
-    let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
-    let world = World::new(&format!("filters_flush_{}", &point[8..]), settings).await;
-    world.publisher().await;
-    seed(&world, target(42), 1..=30).await;
-    let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
-    is_frozen(&daemon).await;
-    let mut redis = world.redis().await;
-    let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
-    let () = redis.del(all).await.unwrap();
-    // Before its next step somebody likes the target, and nothing is known of a filter.
-    let client = Client::new(&world.config).unwrap();
-    client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
-    daemon.signal("CONT");
-    let built = async || {
-        assert_no_false_no(&world, target(42), (1..=30).chain([1_000])).await;
-        let state = state(&world, target(42)).await;
-        let is_done = world.count("SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND outcome = 'done'").await > 0;
-        is_done && state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
-    };
-    eventually(&format!("the filter is built after {point}"), built).await;
-    assert_eq!(refused(&world, target(42)).await, 1_000);
-    assert!(daemon.stop().success());
-    world.close().await;
-}
-
-/// Waits until a daemon has come to its pause point.
-async fn is_frozen(daemon: &Daemon) {
-    let stopped = async || {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
-        stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
-    };
-    eventually("the daemon is stopped", stopped).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_was_frozen_and_wakes_up_after_another_one_changes_no_filter() {
-    let points = ["filters:begun", "filters:fenced", "filters:written"];
-    futures_util::future::join_all(points.map(overtaken_at)).await;
-}
-
-async fn overtaken_at(point: &str) {
-    // The broker gives the partition to the other daemon as soon as the frozen one is silent.
-    let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n[amqp]\nheartbeat_s = 1\n";
-    let world = World::new(&format!("filters_frozen_{}", &point[8..]), settings).await;
-    world.publisher().await;
-    seed(&world, target(42), 1..=30).await;
-    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", point)]);
-    is_frozen(&frozen).await;
-    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
-    let other = world.daemon();
-    let built = async || {
-        let state = state(&world, target(42)).await;
-        state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
-    };
-    eventually(&format!("another one builds the filter after {point}"), built).await;
-    let client = Client::new(&world.config).unwrap();
-    for user in 1_000..1_030 {
-        client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
-    }
-    frozen.signal("CONT");
-    let over = "SELECT COUNT(*) FROM job_run WHERE finished_at IS NOT NULL AND outcome = 'failed' \
-                AND run = (SELECT MIN(run) FROM job_run)";
-    eventually("the frozen run finds that it is overtaken", async || world.count(over).await == 1).await;
-    assert!(frozen.stop().success());
-    assert_no_false_no(&world, target(42), (1..=30).chain(1_000..1_030)).await;
-    // It is full.
-    assert!(refused(&world, target(42)).await > 990, "{point}");
-    assert!(other.stop().success());
-    world.close().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_filter_of_which_redis_has_lost_something_says_nothing_and_is_built_anew() {
-    let world = World::new("filters_lost", BY_HAND).await;
-    world.publisher().await;
-    seed(&world, target(42), 1..=30).await;
-    let [filter, config, added] = keys(&world, target(42));
-    let mut redis = world.redis().await;
-    for lost in ["the bits", "the noted", "the config", "the last moments"] {
-        run(&world).await;
-        assert_eq!(refused(&world, target(42)).await, 1_000, "{lost}");
-        like_by_keys(&world, target(42), 1_000, true).await;
-        let mut dropped = 1;
-        match lost {
-            "the bits" => redis.del(&filter).await.unwrap(),
-            "the noted" => redis.del(&added).await.unwrap(),
-            "the config" => {
-                dropped = 0;
-                redis.del(&config).await.unwrap()
-            }
-            _ => {
-                let sql = "UPDATE job_run SET report = JSON_SET(report, '$.mark.data_set', 1)";
-                sqlx::query(sql).execute(&world.pool).await.unwrap();
-            }
-        }
-        if lost != "the last moments" {
-            assert_eq!(refused(&world, target(42)).await, 0, "{lost}");
-        }
-        like_by_keys(&world, target(42), 1_001, true).await;
-        sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6)").execute(&world.pool).await.unwrap();
-        let report = run(&world).await;
-        assert_eq!((report.dropped, report.built), (dropped, 1), "{lost}");
-        // What was counted a moment ago is remembered, if it is not in MySQL yet.
-        assert_no_false_no(&world, target(42), (1..=30).chain([1_000, 1_001])).await;
-        let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
-        let () = redis.del(&recent).await.unwrap();
-        let () = redis.del(&[&filter, &config, &added]).await.unwrap();
-    }
-    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,20 @@
+-- Notes beside a target's filter that a user likes it, whom lua/like.lua counts without the filter's keys.
+--
+-- KEYS[1]  who likes the target and is not in its filter's bits yet
+-- KEYS[2]  the filter's config; left out while the slot of a Cluster is moving, and scripts of several keys can't run
+-- ARGV[1]  the user's id in decimal
+-- ARGV[2]  for how many seconds it stays where the target has no filter, and so nobody else was noted
+--
+-- Returns 1.
+
+local was_there = redis.call('SCARD', KEYS[1]) > 0
+local added = redis.call('SADD', KEYS[1], ARGV[1])
+local config = KEYS[2] and redis.call('HMGET', KEYS[2], 'size', 'building')
+if config and (config[1] or config[2]) then
+    redis.call('HINCRBY', KEYS[2], 'inserted', 1)
+    redis.call('HINCRBY', KEYS[2], 'waiting', added)
+    redis.call('PERSIST', KEYS[1])
+elseif not was_there then
+    redis.call('EXPIRE', KEYS[1], ARGV[2])
+end
+return 1

@@ -1,0 +1,144 @@
+//! What the tasks and the commands stand on, and one run of each job under its lock.
+
+use tokio_util::sync::CancellationToken;
+
+use crate::archiver::{self, Archiver, Restore, Scope};
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::config::{Config, ConfigError};
+use crate::filters::{self, Filters};
+use crate::job::{self, Job, Ran};
+use crate::model::Micros;
+use crate::reconciler::{self, Order, Reconciler};
+use crate::runtime::show::Show;
+use crate::store::Store;
+use crate::store::schema::Schema;
+use anyhow::Result;
+
+/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for the lease of each,
+/// one for the clock of snapshots, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 11;
+
+/// What the tasks stand on. Nothing is connected before it is used.
+#[derive(Clone)]
+pub struct Servers {
+    /// MySQL.
+    pub store: Store,
+    /// Redis.
+    pub cache: Cache,
+    /// RabbitMQ.
+    pub broker: Broker,
+    /// This process, for whoever finds a lock held by it: `host:pid`.
+    pub owner: String,
+}
+
+impl Servers {
+    /// As the configuration names them.
+    ///
+    /// # Errors
+    /// An address or a certificate can't be used.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        let connections = u32::from(config.amqp.partitions) + CONNECTIONS_FOR_JOBS;
+        // Not there where systemd hides it (ProcSubset=pid).
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
+        let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
+        Ok(Self {
+            store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
+            cache: Cache::new(&config.redis, &config.metrics).map_err(|error| wrong(error.into()))?,
+            broker: Broker::new(&config.amqp).map_err(wrong)?,
+            owner: format!("{}:{}", host.trim(), std::process::id()),
+        })
+    }
+
+    /// One reconcile, under the job's lock, shown to whoever it is.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn reconcile(
+        &self,
+        config: &Config,
+        order: &Order,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<reconciler::report::Report>> {
+        let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone())?;
+        let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
+    }
+
+    /// One archive, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn archive(
+        &self,
+        config: &Config,
+        scope: &Scope,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), to, stop).await })
+            .await
+    }
+
+    /// Snapshots of boards, under the same lock: of those in `scope`, or of all that are due.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn snapshot(
+        &self,
+        config: &Config,
+        scope: Option<&Scope>,
+        force: bool,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner };
+        let work = |run| async move { archiver.snapshot(run, scope, force, Micros::now(), to, stop).await };
+        job::run_once(&self.store, job, work).await
+    }
+
+    /// One period of a board is put back into Redis, under the same lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn restore(
+        &self,
+        config: &Config,
+        board: (&str, &str),
+        how: Restore,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<archiver::Report>> {
+        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archiver::JOB, mode: archiver::RESTORE_MODE, owner: &self.owner };
+        let work = |run| async move { archiver.restore(run, board, how, Micros::now(), to, stop).await };
+        job::run_once(&self.store, job, work).await
+    }
+
+    /// Bloom filters built and kept up, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn filters(&self, config: &Config, stop: &CancellationToken) -> Result<Ran<filters::report::Report>> {
+        let filters = Filters::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
+        let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
+    }
+
+    /// Whether MySQL has the schema that this version needs.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it hasn't; MySQL's.
+    pub async fn check_schema(&self) -> Result<()> {
+        let problem = match self.store.schema().await? {
+            Schema::Current => return Ok(()),
+            Schema::Behind(steps) => format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`"),
+            Schema::Ahead => "MySQL's schema was made by a newer tallyd: run that version".to_owned(),
+        };
+        Err(ConfigError(vec![problem]).into())
+    }
+}

@@ -1,0 +1,119 @@
+//! When a Bloom filter is trusted: what else could make it say a wrong "no".
+
+use redis::AsyncCommands;
+use tallyd::client::{Clicked, Client};
+use tallyd::model::UserId;
+
+use super::{BY_HAND, assert_no_false_no, keys, refused, run, seed};
+use crate::common::{World, eventually, stderr, target};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
+    let world = World::new("filters_same", BY_HAND).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    let client = Client::new(&world.config).unwrap();
+    // In MySQL the user likes it no longer; and that is taken back, because the confirm was lost.
+    let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    assert_eq!(run(&world).await.built, 1);
+    assert!(client.take_back(&unlike, &[]).await.unwrap());
+    let same = client.like(target(42), UserId(7), &[]).await.unwrap();
+    assert!(matches!(same, Clicked::Same { .. }), "{same:?}");
+    world.drained(&publisher).await;
+    let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+    let () = world.redis().await.del(&recent).await.unwrap();
+    assert_no_false_no(&world, target(42), 1..=30).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
+    let world = World::new("filters_lacking", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    run(&world).await;
+    assert_eq!(refused(&world, target(42)).await, 1_000);
+    // As producers do that don't pass its keys, or an import.
+    seed(&world, target(42), 1_001..=1_030).await;
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built), (1, 1));
+    assert_no_false_no(&world, target(42), (1..=30).chain(1_001..=1_030)).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
+    let world = World::new("filters_long", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    assert_eq!(run(&world).await.built, 1);
+    let execute = async |sql: &'static str| sqlx::query(sql).execute(&world.pool).await.unwrap();
+    // It was killed, after two hours; it was alive a moment ago.
+    execute(
+        "UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, outcome = NULL, report = NULL, \
+         heartbeat_at = NOW(6)",
+    )
+    .await;
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built, report.looked_at), (0, 0, 1), "all is looked at again, and trusted");
+    // Nothing ran for two hours.
+    execute("UPDATE job_run SET started_at = started_at - INTERVAL 2 HOUR, finished_at = NULL, heartbeat_at = NULL")
+        .await;
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built), (1, 1));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted() {
+    let mut world = World::new("filters_off_on", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    run(&world).await;
+    let asked = world.tallyd(&["rebuild-filters"]);
+    assert!(asked.status.success(), "{}", stderr(&asked));
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built), (1, 1));
+
+    world.set("");
+    let refused = world.tallyd(&["rebuild-filters"]);
+    assert!(stderr(&refused).contains("likes_min is 0"), "{}", stderr(&refused));
+    let daemon = world.daemon();
+    let forgotten = "SELECT COUNT(*) FROM job_run WHERE job = 'filters' AND checkpoint IS NOT NULL";
+    eventually("a daemon without filters forgets them", || async { world.count(forgotten).await == 0 }).await;
+    assert!(daemon.stop().success());
+    world.set(BY_HAND);
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built), (1, 1));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_that_are_counted_blindly_are_noted() {
+    let world = World::new("filters_blind", BY_HAND).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    run(&world).await;
+    let client = Client::new(&world.config).unwrap();
+    for user in 100..110 {
+        let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
+        client.publish(&counted).await.unwrap();
+    }
+    // One whose target has no filter is not noted for ever.
+    client.count(target(43), UserId(1), true, &[]).await.unwrap();
+    let left: i64 =
+        redis::cmd("TTL").arg(&keys(&world, target(43))[2]).query_async(&mut world.redis().await).await.unwrap();
+    assert!((1..=7 * 86_400).contains(&left), "{left}");
+    world.drained(&publisher).await;
+    assert_no_false_no(&world, target(42), (1..=30).chain(100..110)).await;
+    run(&world).await;
+    assert_no_false_no(&world, target(42), (1..=30).chain(100..110)).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
