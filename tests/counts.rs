@@ -141,6 +141,50 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
 }
 
 #[tokio::test]
+async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
+    let world = World::new("counts_together", METRICS).await;
+    let publisher = world.publisher().await;
+    let nearly = i64::MAX - (1 << 31) - 5;
+    let fill = format!(
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 1, 3, 0, {nearly}, NOW(6))"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(fill)).execute(&world.pool).await.unwrap();
+    let (at, most) = (Micros::now(), 1 << 31);
+    let bodies = [view(1, most, at, "a"), view(1, most, at, "b"), view(2, 7, at, "c")];
+    world.publish(&publisher, &bodies).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), nearly + most), ((2, 3), 7)]));
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database'").await, 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn an_event_is_known_by_its_id_its_number_and_its_second() {
+    let world = World::new("counts_known", METRICS).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let second = Micros::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
+    let at = |micros: i64| Micros(second + micros);
+    let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id"));
+    // The same event, within its second; another number and another target of one happening; and another event.
+    let bodies = [
+        view(1, 1, at(0), "id"),
+        view(1, 1, at(999_999), "id"),
+        comment,
+        view(2, 1, at(0), "id"),
+        view(1, 1, at(1_000_000), "id"),
+    ];
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 2), ((1, 4), 1), ((2, 3), 1)]));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
 async fn the_ledger_is_emptied_while_batches_are_written() {
     let world = World::new("counts_prune", &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
     let daemon = world.daemon();

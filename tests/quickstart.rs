@@ -79,7 +79,7 @@ fn documented_sql(world: &World, document: &str, heading: &str) -> String {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
     let block = section.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
-    block.replace("'tallyd", &format!("'{}", world.name)).replace("tally.*", &format!("{}.*", world.name))
+    block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
 }
 
 /// The line of a document that begins so, without the beginning.
@@ -199,9 +199,15 @@ async fn the_documented_rights_are_enough() {
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         stdout(&output)
     };
+    // A day of the ledger that is long over.
+    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16))";
+    sqlx::query(old).execute(&world.pool).await.unwrap();
     let daemon = world.daemon_with(&rights);
     daemon.logged("\"consuming\"").await;
+    daemon.logged("ledger-emptied").await;
     tallyd(&["check-config"]);
+    tallyd(&["show", "video:42"]);
+    tallyd(&["layout", "advise"]);
     tallyd(&["reconcile"]);
     let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");
     let producer_redis = logged_in(world.config.redis.url.expose(), &producer, "choose-another");
