@@ -9,6 +9,7 @@ mod crowd;
 mod failover;
 mod faults;
 mod filters;
+mod layouts;
 mod moving;
 mod nodes;
 mod truth;

@@ -1,0 +1,59 @@
+//! Counters move to more buckets, most of which are on another node than the former ones.
+
+use tallyd::client::Client;
+use tallyd::model::Metric;
+
+use super::Stage;
+use super::common::{Model, eventually, redis_likes, stderr, target};
+use super::crowd::{Crowd, TARGETS};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
+    let settings =
+        "[redis.also]\nbucket_bits = 7\n[reconcile]\nclock_skew_max = \"100ms\"\nrepair_targets_max_percent = 100\n";
+    let stage = Stage::new("cluster_moved", settings, &[]).await;
+    let migrate = async |proof: &str| {
+        eventually("the counters have moved", || async {
+            let moved = stage.world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]);
+            let said = stderr(&moved);
+            assert!(matches!(moved.status.code(), Some(0 | 75)), "{said}");
+            moved.status.success() && said.contains(proof)
+        })
+        .await;
+    };
+    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    eventually("something is counted", || async { crowd.counted() > 500 }).await;
+    migrate("has what MySQL has").await;
+    let counted = crowd.counted();
+    eventually("likes go on", || async { crowd.counted() > counted + 200 }).await;
+    let mut model = Model::default();
+    for counted in crowd.stop().await {
+        model.apply(&counted.unwrap().event);
+    }
+    stage.world.drained(&stage.publisher).await;
+    migrate("none differs").await;
+
+    let mut config = stage.nodes.api(&stage.world);
+    config.redis = config.redis.moved().unwrap();
+    let moved = Client::new(&config).unwrap();
+    let targets: Vec<_> = (1..=TARGETS).map(target).collect();
+    let counters = model.counters();
+    let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();
+    assert_eq!(redis_likes(&moved, &targets).await, expected);
+    assert_eq!(redis_likes(&stage.client, &targets).await, expected);
+
+    // Or nothing would have been shown: the two buckets of a target are on different nodes.
+    let (keys, also) =
+        (&stage.world.cache.keys, stage.world.cache.also(&stage.world.config.redis, &stage.world.config.metrics));
+    let also = also.unwrap().unwrap();
+    let mut apart = 0;
+    for target in &targets {
+        let places = [keys, &also.keys].map(|keys| keys.place("video", *target, Metric(1)).key);
+        apart += u32::from(stage.nodes.place_of(&places[0]).await != stage.nodes.place_of(&places[1]).await);
+    }
+    assert!(apart > 50, "{apart}");
+    stage.world.assert_equals(&model).await;
+    stage.is_exact("--full").await;
+    assert!(stage.daemon.stop().success());
+    stage.world.close().await;
+}
