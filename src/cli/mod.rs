@@ -1,6 +1,7 @@
 //! The commands: what each prints and how it exits.
 
 mod board;
+mod check;
 mod layout;
 
 use std::io::{IsTerminal, Write};
@@ -17,20 +18,18 @@ use crate::archiver::{Scope, ScopeError};
 use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
-use crate::cache::keys::KindNames;
-use crate::cache::space::LISTPACK_FIELDS;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::fence::NotNow;
 use crate::filters;
 use crate::job::Ran;
-use crate::model::{Micros, Target, TargetId};
+use crate::model::{Target, TargetId};
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, Order};
 use crate::runtime::show::Show;
-use crate::runtime::{log, schedule, shutdown, stack};
+use crate::runtime::{log, shutdown, stack};
 use crate::show;
 use crate::store::schema::MigrateError;
-use crate::store::{Fate, Store, StoreError};
+use crate::store::{Fate, StoreError};
 
 /// Done.
 pub const EXIT_DONE: u8 = 0;
@@ -146,12 +145,6 @@ struct ArchiveArgs {
     format: Format,
 }
 
-/// Fields that the largest of some million buckets of 122 has, about.
-const FIELDS_LIKELY: u64 = 190;
-
-/// Buckets of each kind whose fields are counted.
-const CHECKED_BUCKETS: u32 = 4_096;
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// For people.
@@ -204,7 +197,7 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::RebuildFilters) => rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
-            Some(Command::CheckConfig { offline }) => check_config(&config, offline).await,
+            Some(Command::CheckConfig { offline }) => check::check_config(&config, offline).await,
         }
     })
 }
@@ -283,94 +276,6 @@ async fn migrate(config: &Config) -> Result<u8> {
     };
     writeln!(std::io::stdout(), "{text}").context("print")?;
     Ok(EXIT_DONE)
-}
-
-async fn check_config(config: &Config, offline: bool) -> Result<u8> {
-    let mut out = std::io::stdout();
-    let servers = Servers::new(config)?;
-    let broker = &servers.broker;
-    writeln!(out, "RabbitMQ  {} (vhost \"{}\"), partitions: {}", config.amqp.url, broker.vhost(), broker.partitions())?;
-    writeln!(out, "MySQL     {}", config.mysql.url)?;
-    writeln!(out, "Redis     {}", config.redis.url)?;
-    for (what, cron) in [
-        ("changed", config.reconcile.changed_cron.as_str()),
-        ("full", &config.reconcile.full_cron),
-        ("scrub", &config.reconcile.scrub_cron),
-        ("archive", &config.archive.cron),
-        ("filters", config.filter.schedule()),
-    ] {
-        let next = match schedule::parse(cron) {
-            Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),
-            Err(_) => "never".to_owned(),
-        };
-        writeln!(out, "{what:<9} {next}")?;
-    }
-    for board in &config.boards {
-        writeln!(out, "board     {} by {:?}, {}", board.name, board.period, board.time_zone)?;
-    }
-    if !offline {
-        check_servers(config, &servers, &mut out).await?;
-    }
-    writeln!(out, "the configuration is valid")?;
-    Ok(EXIT_DONE)
-}
-
-async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
-    servers.broker.connect("check-config").await?;
-    writeln!(out, "RabbitMQ  answers")?;
-    servers.check_schema().await?;
-    let (version, warnings) = servers.store.durability().await?;
-    writeln!(out, "MySQL     answers: {version}, schema up to date")?;
-    for (name, store) in Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)? {
-        let error = store.stamp_seen(0).await.err();
-        store.close().await;
-        match error {
-            None => writeln!(out, "MySQL     the replica {name} answers")?,
-            Some(error) => return Err(anyhow::Error::from(error).context(format!("the replica {name}"))),
-        }
-    }
-    for warning in warnings {
-        writeln!(out, "MySQL     warning: {warning}")?;
-    }
-    servers.cache.ping().await?;
-    writeln!(out, "Redis     answers")?;
-    for policy in servers.cache.eviction_policies().await?.iter().filter(|policy| policy.starts_with("allkeys-")) {
-        writeln!(
-            out,
-            "Redis     warning: maxmemory-policy is {policy}, which takes counters and boards away when memory is short; set \
-             noeviction, or one that begins with volatile-"
-        )?;
-    }
-    check_buckets(config, servers, out).await
-}
-
-/// Past the server's limit a bucket takes ten times the room.
-async fn check_buckets(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
-    let Servers { cache, .. } = servers;
-    if !cache.is_packed() {
-        return Ok(());
-    }
-    let told = cache.listpack_fields().await;
-    let limit = told.unwrap_or(LISTPACK_FIELDS);
-    if limit < FIELDS_LIKELY {
-        writeln!(
-            out,
-            "Redis     warning: hash-max-listpack-entries is {limit}: a bucket holds some 122 targets, and now and then {FIELDS_LIKELY}; \
-             set 512"
-        )?;
-    }
-    for (_, kind) in KindNames::new(&config.kinds).all() {
-        let most = cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await?;
-        if most * 10 > limit * 8 {
-            let bits = config.redis.bucket_bits;
-            writeln!(
-                out,
-                "Redis     warning: a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room: raise \
-                 bucket_bits, which is {bits}, as docs/layouts.md says"
-            )?;
-        }
-    }
-    Ok(())
 }
 
 /// The report of a run that ended; says who holds the lock where another one runs.

@@ -20,6 +20,7 @@ use crate::runtime::fault;
 use crate::runtime::retry::Outage;
 use crate::store::ledger::Entry;
 use crate::store::likes::{self, Before, Counted, Difference, Pair, State};
+use crate::store::partitions::FenceOf;
 use crate::store::{Fate, Store, StoreError, jobs, ledger, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
@@ -264,10 +265,10 @@ impl Writer {
         }
         letters::keep_dead_letters(&mut tx, &batch.refused).await?;
         if let Some(fence) = batch.fence {
-            partitions::pass_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
+            partitions::pass_fence(&mut tx, FenceOf::Reconcile, self.partition, fence, jobs::run_of(fence)).await?;
         }
         if let Some(fence) = batch.filter_fence {
-            partitions::pass_filter_fence(&mut tx, self.partition, fence, jobs::run_of(fence)).await?;
+            partitions::pass_fence(&mut tx, FenceOf::Filters, self.partition, fence, jobs::run_of(fence)).await?;
         }
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.

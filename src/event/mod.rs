@@ -4,12 +4,14 @@
 //! A field's *shape* never fails the parse: every field is taken as a scalar, then judged by name, so that the
 //! reason says which field is wrong and what is allowed. The format is docs/events.md.
 
+mod encode;
 mod scalar;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
+pub use encode::{encode_count, encode_fence, encode_like};
 use scalar::Scalar;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -309,49 +311,6 @@ fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
     };
     let id = id(&raw.target_id, "target_id", Reason::TargetIdOutOfRange)?;
     Ok(Target { kind: Kind(*kind), id: TargetId(id) })
-}
-
-/// A fence's body. Sent straight to each partition's queue by a reconcile.
-pub fn encode_fence(number: u64) -> Vec<u8> {
-    format!("{{\"type\":\"fence\",\"fence\":{number}}}").into_bytes()
-}
-
-/// An event's body, as producers send it. `kind` is the name of the target's kind, `count` its number in Redis after the
-/// event, where that is known.
-pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8> {
-    let event_type = if event.liked { "like" } else { "unlike" };
-    // Ids as strings: JavaScript's numbers lose 64-bit integers.
-    let mut body = serde_json::json!({
-        "type": event_type,
-        "kind": kind,
-        "target_id": event.target.id.to_string(),
-        "user_id": event.user.to_string(),
-        "at": event.at.0,
-    });
-    if let (Some(count), Some(fields)) = (count, body.as_object_mut()) {
-        fields.insert("count".to_owned(), count.into());
-    }
-    body.to_string().into_bytes()
-}
-
-/// A count's body, as producers send it. `kind` and `metric` are names of the configuration.
-pub fn encode_count(
-    target_id: TargetId,
-    (kind, metric): (&str, &str),
-    delta: i64,
-    at: Micros,
-    event_id: &str,
-) -> Vec<u8> {
-    let body = serde_json::json!({
-        "type": "count",
-        "kind": kind,
-        "target_id": target_id.to_string(),
-        "metric": metric,
-        "delta": delta,
-        "event_id": event_id,
-        "at": at.0,
-    });
-    body.to_string().into_bytes()
 }
 
 fn refuse(reason: Reason, error: String) -> Refusal {

@@ -68,40 +68,42 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
+/// Whose fences: each kind has a column, or one run would take the other's for a sign that it was overtaken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceOf {
+    /// A reconcile's.
+    Reconcile,
+    /// Those of who builds filters.
+    Filters,
+}
+
 /// Notes that every event before the fence is committed with this transaction. A fence that no running job sent is
 /// ignored: whoever can publish could forge one.
 ///
 /// # Errors
 /// MySQL's.
-pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64, run: u64) -> Result<()> {
-    sqlx::query(
-        "UPDATE partition_owner SET fence = GREATEST(fence, ?) \
-         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)",
-    )
-    .bind(fence)
-    .bind(partition)
-    .bind(run)
-    .execute(connection)
-    .await
-    .tried("pass the fence")?;
-    Ok(())
-}
-
-/// The same for a fence of those who build filters.
-///
-/// # Errors
-/// MySQL's.
-pub async fn pass_filter_fence(connection: &mut MySqlConnection, partition: u16, fence: u64, run: u64) -> Result<()> {
-    sqlx::query(
-        "UPDATE partition_owner SET filter_fence = GREATEST(filter_fence, ?) \
-         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)",
-    )
-    .bind(fence)
-    .bind(partition)
-    .bind(run)
-    .execute(connection)
-    .await
-    .tried("pass the fence")?;
+pub async fn pass_fence(
+    connection: &mut MySqlConnection,
+    of: FenceOf,
+    partition: u16,
+    fence: u64,
+    run: u64,
+) -> Result<()> {
+    let column = match of {
+        FenceOf::Reconcile => "fence",
+        FenceOf::Filters => "filter_fence",
+    };
+    let sql = format!(
+        "UPDATE partition_owner SET {column} = GREATEST({column}, ?) \
+         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)"
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .bind(fence)
+        .bind(partition)
+        .bind(run)
+        .execute(connection)
+        .await
+        .tried("pass the fence")?;
     Ok(())
 }
 
