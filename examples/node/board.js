@@ -24,6 +24,11 @@ export function periodOf(length, instant, timeZone = 'UTC', weekStarts = 'monday
 
 export const boardKey = (name, period, keyPrefix = '') => `${keyPrefix}board:{${name}}:${period}`;
 
+// The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once.
+export function boardKeys(name, periods, instant, keyPrefix = '') {
+  return periods.map((period) => boardKey(name, periodOf(period, instant), keyPrefix));
+}
+
 // What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board lowBits is 0.
 export function pack(primary, low, lowBits) {
   if (!(low >= 0 && low < 2 ** lowBits && primary >= 0 && primary < 2 ** (SCORE_BITS - lowBits))) {

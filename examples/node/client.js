@@ -5,13 +5,17 @@
 
 import { createHash, randomUUID } from 'node:crypto';
 import { readFileSync } from 'node:fs';
+import { setTimeout as sleep } from 'node:timers/promises';
 import amqp from 'amqplib';
-import mysql from 'mysql2/promise';
-import { createClient } from 'redis';
+import { ClientOfflineError, createClient, ErrorReply } from 'redis';
+import { boardKeys } from './board.js';
+import { crc32 } from './crc32.js';
+import { Late, Rows, within } from './rows.js';
 
 const ID_MAX = 2n ** 63n - 1n;
 const AT_MAX = 253402300799999999n;
 const TRIES = 3;
+const PAUSE_MS = 100; // before the next try
 
 const script = (name) => {
   const text = readFileSync(new URL(`../../lua/${name}.lua`, import.meta.url), 'utf8');
@@ -20,6 +24,7 @@ const script = (name) => {
 const LIKE = script('like');
 const TAKE_BACK = script('take_back');
 const LIMIT = script('limit');
+const BOARD = script('board');
 
 // What must be as in tallyd's config.toml, and the servers' addresses.
 export const defaults = {
@@ -32,25 +37,31 @@ export const defaults = {
   like: 1, // [metrics] like
   metrics: ['view'], // the other names of [metrics]
   kinds: { video: 1, post: 2 }, // [kinds]
+  filters: false, // whether [filter] likes_min is set
+  board: '', // a [[board]] with the tie "member" that likes count on; empty is none
+  boardPeriods: ['total'], // period of each [[board]] of that name
   // These must be the same for all API servers.
   rememberedS: 120, // longer than an event takes into MySQL
   clicksMax: 0, // of a user in a window; 0 is any number
   windowMs: 60_000,
   // How long each server has to answer.
   timeoutMs: 5_000,
+  // For how long a MySQL that failed is not asked again: others need not wait for it, too.
+  mysqlRestMs: 5_000,
 };
 
-// ------------------------------------------------------------------ the contract: names and formats
-
-// The CRC-32 of zlib, PNG and Ethernet. From version 22.2 on, and in 20.15, Node has it as zlib.crc32.
-export function crc32(text) {
-  let crc = ~0;
-  for (const byte of Buffer.from(text)) {
-    crc ^= byte;
-    for (let bit = 0; bit < 8; bit += 1) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1;
+// tallyd would refuse the event, for the reason that is named: so it must not be counted.
+export class Refused extends RangeError {
+  constructor(reason, value) {
+    super(`${reason}: ${JSON.stringify(value)}`);
+    this.reason = reason;
   }
-  return ~crc >>> 0;
 }
+
+// Without waiting for the broker, which no longer answers.
+const destroy = ({ connection }) => connection.connection.stream.destroy();
+
+// ------------------------------------------------------------------ the contract: names and formats
 
 // The target's bucket, and who clicked lately in it. All three are in one slot of a Cluster.
 export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
@@ -58,6 +69,19 @@ export function keysOf({ keyPrefix, bucketBits }, kind, targetId) {
   const tag = `{${kind}:${bucket.toString(16)}}`;
   return [`${keyPrefix}c:${tag}`, `${keyPrefix}recent:${tag}`, `${keyPrefix}recent:${tag}:former`];
 }
+
+// What like.lua needs as well where there are Bloom filters: without it, the filter would not learn of a like.
+export function filterKeys(settings, kind, targetId) {
+  const [bucket] = keysOf(settings, kind, targetId);
+  const name = `${settings.keyPrefix}filter:${bucket.slice(bucket.indexOf('{'))}:${targetId}`;
+  return [bucket, name, `${name}:config`, `${name}:added`];
+}
+
+// Whether nobody has loaded the bucket, by its field `_`.
+export const isMissing = (loaded) => loaded === null;
+
+// The bucket's name in `tally:missing`: video:3a2f.
+export const missingName = (bucket) => bucket.slice(bucket.indexOf('{') + 1, -1);
 
 // The number in a bucket's answer to HMGET of `_` and the id; null where it is unknown, which is not zero.
 export function numberIn(loaded, value, place) {
@@ -68,37 +92,36 @@ export function numberIn(loaded, value, place) {
 }
 
 // Digits alone: no sign, no leading zero, so that one id has one spelling.
-export function anId(text) {
-  if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) {
-    throw new RangeError(`${JSON.stringify(text)} is no id: text, 1 to ${ID_MAX}`);
-  }
+export function anId(text, reason = 'target-id-out-of-range') {
+  if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) throw new Refused(reason, text);
   return text;
 }
 
 // As a number it is exact until the year 2255.
 function aTime(at) {
-  if (BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new RangeError(`${at} is no time`);
+  if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
   return Number(at);
 }
 
 // What is published. `at` is the script's text.
 export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
-  if (type !== 'like' && type !== 'unlike') throw new RangeError(`${type} is neither like nor unlike`);
-  if (!Object.hasOwn(kinds, kind)) throw new RangeError(`${kind} is not in [kinds]`);
-  const event = { type, kind, target_id: anId(targetId), user_id: anId(userId), at: aTime(at) };
+  if (type !== 'like' && type !== 'unlike') throw new Refused('unknown-type', type);
+  if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
+  const ids = { target_id: anId(targetId), user_id: anId(userId, 'user-id-out-of-range') };
+  const event = { type, kind, ...ids, at: aTime(at) };
   return count === null ? event : { ...event, count };
 }
 
 // The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it.
 export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, eventId, at) {
-  if (!Object.hasOwn(kinds, kind)) throw new RangeError(`${kind} is not in [kinds]`);
-  if (!metrics.includes(metric)) {
-    throw new RangeError(`${metric} is not in [metrics], or the number of likes, which follows from likes`);
-  }
-  if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new RangeError(`${delta} is too much`);
-  const characters = [...eventId].length;
-  if (characters < 1 || characters > 64) throw new RangeError(`${eventId} does not have 1 to 64 characters`);
-  return { type: 'count', kind, target_id: anId(targetId), metric, delta, event_id: eventId, at: aTime(at) };
+  if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
+  anId(targetId);
+  // Also the number of likes, which follows from likes.
+  if (!metrics.includes(metric)) throw new Refused('unknown-metric', metric);
+  if (!Number.isInteger(delta) || Math.abs(delta) > 2 ** 31) throw new Refused('delta-out-of-range', delta);
+  const characters = typeof eventId === 'string' ? [...eventId].length : 0;
+  if (characters < 1 || characters > 64) throw new Refused('event-id-out-of-range', eventId);
+  return { type: 'count', kind, target_id: targetId, metric, delta, event_id: eventId, at: aTime(at) };
 }
 
 // ------------------------------------------------------------------ the client
@@ -106,29 +129,26 @@ export function countEventOf({ kinds, metrics }, kind, targetId, metric, delta, 
 export class Client {
   #settings;
   #redis;
-  #mysql;
+  #connecting = null;
+  #rows;
   #publisher = null;
 
   constructor(settings = {}) {
     this.#settings = { ...defaults, ...settings };
-    const { redisUrl, mysqlUrl, timeoutMs } = this.#settings;
-    // What is called while there is no connection fails, and is not kept to run at some time later. What was under way when it
-    // broke fails, too, and is never sent again: it may have counted.
-    this.#redis = createClient({ url: redisUrl, disableOfflineQueue: true, socket: { connectTimeout: timeoutMs } });
-    this.#redis.on('error', (error) => console.error(`Redis: ${error.message}`));
-    // Connects when it is first asked.
-    const big = { supportBigNumbers: true, bigNumberStrings: true };
-    this.#mysql = mysql.createPool({ uri: mysqlUrl, connectionLimit: 10, connectTimeout: timeoutMs, ...big });
+    const { mysqlUrl, timeoutMs, mysqlRestMs } = this.#settings;
+    this.#redis = this.#newRedis();
+    this.#rows = new Rows(mysqlUrl, timeoutMs, mysqlRestMs);
   }
 
   async connect() {
     await this.#within(this.#redis.connect());
-    return this;
   }
 
   async close() {
     const publisher = await this.#publisher?.catch(() => null);
-    await Promise.allSettled([publisher?.connection.close(), this.#redis.close(), this.#mysql.end()]);
+    if (publisher) await this.#within(publisher.connection.close()).catch(() => destroy(publisher));
+    if (this.#redis.isOpen) this.#redis.destroy();
+    await this.#rows.end();
   }
 
   // The whole way of a like ('like') or an unlike ('unlike'). Gives { waitMs } where the user clicks too often; otherwise the event, and
@@ -140,20 +160,23 @@ export class Client {
     if (waitMs > 0) return { waitMs };
     const { changed, at, count } = await this.count(type, kind, targetId, userId);
     const event = eventOf(this.#settings, type, kind, targetId, userId, at, count);
+    const delta = type === 'like' ? 1 : -1;
+    if (changed) await this.#countOnBoard(event, delta);
     try {
       // Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
       await this.publish(event);
     } catch (error) {
-      if (changed) await this.takeBack(event);
+      // What fails here is no reason to hide why the event could not be published.
+      if (changed && (await this.takeBack(event).catch(() => false))) await this.#countOnBoard(event, -delta);
       throw error;
     }
     return { event, changed };
   }
 
-  // Changes another number than that of likes.
-  async add(kind, targetId, metric, delta) {
-    const at = String(Date.now() * 1_000);
-    const event = countEventOf(this.#settings, kind, targetId, metric, delta, randomUUID(), at);
+  // Changes another number than that of likes. Whoever does not get an answer sends it again with the same id and time, or publishes the
+  // `event` of the error.
+  async add(kind, targetId, metric, delta, eventId = randomUUID(), at = String(Date.now() * 1_000)) {
+    const event = countEventOf(this.#settings, kind, targetId, metric, delta, eventId, at);
     await this.publish(event);
     return event;
   }
@@ -161,9 +184,10 @@ export class Client {
   // Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must carry, and
   // the target's number, null where it is unknown.
   async count(type, kind, targetId, userId) {
-    const { like, rememberedS } = this.#settings;
-    const keys = keysOf(this.#settings, kind, targetId);
-    const ask = (known) => this.#call(LIKE, keys, [targetId, like, type, userId, rememberedS, known]);
+    const { like, rememberedS, filters } = this.#settings;
+    const keys = [...keysOf(this.#settings, kind, targetId), ...(filters ? filterKeys(this.#settings, kind, targetId) : [])];
+    const noBits = filters ? ['', ''] : [];
+    const ask = (known) => this.#callLike(keys, [targetId, like, type, userId, rememberedS, known, ...noBits]);
     let [result, at, count] = await ask('');
     if (result < 0) [result, at, count] = await ask(await this.#known(type, kind, targetId, userId));
     return { changed: result === 1, at, count: count ?? null };
@@ -176,14 +200,15 @@ export class Client {
     return (await this.#call(TAKE_BACK, keys, [targetId, this.#settings.like, type, userId, at])) === 1;
   }
 
-  // Returns once the broker has the event on disk, in a queue.
+  // Returns once the broker has the event on disk, in a queue. The error otherwise has the event, to be published again.
   async publish(event) {
     for (let tries = TRIES; ; tries -= 1) {
       try {
         return await this.#publishOnce(event);
       } catch (error) {
         // Perhaps it arrived. The same event again is harmless, counting again would not be.
-        if (tries === 1) throw error;
+        if (tries === 1) throw Object.assign(new Error(error.message, { cause: error }), { event });
+        await sleep(PAUSE_MS);
       }
     }
   }
@@ -196,10 +221,10 @@ export class Client {
     const answers = await this.#within(
       Promise.all(targetIds.map((id, place) => this.#redis.hmGet(buckets[place], ['_', id]))),
     );
-    const missing = buckets.filter((_, place) => answers[place][0] === null);
+    const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
-      // So that tallyd loads them at once: video:3a2f. Reading must not fail for it, for instance on a replica.
-      const names = [...new Set(missing)].map((bucket) => bucket.slice(bucket.indexOf('{') + 1, -1));
+      // So that tallyd loads them at once. Reading must not fail for it, for instance on a replica.
+      const names = [...new Set(missing)].map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}tally:missing`, names)).catch(() => {});
     }
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
@@ -237,6 +262,26 @@ export class Client {
     return isAllowed === 1 ? 0 : left;
   }
 
+  // The click counts also where its board fails. By the event's time: a click that is taken back leaves the periods that it came to.
+  async #countOnBoard(event, delta) {
+    const { board, boardPeriods, keyPrefix } = this.#settings;
+    if (!board) return;
+    const keys = boardKeys(board, boardPeriods, event.at / 1_000, keyPrefix);
+    await this.#call(BOARD, keys, [event.target_id, delta]).catch(() => {});
+  }
+
+  // Runs like.lua, and once more where its answer was lost: it knows the click, so it counts once.
+  async #callLike(keys, values) {
+    const redis = this.#redis;
+    try {
+      return await this.#call(LIKE, keys, values);
+    } catch (error) {
+      if (error instanceof ErrorReply || error instanceof ClientOfflineError) throw error;
+      await this.#connectAnew(redis);
+      return await this.#call(LIKE, keys, values);
+    }
+  }
+
   // Runs a script. What fails otherwise may have run.
   async #call({ text, sha1 }, keys, values) {
     const options = { keys, arguments: values.map(String) };
@@ -247,6 +292,24 @@ export class Client {
       // A new server, or SCRIPT FLUSH: nothing was done. EVAL also makes the script known again.
       return await this.#within(this.#redis.eval(text, options));
     }
+  }
+
+  #newRedis() {
+    const { redisUrl: url, timeoutMs: connectTimeout } = this.#settings;
+    // What is called while there is no connection fails, and is not kept to run at some time later. What was under way when it
+    // broke fails, too, and is never sent again by itself: it may have counted.
+    const redis = createClient({ url, disableOfflineQueue: true, socket: { connectTimeout } });
+    return redis.on('error', (error) => console.error(`Redis: ${error.message}`));
+  }
+
+  // In place of a connection that is late or broken: whatever waits on it would be, too. The first who finds it so connects for all.
+  async #connectAnew(redis) {
+    if (this.#redis === redis) {
+      if (redis.isOpen) redis.destroy();
+      this.#redis = this.#newRedis();
+      this.#connecting = this.#redis.connect();
+    }
+    await this.#within(this.#connecting);
   }
 
   // ---------------------------------------------------------------- RabbitMQ
@@ -265,8 +328,8 @@ export class Client {
         }),
       );
     } catch (error) {
-      // A connection that has failed once, or is late, is not trusted again.
-      this.#drop(publisher);
+      // A connection that is late is not trusted again; one that fails says so itself. A nack is of this event alone.
+      if (error instanceof Late) this.#drop(publisher);
       throw error;
     }
     // The broker sends back what no queue takes, and only then confirms it.
@@ -302,7 +365,7 @@ export class Client {
     if (publisher.dropped) return;
     publisher.dropped = true;
     this.#publisher = null;
-    publisher.connection.close().catch(() => {});
+    this.#within(publisher.connection.close()).catch(() => destroy(publisher));
   }
 
   // ---------------------------------------------------------------- MySQL
@@ -312,7 +375,7 @@ export class Client {
     try {
       return (await this.#likedInMysql(kind, userId, [targetId])).has(targetId) ? 'like' : 'unlike';
     } catch {
-      // MySQL is away. Better one that may count twice until a reconcile finds it than none.
+      // MySQL is away. Better one that may count twice until a full reconcile finds it than none.
       return type === 'like' ? 'unlike' : 'like';
     }
   }
@@ -328,15 +391,10 @@ export class Client {
   // The second value is a list of ids. As BigInt they stand in the statement digit by digit; as text MySQL might compare them as doubles.
   async #ask(sql, [kind, targetIds, last]) {
     if (targetIds.length === 0) return [];
-    const [rows] = await this.#within(this.#mysql.query(sql, [kind, targetIds.map(BigInt), last]));
-    return rows;
+    return this.#rows.query(sql, [kind, targetIds.map(BigInt), last]);
   }
 
   #within(promise) {
-    let timer;
-    const late = new Promise((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`no answer in ${this.#settings.timeoutMs} ms`)), this.#settings.timeoutMs);
-    });
-    return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+    return within(promise, this.#settings.timeoutMs);
   }
 }

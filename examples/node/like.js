@@ -4,7 +4,9 @@
 //     like.js [--unlike] KIND TARGET_ID USER_ID
 //     like.js --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
 //     like.js --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
-//     like.js --count METRIC=DELTA KIND TARGET_ID        another number than that of likes changes
+//     like.js --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
+//                                                        another number than that of likes changes; to send it again: the same ID and
+//                                                        MICROSECONDS, which it prints, also where it fails
 //
 // Needs Node 18 or later, and `npm ci` in this folder.
 
@@ -22,10 +24,13 @@ function settings() {
     keyPrefix: env.KEY_PREFIX ?? defaults.keyPrefix,
     bucketBits: Number(env.BUCKET_BITS ?? defaults.bucketBits),
     clicksMax: Number(env.CLICKS_MAX ?? defaults.clicksMax),
+    filters: env.FILTERS === '1',
+    board: env.BOARD ?? defaults.board,
+    boardPeriods: env.BOARD_PERIODS?.split(' ') ?? defaults.boardPeriods,
   };
 }
 
-async function run(client, { unlike, read, mysql, count, 'liked-by': user }, [kind, ...ids]) {
+async function run(client, { unlike, read, mysql, count, 'event-id': eventId, at, 'liked-by': user }, [kind, ...ids]) {
   if (read) {
     const numbers = await (mysql ? client.readOrAsk(kind, ids) : client.read(kind, ids));
     return numbers.map((number) => number ?? 'unknown').join('\n');
@@ -35,7 +40,7 @@ async function run(client, { unlike, read, mysql, count, 'liked-by': user }, [ki
   }
   if (count !== undefined) {
     const [metric, delta] = count.split('=');
-    return JSON.stringify(await client.add(kind, ids[0], metric, Number(delta)));
+    return JSON.stringify(await client.add(kind, ids[0], metric, Number(delta), eventId, at));
   }
   if (ids.length !== 2) throw new RangeError('a target and a user are needed');
   const { waitMs, event, changed } = await client.click(unlike ? 'unlike' : 'like', kind, ...ids);
@@ -45,16 +50,17 @@ async function run(client, { unlike, read, mysql, count, 'liked-by': user }, [ki
 
 const flag = { type: 'boolean', default: false };
 const text = { type: 'string' };
-const options = { unlike: flag, read: flag, mysql: flag, count: text, 'liked-by': text };
+const options = { unlike: flag, read: flag, mysql: flag, count: text, 'event-id': text, at: text, 'liked-by': text };
 const { values, positionals } = parseArgs({ options, allowPositionals: true });
 const client = new Client(settings());
 try {
   const [kind, ...ids] = positionals;
   if (!Object.hasOwn(defaults.kinds, kind ?? '')) throw new RangeError(`kind is ${kind}: see [kinds]`);
-  ids.forEach(anId);
+  ids.forEach((id) => anId(id));
   await client.connect();
   console.log(await run(client, values, positionals));
 } catch (error) {
+  if (error.event?.type === 'count') console.log(JSON.stringify(error.event));
   console.error(`like.js: ${error.message}`);
   process.exitCode = 1;
 } finally {

@@ -22,6 +22,11 @@ def board_key(name, period, key_prefix=""):
     return f"{key_prefix}board:{{{name}}}:{period}"
 
 
+def board_keys(name, periods, instant, key_prefix=""):
+    """The keys of a board's periods that the instant lies in: lua/board.lua adds to all of them at once."""
+    return [board_key(name, period_of(period, instant), key_prefix) for period in periods]
+
+
 def pack(primary, low, low_bits):
     """What lua/board.lua writes: two numbers in the 53 bits that a double holds exactly. Of a plain board low_bits is 0."""
     if not 0 <= low < 2**low_bits or not 0 <= primary < 2 ** (SCORE_BITS - low_bits):

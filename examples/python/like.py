@@ -4,7 +4,9 @@
     like.py [--unlike] KIND TARGET_ID USER_ID
     like.py --read [--mysql] KIND TARGET_ID...         numbers of likes; of what Redis doesn't know from MySQL
     like.py --liked-by USER_ID KIND TARGET_ID...       whether the user likes each
-    like.py --count METRIC=DELTA KIND TARGET_ID        another number than that of likes changes
+    like.py --count METRIC=DELTA [--event-id ID --at MICROSECONDS] KIND TARGET_ID
+                                                       another number than that of likes changes; to send it again: the same ID and
+                                                       MICROSECONDS, which it prints
 
 Needs redis-py, pika and PyMySQL; on Debian: apt-get install python3-redis python3-pika python3-pymysql.
 docs/clients.md explains each step.
@@ -18,7 +20,6 @@ import os
 import re
 import sys
 import time
-import urllib.parse
 import uuid
 import zlib
 from pathlib import Path
@@ -26,12 +27,13 @@ from pathlib import Path
 import pika
 import pymysql
 import redis
+from board import board_keys
+from rows import query
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
-MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
 # These must be as in tallyd's config.toml.
 EXCHANGE = os.environ.get("EXCHANGE", "tally.events")  # [amqp] prefix, then ".events"
 KEY_PREFIX = os.environ.get("KEY_PREFIX", "")  # [redis] key_prefix
@@ -39,6 +41,9 @@ BUCKET_BITS = int(os.environ.get("BUCKET_BITS", "13"))  # [redis] bucket_bits
 LIKE = 1  # [metrics] like
 METRICS = {"view"}  # the other names of [metrics]
 KINDS = {"video": 1, "post": 2}  # [kinds]
+FILTERS = os.environ.get("FILTERS", "0") == "1"  # whether [filter] likes_min is set
+BOARD = os.environ.get("BOARD", "")  # a [[board]] with the tie "member" that likes count on; empty is none
+BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of each [[board]] of that name
 # These must be the same for all API servers.
 REMEMBERED_S = 120  # longer than an event takes into MySQL
 CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 is any number
@@ -50,8 +55,25 @@ LUA = Path(__file__).resolve().parents[2] / "lua"
 LIKE_SCRIPT = (LUA / "like.lua").read_text()
 TAKE_BACK_SCRIPT = (LUA / "take_back.lua").read_text()
 LIMIT_SCRIPT = (LUA / "limit.lua").read_text()
+BOARD_SCRIPT = (LUA / "board.lua").read_text()
 
 # ------------------------------------------------------------------ the contract: names and formats
+
+
+class Refused(ValueError):
+    """tallyd would refuse the event, for the reason that is named: so it must not be counted."""
+
+    def __init__(self, reason, value):
+        super().__init__(f"{reason}: {value!r}")
+        self.reason = reason
+
+
+def an_id(value, reason="target-id-out-of-range"):
+    """The id as text. Digits alone: no sign, no leading zero, so that one id has one spelling."""
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not re.fullmatch("[1-9][0-9]{0,18}", text) or int(text) > 2**63 - 1:
+        raise Refused(reason, value)
+    return text
 
 
 def bucket_key(kind, target_id):
@@ -67,6 +89,13 @@ def keys(kind, target_id):
     return bucket, recent, f"{recent}:former"
 
 
+def filter_keys(kind, target_id):
+    """What like.lua needs as well where there are Bloom filters: without it, the filter would not learn of a like."""
+    bucket = bucket_key(kind, target_id)
+    name = f"{KEY_PREFIX}filter:{bucket[bucket.index('{'):]}:{target_id}"
+    return bucket, name, f"{name}:config", f"{name}:added"
+
+
 def number_in(loaded, value, place=LIKE):
     """The number in a bucket's answer to HMGET of `_` and the id; None where it is unknown, which is not zero."""
     if loaded is None or loaded.startswith(b"~"):
@@ -78,26 +107,31 @@ def number_in(loaded, value, place=LIKE):
         return None
 
 
-def an_id(text):
-    """Digits alone: no sign, no leading zero, so that one id has one spelling."""
-    if not re.fullmatch("[1-9][0-9]{0,18}", text) or int(text) > 2**63 - 1:
-        raise ValueError(f"{text!r} is no id: 1 to {2**63 - 1}")
-    return text
+def is_missing(loaded):
+    """Whether nobody has loaded the bucket, by its field `_`."""
+    return loaded is None
+
+
+def missing_name(bucket):
+    """The bucket's name in `tally:missing`: video:3a2f."""
+    return bucket[bucket.index("{") + 1 : -1]
 
 
 def a_time(at):
-    if not 1 <= int(at) <= 253402300799999999:
-        raise ValueError(f"{at} is no time")
-    return int(at)
+    text = str(at) if type(at) is int else at
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{1,18}", text) or not 1 <= int(text) <= 253402300799999999:
+        raise Refused("at-out-of-range", at)
+    return int(text)
 
 
 def event_of(event_type, kind, target_id, user_id, at, number=None):
     """What is published. Ids as text: not every language's numbers hold 64 bits."""
     if event_type not in ("like", "unlike"):
-        raise ValueError(f"{event_type!r} is neither like nor unlike")
+        raise Refused("unknown-type", event_type)
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is not in [kinds]")
-    event = {"type": event_type, "kind": kind, "target_id": an_id(target_id), "user_id": an_id(user_id), "at": a_time(at)}
+        raise Refused("unknown-kind", kind)
+    ids = {"target_id": an_id(target_id), "user_id": an_id(user_id, "user-id-out-of-range")}
+    event = {"type": event_type, "kind": kind, **ids, "at": a_time(at)}
     if number is not None:
         event["count"] = number
     return event
@@ -106,15 +140,18 @@ def event_of(event_type, kind, target_id, user_id, at, number=None):
 def count_event_of(kind, target_id, metric, delta, event_id, at):
     """The change of another number. To be sent again as it is: by `event_id` and `at` tallyd knows it."""
     if kind not in KINDS:
-        raise ValueError(f"{kind!r} is not in [kinds]")
+        raise Refused("unknown-kind", kind)
+    target_id = an_id(target_id)
     if metric not in METRICS:
-        raise ValueError(f"{metric!r} is not in [metrics], or the number of likes, which follows from likes")
-    if not -(2**31) <= delta <= 2**31:
-        raise ValueError(f"{delta} is too much")
-    if not 1 <= len(event_id) <= 64:
-        raise ValueError(f"{event_id!r} does not have 1 to 64 characters")
-    event = {"type": "count", "kind": kind, "target_id": an_id(target_id)}
-    return {**event, "metric": metric, "delta": delta, "event_id": event_id, "at": a_time(at)}
+        # Also the number of likes, which follows from likes.
+        raise Refused("unknown-metric", metric)
+    # Not 1.0 and not True, of which JSON makes something else.
+    if type(delta) is not int or not -(2**31) <= delta <= 2**31:
+        raise Refused("delta-out-of-range", delta)
+    if not isinstance(event_id, str) or not 1 <= len(event_id) <= 64:
+        raise Refused("event-id-out-of-range", event_id)
+    event = {"type": "count", "kind": kind, "target_id": target_id, "metric": metric, "delta": delta}
+    return {**event, "event_id": event_id, "at": a_time(at)}
 
 
 # ------------------------------------------------------------------ Redis: counting
@@ -138,22 +175,34 @@ def wait_ms(server, user_id):
     """How long the user must wait; 0 where the click is allowed."""
     if CLICKS_MAX == 0:
         return 0
-    is_allowed, left = call(server, LIMIT_SCRIPT, 1, f"{KEY_PREFIX}limit:{{{user_id}}}", CLICKS_MAX, WINDOW_MS)
+    key = f"{KEY_PREFIX}limit:{{{an_id(user_id, 'user-id-out-of-range')}}}"
+    is_allowed, left = call(server, LIMIT_SCRIPT, 1, key, CLICKS_MAX, WINDOW_MS)
     return 0 if is_allowed else left
+
+
+def call_like(server, *arguments):
+    """Runs like.lua, and once more where its answer was lost: it knows the click, so it counts once."""
+    try:
+        return call(server, LIKE_SCRIPT, *arguments)
+    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+        return call(server, LIKE_SCRIPT, *arguments)
 
 
 def count(server, event_type, kind, target_id, user_id):
     """Counts a click in Redis if it changes what the user likes: says whether it does. Gives `at`, which the event must
     carry, and the target's number, None where it is unknown."""
-    arguments = (3, *keys(kind, target_id), target_id, LIKE, event_type, user_id, REMEMBERED_S)
-    result, *rest = call(server, LIKE_SCRIPT, *arguments, "")
+    target_id, user_id = an_id(target_id), an_id(user_id, "user-id-out-of-range")
+    where = keys(kind, target_id) + (filter_keys(kind, target_id) if FILTERS else ())
+    no_bits = ("", "") if FILTERS else ()
+    click = (len(where), *where, target_id, LIKE, event_type, user_id, REMEMBERED_S)
+    result, *rest = call_like(server, *click, "", *no_bits)
     if result < 0:
         try:
             known = "like" if target_id in liked_in_mysql(kind, user_id, [target_id]) else "unlike"
         except pymysql.MySQLError:
-            # Better one that may count twice until a reconcile finds it than none.
+            # Better one that may count twice until a full reconcile finds it than none.
             known = "unlike" if event_type == "like" else "like"
-        result, *rest = call(server, LIKE_SCRIPT, *arguments, known)
+        result, *rest = call_like(server, *click, known, *no_bits)
     at, number = rest
     return result == 1, int(at), number
 
@@ -165,29 +214,49 @@ def take_back(server, event):
     return call(server, TAKE_BACK_SCRIPT, 3, *keys(kind, target_id), *arguments) == 1
 
 
+def count_on_board(server, event, delta):
+    """The click counts also where its board fails."""
+    if BOARD:
+        # By the event's time: a click that is taken back leaves the periods that it came to.
+        boards = board_keys(BOARD, BOARD_PERIODS, event["at"] // 1_000_000, KEY_PREFIX)
+        with contextlib.suppress(redis.exceptions.RedisError):
+            call(server, BOARD_SCRIPT, len(boards), *boards, event["target_id"], delta)
+
+
 # ------------------------------------------------------------------ RabbitMQ: publishing
+
+
+@contextlib.contextmanager
+def channel_to_publish():
+    parameters = pika.URLParameters(AMQP_URL)
+    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = TIMEOUT_S
+    parameters.connection_attempts = 1
+    connection = pika.BlockingConnection(parameters)
+    # pika itself waits for a confirm for ever. This ends whatever waits then, as pika's own heartbeat would.
+    late = pika.exceptions.AMQPConnectionError(f"no answer in {TIMEOUT_S} s")
+    connection._impl.ioloop.call_later(TIMEOUT_S, lambda: connection._impl._terminate_stream(late))
+    try:
+        yield connection.channel()
+    finally:
+        # Whatever came before counts: a confirm, or an error.
+        with contextlib.suppress(pika.exceptions.AMQPError):
+            connection.close()
 
 
 def publish(event, tries=3):
     """Returns once the broker has the event on disk, in a queue. A real server keeps its connection."""
-    parameters = pika.URLParameters(AMQP_URL)
-    parameters.blocked_connection_timeout = TIMEOUT_S
     while True:
         tries -= 1
         try:
-            connection = pika.BlockingConnection(parameters)
-            channel = connection.channel()
-            channel.confirm_delivery()
-            channel.basic_publish(
-                exchange=EXCHANGE,
-                routing_key=event.get("user_id", event["target_id"]),
-                body=json.dumps(event).encode(),
-                properties=pika.BasicProperties(content_type="application/json", delivery_mode=2),
-                mandatory=True,
-            )
-            with contextlib.suppress(pika.exceptions.AMQPError):
-                connection.close()
-            return
+            with channel_to_publish() as channel:
+                channel.confirm_delivery()
+                return channel.basic_publish(
+                    exchange=EXCHANGE,
+                    routing_key=event.get("user_id", event["target_id"]),
+                    body=json.dumps(event).encode(),
+                    properties=pika.BasicProperties(content_type="application/json", delivery_mode=2),
+                    mandatory=True,
+                )
         except (pika.exceptions.AMQPConnectionError, pika.exceptions.NackError, OSError):
             # Perhaps it arrived. The same event again is harmless, counting again would not be.
             if tries == 0:
@@ -200,12 +269,17 @@ def click(server, event_type, kind, target_id, user_id):
     event_of(event_type, kind, target_id, user_id, 1)
     changed, at, number = count(server, event_type, kind, target_id, user_id)
     event = event_of(event_type, kind, target_id, user_id, at, number)
+    delta = 1 if event_type == "like" else -1
+    if changed:
+        count_on_board(server, event, delta)
     try:
         # Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
         publish(event)
     except (pika.exceptions.AMQPError, OSError):
-        if changed:
-            take_back(server, event)
+        # What fails here is no reason to hide why the event could not be published.
+        with contextlib.suppress(redis.exceptions.RedisError):
+            if changed and take_back(server, event):
+                count_on_board(server, event, -delta)
         raise
     return event, changed
 
@@ -215,13 +289,13 @@ def click(server, event_type, kind, target_id, user_id):
 
 def read(server, kind, target_ids):
     """The targets' likes, in one round trip; None where Redis does not know them: then ask MySQL."""
-    buckets = [bucket_key(kind, target_id) for target_id in target_ids]
+    buckets = [bucket_key(kind, an_id(target_id)) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for bucket, target_id in zip(buckets, target_ids):
         pipeline.hmget(bucket, "_", target_id)
     answers = pipeline.execute()
-    # So that tallyd loads them at once: video:3a2f.
-    missing = {bucket[bucket.index("{") + 1 : -1] for bucket, (loaded, _) in zip(buckets, answers) if loaded is None}
+    # So that tallyd loads them at once.
+    missing = {missing_name(bucket) for bucket, (loaded, _) in zip(buckets, answers) if is_missing(loaded)}
     if missing:
         # Reading must not fail for it, for instance on a replica.
         with contextlib.suppress(redis.exceptions.RedisError):
@@ -231,6 +305,7 @@ def read(server, kind, target_ids):
 
 def read_or_ask(server, kind, target_ids):
     """The same, with MySQL's number where Redis does not know it. It lacks what is still on the way."""
+    target_ids = [an_id(target_id) for target_id in target_ids]
     numbers = read(server, kind, target_ids)
     unknown = [target_id for target_id, number in zip(target_ids, numbers) if number is None]
     in_mysql = likes_in_mysql(kind, unknown)
@@ -239,6 +314,7 @@ def read_or_ask(server, kind, target_ids):
 
 def liked(server, kind, user_id, target_ids):
     """Whether the user likes each target: by the clicks of the last minutes, and for the rest by MySQL."""
+    user_id, target_ids = an_id(user_id, "user-id-out-of-range"), [an_id(target_id) for target_id in target_ids]
     pipeline = server.pipeline(transaction=False)
     for target_id in target_ids:
         for key in keys(kind, target_id)[1:]:
@@ -251,22 +327,6 @@ def liked(server, kind, user_id, target_ids):
 
 
 # ------------------------------------------------------------------ MySQL: what Redis does not know
-
-
-def query(sql, *values):
-    url = urllib.parse.urlsplit(MYSQL_URL)
-    connection = pymysql.connect(
-        host=url.hostname,
-        port=url.port or 3306,
-        user=urllib.parse.unquote(url.username or ""),
-        password=urllib.parse.unquote(url.password or ""),
-        database=url.path.lstrip("/"),
-        connect_timeout=TIMEOUT_S,
-        read_timeout=TIMEOUT_S,
-    )
-    with connection, connection.cursor() as cursor:
-        cursor.execute(sql, values)
-        return cursor.fetchall()
 
 
 def liked_in_mysql(kind, user_id, target_ids):
@@ -292,7 +352,7 @@ def likes_in_mysql(kind, target_ids):
         [int(target_id) for target_id in target_ids],
         LIKE,
     )
-    return dict.fromkeys(target_ids, 0) | {str(target_id): int(number) for target_id, number in rows}
+    return dict.fromkeys(map(an_id, target_ids), 0) | {str(target_id): int(number) for target_id, number in rows}
 
 
 # ------------------------------------------------------------------ the command
@@ -305,6 +365,8 @@ def main():
     parser.add_argument("--mysql", action="store_true", help="with --read: ask MySQL for what Redis does not know")
     parser.add_argument("--liked-by", metavar="USER_ID", type=an_id, help="print whether the user likes each target instead")
     parser.add_argument("--count", metavar="METRIC=DELTA", help="another number than that of likes changes")
+    parser.add_argument("--event-id", default=str(uuid.uuid4()), help="with --count: of the event that is sent again")
+    parser.add_argument("--at", type=a_time, default=time.time_ns() // 1_000, help="with --count: the same, in microseconds")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("ids", metavar="ID", type=an_id, nargs="+")
     arguments = parser.parse_args()
@@ -320,11 +382,10 @@ def main():
         return
     if arguments.count:
         metric, delta = arguments.count.split("=")
-        at = time.time_ns() // 1_000
-        event = count_event_of(arguments.kind, arguments.ids[0], metric, int(delta), str(uuid.uuid4()), at)
-        publish(event)
-        print(json.dumps(event))
-        return
+        event = count_event_of(arguments.kind, arguments.ids[0], metric, int(delta), arguments.event_id, arguments.at)
+        # Before it is published: whoever must send it again needs it.
+        print(json.dumps(event), flush=True)
+        return publish(event)
     if len(arguments.ids) != 2:
         parser.error("a target and a user are needed")
     target_id, user_id = arguments.ids

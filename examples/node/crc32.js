@@ -1,0 +1,9 @@
+// The CRC-32 of zlib, PNG and Ethernet. From version 22.2 on, and in 20.15, Node has it as zlib.crc32.
+export function crc32(text) {
+  let crc = ~0;
+  for (const byte of Buffer.from(text)) {
+    crc ^= byte;
+    for (let bit = 0; bit < 8; bit += 1) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1;
+  }
+  return ~crc >>> 0;
+}

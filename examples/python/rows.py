@@ -1,0 +1,40 @@
+"""Asks MySQL, with an end to every wait."""
+
+import os
+import time
+import urllib.parse
+
+import pymysql
+
+MYSQL_URL = os.environ.get("MYSQL_URL", "mysql://root@127.0.0.1:3306/tally")  # the primary server
+TIMEOUT_S = 5
+# For how long a MySQL that failed is not asked again: others need not wait for it, too.
+REST_S = 5
+
+rests_until = 0.0
+
+
+def query(sql, *values):
+    """The rows."""
+    global rests_until
+    if time.monotonic() < rests_until:
+        raise pymysql.OperationalError("MySQL failed a moment ago, and is not asked")
+    url = urllib.parse.urlsplit(MYSQL_URL)
+    try:
+        connection = pymysql.connect(
+            host=url.hostname,
+            port=url.port or 3306,
+            user=urllib.parse.unquote(url.username or ""),
+            password=urllib.parse.unquote(url.password or ""),
+            database=url.path.lstrip("/"),
+            connect_timeout=TIMEOUT_S,
+            read_timeout=TIMEOUT_S,
+            write_timeout=TIMEOUT_S,
+        )
+        # Closed also where the answer is late.
+        with connection, connection.cursor() as cursor:
+            cursor.execute(sql, values)
+            return cursor.fetchall()
+    except pymysql.OperationalError:
+        rests_until = time.monotonic() + REST_S
+        raise
