@@ -58,8 +58,8 @@ export class Refused extends RangeError {
   }
 }
 
-// Without waiting for the broker, which no longer answers.
-const destroy = ({ connection }) => connection.connection.stream.destroy();
+// Without a word to the broker, which no longer answers. amqplib takes it as a lost connection.
+const destroy = ({ connection }, error) => connection.connection.stream.destroy(error);
 
 // ------------------------------------------------------------------ the contract: names and formats
 
@@ -107,8 +107,7 @@ function aTime(at) {
 export function eventOf({ kinds }, type, kind, targetId, userId, at, count = null) {
   if (type !== 'like' && type !== 'unlike') throw new Refused('unknown-type', type);
   if (!Object.hasOwn(kinds, kind)) throw new Refused('unknown-kind', kind);
-  const ids = { target_id: anId(targetId), user_id: anId(userId, 'user-id-out-of-range') };
-  const event = { type, kind, ...ids, at: aTime(at) };
+  const event = { type, kind, target_id: anId(targetId), user_id: anId(userId, 'user-id-out-of-range'), at: aTime(at) };
   return count === null ? event : { ...event, count };
 }
 
@@ -146,7 +145,7 @@ export class Client {
 
   async close() {
     const publisher = await this.#publisher?.catch(() => null);
-    if (publisher) await this.#within(publisher.connection.close()).catch(() => destroy(publisher));
+    if (publisher) await this.#within(publisher.connection.close()).catch((error) => destroy(publisher, error));
     if (this.#redis.isOpen) this.#redis.destroy();
     await this.#rows.end();
   }
@@ -166,7 +165,7 @@ export class Client {
       // Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
       await this.publish(event);
     } catch (error) {
-      // What fails here is no reason to hide why the event could not be published.
+      // What fails here must not hide why the event could not be published.
       if (changed && (await this.takeBack(event).catch(() => false))) await this.#countOnBoard(event, -delta);
       throw error;
     }
@@ -224,7 +223,7 @@ export class Client {
     const missing = buckets.filter((_, place) => isMissing(answers[place][0]));
     if (missing.length > 0) {
       // So that tallyd loads them at once. Reading must not fail for it, for instance on a replica.
-      const names = [...new Set(missing)].map(missingName);
+      const names = missing.map(missingName);
       await this.#within(this.#redis.sAdd(`${keyPrefix}tally:missing`, names)).catch(() => {});
     }
     return answers.map(([loaded, value]) => numberIn(loaded, value, like));
@@ -329,7 +328,7 @@ export class Client {
       );
     } catch (error) {
       // A connection that is late is not trusted again; one that fails says so itself. A nack is of this event alone.
-      if (error instanceof Late) this.#drop(publisher);
+      if (error instanceof Late) destroy(publisher, error);
       throw error;
     }
     // The broker sends back what no queue takes, and only then confirms it.
@@ -353,7 +352,7 @@ export class Client {
     const failed = (error) => (publisher.reason = error);
     connection.on('error', failed).on('close', () => this.#drop(publisher));
     publisher.channel = await this.#within(connection.createConfirmChannel()).catch((error) => {
-      this.#drop(publisher);
+      destroy(publisher, error);
       throw error;
     });
     publisher.channel.on('error', failed).on('close', () => this.#drop(publisher));
@@ -365,7 +364,7 @@ export class Client {
     if (publisher.dropped) return;
     publisher.dropped = true;
     this.#publisher = null;
-    this.#within(publisher.connection.close()).catch(() => destroy(publisher));
+    this.#within(publisher.connection.close()).catch((error) => destroy(publisher, error));
   }
 
   // ---------------------------------------------------------------- MySQL

@@ -28,9 +28,10 @@ import pika
 import pymysql
 import redis
 from board import board_keys
-from rows import query
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from rows import query
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2f")
@@ -48,8 +49,7 @@ BOARD_PERIODS = os.environ.get("BOARD_PERIODS", "total").split()  # period of ea
 REMEMBERED_S = 120  # longer than an event takes into MySQL
 CLICKS_MAX = int(os.environ.get("CLICKS_MAX", "0"))  # of a user in a window; 0 is any number
 WINDOW_MS = 60_000
-# How long each server has to answer.
-TIMEOUT_S = 5
+TIMEOUT_S = 5  # that each server has to answer
 
 LUA = Path(__file__).resolve().parents[2] / "lua"
 LIKE_SCRIPT = (LUA / "like.lua").read_text()
@@ -257,7 +257,7 @@ def publish(event, tries=3):
                     properties=pika.BasicProperties(content_type="application/json", delivery_mode=2),
                     mandatory=True,
                 )
-        except (pika.exceptions.AMQPConnectionError, pika.exceptions.NackError, OSError):
+        except (pika.exceptions.AMQPConnectionError, AMQPConnectorException, pika.exceptions.NackError, OSError):
             # Perhaps it arrived. The same event again is harmless, counting again would not be.
             if tries == 0:
                 raise
@@ -275,8 +275,8 @@ def click(server, event_type, kind, target_id, user_id):
     try:
         # Even if nothing changed: perhaps nobody has published the user's last click, and twice is harmless.
         publish(event)
-    except (pika.exceptions.AMQPError, OSError):
-        # What fails here is no reason to hide why the event could not be published.
+    except Exception:
+        # What fails here must not hide why the event could not be published.
         with contextlib.suppress(redis.exceptions.RedisError):
             if changed and take_back(server, event):
                 count_on_board(server, event, -delta)
