@@ -6,11 +6,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use redis::AsyncCommands;
 use serde_json::Value;
 use sqlx::Row;
 use tallyd::model::Target;
 
 use super::common::{World, stderr, stdout, target};
+
+/// The board that clicks count on.
+pub const BOARD: &str = "clicked";
 
 /// A client under examples/.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,40 +37,81 @@ impl Example {
     /// A command of the example, without its arguments.
     pub fn command(self, script: &str) -> Command {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut command = self.interpreter();
         match self {
-            Self::Python => {
-                // Debian's own Python, which sees Debian's packages.
-                let debian = Path::new("/usr/bin/python3");
-                let mut command = Command::new(if debian.exists() { debian } else { Path::new("python3") });
-                command.env("PYTHONDONTWRITEBYTECODE", "1");
-                command.arg(root.join("examples/python").join(script).with_extension("py"));
-                command
-            }
+            Self::Python => command.arg(root.join("examples/python").join(script).with_extension("py")),
             Self::Node => {
                 let installed = root.join("target/clients");
                 assert!(installed.join("node_modules").exists(), "what examples/node needs is missing: run dev/test");
-                let mut command = Command::new("node");
-                // The sources are linked to there, beside their libraries.
-                command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
-                command.arg(installed.join("examples/node").join(script).with_extension("js"));
-                command
+                command.arg(installed.join("examples/node").join(script).with_extension("js"))
             }
-        }
+        };
+        command
     }
 
     /// Runs it against the world's servers, or with other settings.
     pub fn run(self, world: &World, settings: &[(&str, &str)], arguments: &[&str]) -> Output {
-        self.command("like")
-            .args(arguments)
+        Self::for_world(self.command("like").args(arguments), world).envs(settings.iter().copied()).output().unwrap()
+    }
+
+    fn for_world<'a>(command: &'a mut Command, world: &World) -> &'a mut Command {
+        command
             .env("REDIS_URL", world.config.redis.url.expose())
             .env("AMQP_URL", world.config.amqp.url.expose())
             .env("MYSQL_URL", world.config.mysql.url.expose())
             .env("EXCHANGE", world.broker.exchange())
             .env("KEY_PREFIX", &world.config.redis.key_prefix)
             .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())
-            .envs(settings.iter().copied())
-            .output()
-            .unwrap()
+            .env("BOARD", BOARD)
+            .env("BOARD_PERIODS", "week total")
+    }
+
+    /// A program of its own that uses the client's functions: `server` in Python, `client` in Node. What it prints.
+    pub fn program(self, world: &World, settings: &[(&str, &str)], text: &str) -> String {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut command = match self {
+            Self::Python => {
+                let mut command = self.interpreter();
+                command.env("PYTHONPATH", root.join("examples/python"));
+                command
+                    .args(["-c", &format!("import like, pika, pymysql, redis, time\nserver = like.connect()\n{text}")]);
+                command
+            }
+            Self::Node => {
+                let client = root.join("target/clients/examples/node/client.js");
+                let opening = format!(
+                    "import {{ Client, defaults, Refused }} from {client:?};
+                     const {{ env }} = process;
+                     const client = new Client({{ redisUrl: env.REDIS_URL, amqpUrl: env.AMQP_URL, mysqlUrl: env.MYSQL_URL,
+                       exchange: env.EXCHANGE, keyPrefix: env.KEY_PREFIX, bucketBits: Number(env.BUCKET_BITS) }});
+                     await client.connect();"
+                );
+                let mut command = self.interpreter();
+                command.args(["--input-type=module", "-e", &format!("{opening}\n{text}\nawait client.close();")]);
+                command
+            }
+        };
+        let output = Self::for_world(&mut command, world).envs(settings.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{self:?}: {}", stderr(&output));
+        stdout(&output)
+    }
+
+    fn interpreter(self) -> Command {
+        match self {
+            Self::Python => {
+                // Debian's own Python, which sees Debian's packages.
+                let debian = Path::new("/usr/bin/python3");
+                let mut command = Command::new(if debian.exists() { debian } else { Path::new("python3") });
+                command.env("PYTHONDONTWRITEBYTECODE", "1");
+                command
+            }
+            Self::Node => {
+                let mut command = Command::new("node");
+                // The sources are linked to beside their libraries.
+                command.args(["--preserve-symlinks", "--preserve-symlinks-main"]);
+                command
+            }
+        }
     }
 
     /// What it prints, line by line.
@@ -93,6 +138,19 @@ impl Example {
 /// Whether the click changed something, and the number after it.
 pub fn outcome(event: &Value) -> (bool, Option<i64>) {
     (event["changed"].as_bool().unwrap(), event["count"].as_i64())
+}
+
+/// What the target has on the board, in the week and in total.
+pub async fn on_board(world: &World, id: u64) -> [Option<i64>; 2] {
+    let mut redis = world.redis().await;
+    let mut keys: Vec<String> = redis.keys(format!("{}:board:{{{BOARD}}}:*", world.name)).await.unwrap();
+    keys.sort();
+    let mut scores = [None; 2];
+    for key in keys {
+        let place = usize::from(key.ends_with(":total"));
+        scores[place] = redis.zscore(key, id).await.unwrap();
+    }
+    scores
 }
 
 /// Counters in Redis, counters in MySQL and like records, without those that are zero.

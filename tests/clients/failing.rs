@@ -1,15 +1,25 @@
-//! What clients do when something fails: nothing is counted that is not published.
+//! What clients do when something fails: nothing is counted that is not published, and nothing is waited for without an end.
+
+use std::time::{Duration, Instant};
 
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use redis::AsyncCommands;
 
 use super::common::{World, eventually, target};
-use super::example::{Example, outcome, three_truths};
+use super::example::{Example, on_board, outcome, three_truths};
+use super::stalling::{Stall, Stalling};
+
+/// How long the clients give each server.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// What a loaded machine may need beside that.
+const SLACK: Duration = Duration::from_secs(20);
+const ALL: usize = usize::MAX;
 
 /// Neither a number nor a click is left of it.
 async fn assert_taken_back(example: Example, world: &World) {
     assert_eq!(world.redis_counters().await.get(&target(42)), None, "{example:?}");
+    assert_eq!(on_board(world, 42).await, [None; 2], "{example:?}");
     assert_eq!(example.lines(world, &["--liked-by", "7", "video", "42"]), ["no"]);
 }
 
@@ -54,6 +64,7 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         daemon.logged("\"consuming\"").await;
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
+        assert_eq!(on_board(&world, 42).await, [Some(1); 2]);
         eventually("all three say the same", || async {
             three_truths(&world).await.iter().all(|numbers| numbers.get(&target(42)) == Some(&1))
         })
@@ -94,4 +105,130 @@ async fn clients_count_without_mysql_and_refuse_what_can_not_be_published() {
         assert!(daemon.stop().success());
         world.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
+    for example in Example::ALL {
+        let world = World::new(&format!("client_silent_{}", example.name()), "").await;
+        world.publisher().await;
+        let amqp = world.config.amqp.url.expose();
+        // Of the first connection the confirm never comes. The second one is answered.
+        let once = Stalling::before(amqp, Stall { after: "target_id", callers: 1 }).await;
+        let began = Instant::now();
+        let output = example.run(&world, &[("AMQP_URL", &once.url)], &["video", "43", "7"]);
+        assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
+        assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
+        assert_eq!((once.stalled(), once.callers()), (1, 2), "{example:?}");
+        // No connection is answered: not what is published, and not even the first word.
+        for after in ["target_id", "AMQP"] {
+            let always = Stalling::before(amqp, Stall { after, callers: ALL }).await;
+            let began = Instant::now();
+            example.refused(&world, &[("AMQP_URL", &always.url)], &["video", "42", "7"]);
+            assert!(
+                (3 * TIMEOUT..4 * TIMEOUT + SLACK).contains(&began.elapsed()),
+                "{example:?}: {:?}",
+                began.elapsed()
+            );
+            assert_eq!(always.stalled(), 3, "{example:?}");
+            assert_taken_back(example, &world).await;
+        }
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
+    for example in Example::ALL {
+        let world = World::new(&format!("client_lost_{}", example.name()), "").await;
+        let daemon = world.daemon();
+        daemon.logged("\"consuming\"").await;
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
+        // The unlike counts at the first call, and the second one says that it was so already.
+        let lost = Stalling::before(world.config.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
+        let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
+        assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
+        let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
+        // A new user's like is unknown first: neither call is answered.
+        let always = Stalling::before(world.config.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
+        example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
+        assert_eq!(always.stalled(), 2, "{example:?}");
+        eventually("the unlike is in MySQL", || async {
+            world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 7 AND is_del = 1").await == 1
+        })
+        .await;
+        assert!(three_truths(&world).await.iter().all(|numbers| !numbers.contains_key(&target(42))), "{example:?}");
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_leave_a_mysql_alone_that_did_not_answer() {
+    for example in Example::ALL {
+        let world = World::new(&format!("client_rest_{}", example.name()), "").await;
+        world.publisher().await;
+        let mysql =
+            Stalling::before(world.config.mysql.url.expose(), Stall { after: "SELECT target_id", callers: ALL }).await;
+        let program = match example {
+            Example::Python => {
+                "for user in (7, 8, 9): print(like.click(server, 'like', 'video', 42, user)[1])\n\
+                 try: like.liked(server, 'video', 10, [42])\n\
+                 except pymysql.MySQLError as error: print(error)"
+            }
+            Example::Node => {
+                "for (const user of ['7', '8', '9']) console.log((await client.click('like', 'video', '42', user)).changed);
+                 await client.liked('video', '10', ['42']).catch((error) => console.log(error.message));"
+            }
+        };
+        let began = Instant::now();
+        let said = example.program(&world, &[("MYSQL_URL", &mysql.url)], program);
+        assert_eq!(said.to_lowercase().matches("true").count(), 3, "{example:?}: {said}");
+        assert!(said.contains("failed a moment ago"), "{example:?}: {said}");
+        assert!((TIMEOUT..TIMEOUT + SLACK).contains(&began.elapsed()), "{example:?}: {:?}", began.elapsed());
+        assert_eq!((mysql.stalled(), mysql.callers()), (1, 1), "{example:?}");
+        assert_eq!(world.redis_counters().await[&target(42)], 3);
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
+    let world = World::new("client_nack", "").await;
+    let link = world.broker.connect("test").await.unwrap();
+    let exchange = world.broker.exchange();
+    let kind = lapin::ExchangeKind::Topic;
+    let durable = ExchangeDeclareOptions { durable: true, ..Default::default() };
+    link.channel.exchange_declare(exchange.clone().into(), kind, durable, FieldTable::default()).await.unwrap();
+    // User 8's events are refused; those of all others are taken.
+    let queues = [("taken", "7", 1_000), ("refused", "8", 0)]
+        .map(|(name, key, max)| (format!("{}.{name}", world.name), key, max));
+    for (queue, key, max) in &queues {
+        let mut arguments = FieldTable::default();
+        arguments.insert("x-max-length".into(), AMQPValue::LongInt(*max));
+        arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+        let name = || queue.clone().into();
+        link.channel.queue_declare(name(), QueueDeclareOptions::default(), arguments).await.unwrap();
+        let binding = QueueBindOptions::default();
+        let binding =
+            link.channel.queue_bind(name(), exchange.clone().into(), (*key).into(), binding, FieldTable::default());
+        binding.await.unwrap();
+    }
+    // Only counts the connections.
+    let amqp = Stalling::before(world.config.amqp.url.expose(), Stall { after: "-", callers: 0 }).await;
+    let program = "
+        const clicks = Array.from({ length: 40 }, (_, id) => client.click('like', 'video', String(id + 1), id % 2 ? '7' : '8'));
+        const ends = await Promise.allSettled(clicks);
+        console.log(ends.map(({ status }, id) => Number((status === 'fulfilled') === (id % 2 === 1))).join(''));
+        console.log(ends[0].reason.message, ends[0].reason.event.user_id);";
+    let said = Example::Node.program(&world, &[("AMQP_URL", &amqp.url)], program);
+    assert_eq!(said.lines().next().unwrap(), "1".repeat(40), "{said}");
+    assert!(said.contains("message nacked 8"), "{said}");
+    assert_eq!(amqp.callers(), 1);
+    for (queue, ..) in queues {
+        link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    }
+    world.close().await;
 }

@@ -1,9 +1,12 @@
 //! What clients do from day to day: clicks, reads, and what Redis doesn't know.
 
+use redis::AsyncCommands;
 use serde_json::Value;
+use tallyd::client::Client;
+use tallyd::model::UserId;
 
-use super::common::{Dice, World, eventually, lose};
-use super::example::{Example, outcome, three_truths};
+use super::common::{Dice, World, eventually, lose, target};
+use super::example::{Example, on_board, outcome, three_truths};
 
 /// The first number that a double can't tell from its neighbour.
 const ODD: &str = "9007199254740993";
@@ -72,6 +75,7 @@ async fn clicks(example: Example, world: &World) {
     assert_eq!(liked(LAST), ["yes", "no", "no", "no", "yes"]);
     assert_eq!(liked(ODD), ["no", "no", "no", "yes", "no"]);
     assert_eq!(liked("1"), ["no"; 5]);
+    assert_eq!((on_board(world, 42).await, on_board(world, 43).await), ([Some(1); 2], [None; 2]));
     all_is_written(world).await;
 }
 
@@ -85,7 +89,33 @@ async fn what_mysql_says(example: Example, world: &World) {
     assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", "1"])), (false, Some(1)));
     assert_eq!(outcome(&example.click(world, &["--unlike", "video", "42", LAST])), (true, Some(0)));
     assert_eq!(outcome(&example.click(world, &["video", ODD, NEIGHBOUR])), (true, Some(2)));
+    assert_eq!(on_board(world, 42).await, [None; 2], "nobody likes it any more");
     all_is_written(world).await;
+    if example == Example::Python {
+        ids_as_numbers(world).await;
+    }
+}
+
+/// Python has integers of any size, so that ids may come as such: by what MySQL says, and by what Redis remembers.
+async fn ids_as_numbers(world: &World) {
+    let read = format!(
+        "print(like.liked(server, 'video', {ODD}, [{ODD}, {NEIGHBOUR}, 43]), like.read_or_ask(server, 'video', [{ODD}, 43]))"
+    );
+    for _ in 0..2 {
+        forget_clicks(world).await;
+        assert_eq!(Example::Python.program(world, &[], &read), "[True, False, False] [2, 0]\n");
+        // It was so already, as MySQL knows.
+        let click =
+            format!("event, changed = like.click(server, 'like', 'video', {ODD}, {ODD})\nprint(changed)\n{read}");
+        assert_eq!(
+            Example::Python.program(world, &[("CLICKS_MAX", "9")], &click),
+            "False\n[True, False, False] [2, 0]\n"
+        );
+    }
+    let unknown = format!("print(like.likes_in_mysql('video', [{ODD}, 43]), like.wait_ms(server, {ODD}))");
+    assert_eq!(Example::Python.program(world, &[], &unknown), format!("{{'{ODD}': 2, '43': 0}} 0\n"));
+    let refused = "for bad in (0, -1, True, 1.0, 2**63, '042', None):\n  try: like.liked(server, 'video', 7, [bad])\n  except like.Refused as error: print(error.reason)";
+    assert_eq!(Example::Python.program(world, &[], refused), "target-id-out-of-range\n".repeat(7));
 }
 
 async fn unknown_numbers(example: Example, world: &World) {
@@ -111,7 +141,14 @@ async fn unknown_numbers(example: Example, world: &World) {
 async fn other_numbers(example: Example, world: &World) {
     let event: Value = serde_json::from_str(&example.lines(world, &["--count", "view=3", "video", ODD])[0]).unwrap();
     assert_eq!((&event["type"], &event["target_id"]), (&"count".into(), &ODD.into()));
+    // Sent again as it is, it is the same event; with another id it is another one.
+    let (id, at) = (event["event_id"].as_str().unwrap(), event["at"].to_string());
+    let again = example.lines(world, &["--count", "view=3", "--event-id", id, "--at", &at, "video", ODD]);
+    assert_eq!(serde_json::from_str::<Value>(&again[0]).unwrap(), event);
     example.lines(world, &["--count", "view=-1", "video", ODD]);
+    if example == Example::Node {
+        lost_counts(world);
+    }
     eventually("the views are in MySQL", || async {
         world
             .count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE metric = 2 AND target_id = 9007199254740993")
@@ -119,7 +156,61 @@ async fn other_numbers(example: Example, world: &World) {
             == 2
     })
     .await;
+    if example == Example::Node {
+        eventually("it is counted once", || async {
+            world.count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter WHERE target_id = 77").await == 4
+        })
+        .await;
+    }
     example.refused(world, &[], &["--count", "like=1", "video", ODD]);
+}
+
+/// Whose confirm is lost, whoever called can publish again: by the id and the time that it gave, or by the event of the error.
+fn lost_counts(world: &World) {
+    let program = "
+        const astray = new Client({ amqpUrl: env.AMQP_URL, exchange: 'tally.nowhere' });
+        const at = String(Date.now() * 1_000);
+        const error = await astray.add('video', '77', 'view', 4, 'mine', at).catch((error) => error);
+        await client.publish(error.event);
+        await client.add('video', '77', 'view', 4, 'mine', at);
+        await astray.close();
+        console.log(error.event.event_id, String(error.event.at) === at);";
+    assert_eq!(Example::Node.program(world, &[], program), "mine true\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
+    let settings = "[filter]\nlikes_min = 2\ncron = \"* * * * * *\"\n";
+    for example in Example::ALL {
+        let world = World::new(&format!("client_filter_{}", example.name()), settings).await;
+        let daemon = world.daemon();
+        daemon.logged("\"consuming\"").await;
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        let click = |user: &str| {
+            let output = example.run(&world, &[("FILTERS", "1")], &["video", "42", user]);
+            assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
+        };
+        click("1");
+        click("2");
+        let [filter, config, added] = world.cache.keys.filter("video", target(42));
+        eventually("the target has a filter", || async { world.redis().await.exists(&filter).await.unwrap() }).await;
+        click("9007199254740993");
+        eventually("the daemon has set the user's bits", || async {
+            let mut redis = world.redis().await;
+            let waiting: Option<i64> = redis.hget(&config, "waiting").await.unwrap();
+            let noted: i64 = redis.scard(&added).await.unwrap();
+            waiting.is_none_or(|waiting| waiting == 0) && noted == 0
+        })
+        .await;
+        all_is_written(&world).await;
+        forget_clicks(&world).await;
+        let client = Client::new(&world.config).unwrap();
+        for (user, likes) in [(1, true), (2, true), (9_007_199_254_740_993, true), (5, false)] {
+            assert_eq!(client.liked(UserId(user), &[target(42)]).await.unwrap(), [likes], "{example:?}: {user}");
+        }
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

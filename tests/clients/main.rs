@@ -8,4 +8,5 @@ mod common;
 mod example;
 mod failing;
 mod living;
+mod stalling;
 mod vectors;
