@@ -154,6 +154,16 @@ async fn use_boards(world: &World, redis_url: &str) {
     client.read(&[target(42)]).await.unwrap();
 }
 
+/// Starts a daemon that finds a day of the ledger which is long over.
+async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
+    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16))";
+    sqlx::query(old).execute(&world.pool).await.unwrap();
+    let daemon = world.daemon_with(rights);
+    daemon.logged("\"consuming\"").await;
+    daemon.logged("ledger-emptied").await;
+    daemon
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documented_rights_are_enough() {
     let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"\n\
@@ -199,12 +209,7 @@ async fn the_documented_rights_are_enough() {
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         stdout(&output)
     };
-    // A day of the ledger that is long over.
-    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16))";
-    sqlx::query(old).execute(&world.pool).await.unwrap();
-    let daemon = world.daemon_with(&rights);
-    daemon.logged("\"consuming\"").await;
-    daemon.logged("ledger-emptied").await;
+    let daemon = empty_the_ledger(&world, &rights).await;
     tallyd(&["check-config"]);
     tallyd(&["show", "video:42"]);
     tallyd(&["layout", "advise"]);
