@@ -310,6 +310,11 @@ async fn page(
 ) -> Result<Page> {
     let targets: Vec<Target> = (0..count as u64).map(target).collect();
     let shared = redis.clone();
+    // As a daemon says that it has loaded them; or all of this would be read from MySQL.
+    let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
+    for bucket in 0..keys.buckets() {
+        let () = redis::cmd("HSET").arg(keys.counters("video", bucket)).arg("_").arg("1:1").query_async(redis).await?;
+    }
     let counters_ms = timed(async || client.read(&targets).await.map(drop)).await?;
     let recent_ms = timed(async || client.liked(user(0), &targets).await.map(drop)).await?;
     // Nobody has clicked as this one.
