@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS job_run (
     mode        VARCHAR(64)     NOT NULL,
     owner       VARCHAR(255)    NOT NULL,
     started_at  DATETIME(6)     NOT NULL,
-    heartbeat_at DATETIME(6)    NULL COMMENT 'written before each page, and looked for on the replicas',
+    heartbeat_at DATETIME(6)    NULL COMMENT 'when it was last alive; looked for on the replicas',
     finished_at DATETIME(6)     NULL,
     outcome     VARCHAR(16)     NULL COMMENT 'done, failed, braked',
     cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',

@@ -128,7 +128,7 @@ impl Fences<'_> {
         if !*sent {
             self.publisher.publish("", &queue, &encode_fence(number)).await?;
             *sent = true;
-            fault::point("reconcile:fence-sent");
+            fault::point("fence:sent");
         }
         Ok(Standing::Waiting(format!("{queue} has {messages} messages before the fence")))
     }

@@ -21,7 +21,7 @@ const PAGE_COUNTERS: usize = 100_000;
 const SAMPLED: usize = 4_096;
 
 /// Targets that one bucket should hold at most, on average: fewer waste room for the key, more cost time.
-const FIELDS_MEAN_MAX: f64 = 128.0;
+pub const FIELDS_MEAN_MAX: f64 = 128.0;
 
 /// Keys that are measured where each target has its own.
 const KEYS_WEIGHED: usize = 512;

@@ -7,14 +7,12 @@ use anyhow::Result;
 use super::EXIT_DONE;
 use crate::app::Servers;
 use crate::cache::keys::KindNames;
-use crate::cache::space::LISTPACK_FIELDS;
+use crate::cache::space::{LISTPACK_FIELDS, fields_most};
 use crate::config::Config;
+use crate::layouts::FIELDS_MEAN_MAX;
 use crate::model::Micros;
 use crate::runtime::schedule;
 use crate::store::Store;
-
-/// Fields that the largest of some million buckets of 122 has, about.
-const FIELDS_LIKELY: u64 = 190;
 
 /// Buckets of each kind whose fields are counted.
 const CHECKED_BUCKETS: u32 = 4_096;
@@ -86,10 +84,12 @@ async fn check_buckets(config: &Config, servers: &Servers, out: &mut impl Write)
     }
     let told = cache.listpack_fields().await;
     let limit = told.unwrap_or(LISTPACK_FIELDS);
-    if limit < FIELDS_LIKELY {
+    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX);
+    if limit < likely {
         writeln!(
             out,
-            "Redis     warning: hash-max-listpack-entries is {limit}: a bucket holds some 122 targets, and now and then {FIELDS_LIKELY}; \
+            "Redis     warning: hash-max-listpack-entries is {limit}: a bucket holds up to {FIELDS_MEAN_MAX} targets on average, and now \
+             and then {likely}; \
              set 512"
         )?;
     }

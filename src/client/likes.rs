@@ -15,7 +15,7 @@ use crate::config::LIKE;
 use crate::event::LikeEvent;
 use crate::model::{Micros, Target, UserId};
 
-/// Targets whose status is asked for at most: a pipeline of twice as many commands.
+/// Targets whose status is asked for at most: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// What like.lua says.

@@ -81,7 +81,7 @@ use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
-use crate::store::jobs::LastMarks;
+use crate::store::runs::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
 

@@ -26,7 +26,7 @@ pub enum End {
 /// The result of one run. All numbers are of targets unless said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `changed`, `full`, `scrub`, `rebuild` or `targets`.
+    /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
     pub mode: &'static str,
     /// Nothing was changed, only looked at.
     pub dry_run: bool,

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use chrono::NaiveDateTime;
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use sqlx::{Connection, MySqlConnection, Row};
 
 use super::{Result, Store, StoreError, Tried, datetime, micros};
 use crate::model::Micros;
@@ -53,19 +53,6 @@ pub enum Lock {
         /// When its lease ends unless it is renewed, in seconds.
         lease_s: i64,
     },
-}
-
-/// What earlier runs have noted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastMarks {
-    /// The newest one's, whatever became of it.
-    pub newest: Option<String>,
-    /// How long ago that run was last alive.
-    pub newest_age: Duration,
-    /// That of the last one that was done.
-    pub done: Option<String>,
-    /// How long ago that was.
-    pub done_age: Option<Duration>,
 }
 
 /// What became of a run.
@@ -208,41 +195,6 @@ impl Store {
         .await
     }
 
-    /// What earlier runs of this mode than `run` have noted as their checkpoint.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
-        const ACTION: &str = "read what the last runs have noted";
-        // The lease of a run is renewed, and with it the time at which it was last alive.
-        const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
-             COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
-             FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut found = Vec::new();
-            for condition in ["", " AND outcome = 'done'"] {
-                let sql = format!("{SELECT}{condition} ORDER BY run DESC LIMIT 1");
-                let row: Option<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
-                    .bind(job)
-                    .bind(mode)
-                    .bind(run)
-                    .fetch_optional(&mut *connection)
-                    .await
-                    .tried(ACTION)?;
-                found.push(row.map(|(mark, age_s)| (mark, Duration::from_secs(u64::try_from(age_s).unwrap_or(0)))));
-            }
-            let (done, newest) = (found.pop().flatten(), found.pop().flatten());
-            Ok(LastMarks {
-                newest_age: newest.as_ref().map_or(Duration::MAX, |(_, age)| *age),
-                newest: newest.map(|(mark, _)| mark),
-                done_age: done.as_ref().map(|(_, age)| *age),
-                done: done.map(|(mark, _)| mark),
-            })
-        })
-        .await
-    }
-
     /// When the last run of this mode began that was done in full, or braked.
     ///
     /// # Errors
@@ -267,47 +219,6 @@ impl Store {
 }
 
 impl Store {
-    /// The layouts that API servers counted in at the job's last run before `run` that changed anything; none where there was none.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
-        const ACTION: &str = "read the last run's layouts";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let row: Option<(String, Option<String>)> = sqlx::query_as(
-                "SELECT layout, also FROM job_run WHERE job = ? AND run < ? AND layout IS NOT NULL ORDER BY run DESC LIMIT 1",
-            )
-            .bind(job)
-            .bind(run)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(row.map(|(layout, also)| std::iter::once(layout).chain(also).collect()))
-        })
-        .await
-    }
-
-    /// Notes the layouts that API servers count in.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
-        const ACTION: &str = "note the run's layouts";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?")
-                .bind(layout)
-                .bind(also)
-                .bind(run)
-                .execute(connection)
-                .await
-                .tried(ACTION)?;
-            Ok(())
-        })
-        .await
-    }
-
     /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. Not of modes whose last run says what
     /// is due, or where to go on.
     ///
@@ -326,27 +237,6 @@ impl Store {
             .execute(connection)
             .await
             .tried(ACTION)?;
-            Ok(())
-        })
-        .await
-    }
-}
-
-impl Store {
-    /// Forgets what runs of one mode have noted as their checkpoint: the next one begins as the first did.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
-        const ACTION: &str = "forget what runs have noted";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            sqlx::query("UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL")
-                .bind(job)
-                .bind(mode)
-                .execute(connection)
-                .await
-                .tried(ACTION)?;
             Ok(())
         })
         .await

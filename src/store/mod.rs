@@ -15,6 +15,7 @@ pub mod likes;
 pub mod partitions;
 pub mod places;
 pub mod repairs;
+pub mod runs;
 pub mod schema;
 pub mod sightings;
 pub mod snapshots;

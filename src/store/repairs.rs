@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 use super::{Result, Store, Tried, in_shapes, jobs, placeholders};
 use crate::model::{Metric, Target};
@@ -92,60 +92,6 @@ impl Store {
                 return Ok(pruned);
             }
         }
-    }
-
-    /// Notes how far the run has come.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
-        const ACTION: &str = "note how far the run has come";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?")
-                .bind(checkpoint)
-                .bind(run)
-                .execute(connection)
-                .await
-                .tried(ACTION)?;
-            Ok(())
-        })
-        .await
-    }
-
-    /// How far the last run of this mode came. With `unless_done` only a run that was not done counts, and none before one
-    /// that was.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn last_checkpoint(
-        &self,
-        job: &str,
-        mode: &str,
-        before: u64,
-        unless_done: bool,
-    ) -> Result<Option<(u64, String)>> {
-        const ACTION: &str = "read how far the last run came";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query(
-                "SELECT run, checkpoint FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL \
-                 AND (NOT ? OR \
-                      run > COALESCE((SELECT MAX(run) FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done'), 0)) \
-                 ORDER BY run DESC LIMIT 1",
-            )
-            .bind(job)
-            .bind(mode)
-            .bind(before)
-            .bind(unless_done)
-            .bind(job)
-            .bind(mode)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
-            row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().tried(ACTION)
-        })
-        .await
     }
 }
 

@@ -14,7 +14,7 @@ async fn a_consumer_that_dies_with_the_fence_in_its_queue_delays_the_run_and_not
     let mut stage = Stage::new("failover_fence", "").await;
     drift(&stage.world, target(1), 2).await;
     drift(&stage.world, target(2), -1).await;
-    let points = ["reconcile:sampled", "reconcile:fence-sent", "reconcile:looked", "reconcile:fence-sent"];
+    let points = ["reconcile:sampled", "fence:sent", "reconcile:looked", "fence:sent"];
     let mut run = stage.run(&["--full"], &points);
     for user in [50, 60] {
         run.paused().await;

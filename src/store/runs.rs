@@ -1,0 +1,148 @@
+//! What a run notes for the ones after it: how far it has come, which layouts it found, what it trusts.
+
+use std::time::Duration;
+
+use sqlx::mysql::MySqlArguments;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, MySql, Row};
+
+use super::{Result, Store, Tried};
+
+/// What earlier runs have noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastMarks {
+    /// The newest one's, whatever became of it.
+    pub newest: Option<String>,
+    /// How long ago that run was last alive.
+    pub newest_age: Duration,
+    /// That of the last one that was done.
+    pub done: Option<String>,
+    /// How long ago that was.
+    pub done_age: Option<Duration>,
+}
+
+impl Store {
+    /// Notes how far the run has come.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
+        let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
+        self.note_of_run("note how far the run has come", sql.bind(run)).await
+    }
+
+    /// How far the last run of this mode came. With `unless_done` only a run that was not done counts, and none before one
+    /// that was.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_checkpoint(
+        &self,
+        job: &str,
+        mode: &str,
+        before: u64,
+        unless_done: bool,
+    ) -> Result<Option<(u64, String)>> {
+        const ACTION: &str = "read how far the last run came";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row = sqlx::query(
+                "SELECT run, checkpoint FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL \
+                 AND (NOT ? OR \
+                      run > COALESCE((SELECT MAX(run) FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done'), 0)) \
+                 ORDER BY run DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(mode)
+            .bind(before)
+            .bind(unless_done)
+            .bind(job)
+            .bind(mode)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().tried(ACTION)
+        })
+        .await
+    }
+
+    /// What earlier runs of this mode than `run` have noted as their checkpoint.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
+        const ACTION: &str = "read what the last runs have noted";
+        // The lease of a run is renewed, and with it the time at which it was last alive.
+        const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
+             COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
+             FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut found = Vec::new();
+            for condition in ["", " AND outcome = 'done'"] {
+                let sql = format!("{SELECT}{condition} ORDER BY run DESC LIMIT 1");
+                let row: Option<(String, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+                    .bind(job)
+                    .bind(mode)
+                    .bind(run)
+                    .fetch_optional(&mut *connection)
+                    .await
+                    .tried(ACTION)?;
+                found.push(row.map(|(mark, age_s)| (mark, Duration::from_secs(u64::try_from(age_s).unwrap_or(0)))));
+            }
+            let (done, newest) = (found.pop().flatten(), found.pop().flatten());
+            Ok(LastMarks {
+                newest_age: newest.as_ref().map_or(Duration::MAX, |(_, age)| *age),
+                newest: newest.map(|(mark, _)| mark),
+                done_age: done.as_ref().map(|(_, age)| *age),
+                done: done.map(|(mark, _)| mark),
+            })
+        })
+        .await
+    }
+
+    /// Forgets what runs of one mode have noted as their checkpoint: the next one begins as the first did.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
+        const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
+        let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());
+        self.note_of_run("forget what runs have noted", sql).await
+    }
+
+    /// The layouts that API servers counted in at the job's last run before `run` that changed anything; none where there was none.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
+        const ACTION: &str = "read the last run's layouts";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let row: Option<(String, Option<String>)> = sqlx::query_as(
+                "SELECT layout, also FROM job_run WHERE job = ? AND run < ? AND layout IS NOT NULL ORDER BY run DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(run)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(row.map(|(layout, also)| std::iter::once(layout).chain(also).collect()))
+        })
+        .await
+    }
+
+    /// Notes the layouts that API servers count in.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
+        let sql = sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?").bind(layout.to_owned());
+        self.note_of_run("note the run's layouts", sql.bind(also.map(str::to_owned)).bind(run)).await
+    }
+
+    async fn note_of_run(&self, action: &'static str, sql: Query<'_, MySql, MySqlArguments>) -> Result<()> {
+        let mut lent = self.lend().await?;
+        lent.limit(action, |connection| async move { sql.execute(connection).await.tried(action).map(drop) }).await
+    }
+}
