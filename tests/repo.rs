@@ -131,6 +131,13 @@ fn the_board_in_config_toml_has_the_defaults_that_it_says() {
     assert_eq!(written, board("[[board]]\nname = \"likes\"\nperiod = \"week\""));
 }
 
+#[test]
+fn the_rule_in_config_toml_has_the_defaults_that_it_says() {
+    let rules = |text: &str| format!("{:?}", parsed(text).unwrap().rules);
+    let written = rules(&with_examples());
+    assert_eq!(written, rules("[[rule]]\nmetric = \"unread\"\nkind = \"video\""));
+}
+
 /// Loads the sample with one value changed; what is said of that key.
 fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -10,6 +10,7 @@ mod filter;
 mod load;
 mod reconcile;
 mod redis;
+mod rule;
 mod values;
 
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ pub use filter::Filter;
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
 pub use redis::{Also, Redis};
+pub use rule::{Rule, Ruled, Rules, Writes};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::model::{Kind, Metric};
@@ -59,6 +61,9 @@ pub struct Config {
     pub kinds: Kinds,
     /// Names of the numbers, with their codes (1 to 255) in MySQL and their place in a Redis field.
     pub metrics: Metrics,
+    /// How metrics count that don't count as usual.
+    #[serde(rename = "rule")]
+    pub rules: Vec<Rule>,
     /// The leaderboards.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,
@@ -306,6 +311,11 @@ impl Default for Metrics {
 pub const LIKE: &str = "like";
 
 impl Metrics {
+    /// The metric of that name.
+    pub fn named(&self, name: &str) -> Option<Metric> {
+        self.0.get(name).map(|code| Metric(*code))
+    }
+
     /// All of them, by code.
     pub fn codes(&self) -> Vec<Metric> {
         let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();

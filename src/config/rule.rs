@@ -1,0 +1,150 @@
+//! `[[rule]]`: how a metric counts, where it isn't as usual; of one kind, or of all.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::{Config, Kinds, LIKE, Metrics};
+use crate::model::{Kind, Metric};
+
+/// Rules for one metric.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// A name of `[metrics]`.
+    pub metric: String,
+    /// A name of `[kinds]`; all of them unless given. A rule of one kind goes before that of all.
+    pub kind: Option<String>,
+    /// Who counts it in Redis.
+    #[serde(default)]
+    pub writer: Writes,
+    /// Whether it may be less than zero.
+    #[serde(default)]
+    pub below_zero: bool,
+    /// Whether events of the types `set` and `reset` are taken.
+    #[serde(default)]
+    pub settable: bool,
+}
+
+/// Who counts a metric in Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Writes {
+    /// API servers, at once, with lua/count.lua; likes with lua/like.lua.
+    Api,
+    /// The daemon, once the event is committed.
+    #[default]
+    Daemon,
+}
+
+/// How one metric of one kind counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ruled {
+    /// Who counts it in Redis.
+    pub writer: Writes,
+    /// Whether it may be less than zero.
+    pub below_zero: bool,
+    /// Whether events of the types `set` and `reset` are taken.
+    pub settable: bool,
+}
+
+/// All rules, to be asked.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    like: Option<Metric>,
+    of_kind: HashMap<(Kind, Metric), Ruled>,
+    of_all: HashMap<Metric, Ruled>,
+}
+
+impl Rules {
+    /// By configuration.
+    pub fn new(config: &Config) -> Self {
+        let mut rules = Self { like: Some(config.metrics.like()), ..Self::default() };
+        for Rule { metric, kind, writer, below_zero, settable } in &config.rules {
+            let ruled = Ruled { writer: *writer, below_zero: *below_zero, settable: *settable };
+            let Some(metric) = config.metrics.named(metric) else { continue };
+            match kind {
+                None => drop(rules.of_all.insert(metric, ruled)),
+                Some(kind) => {
+                    if let Some(kind) = config.kinds.named(kind) {
+                        rules.of_kind.insert((kind, metric), ruled);
+                    }
+                }
+            }
+        }
+        rules
+    }
+
+    /// How this metric of that kind counts.
+    pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
+        if self.like == Some(metric) {
+            return Ruled { writer: Writes::Api, ..Ruled::default() };
+        }
+        let of_kind = self.of_kind.get(&(kind, metric));
+        of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()
+    }
+}
+
+/// One sentence per problem.
+pub(super) fn problems(rules: &[Rule], kinds: &Kinds, metrics: &Metrics) -> Vec<String> {
+    let mut found = Vec::new();
+    let name = |rule: &Rule| match &rule.kind {
+        Some(kind) => format!("[[rule]] of {} {}", kind, rule.metric),
+        None => format!("[[rule]] of {}", rule.metric),
+    };
+    for (place, rule) in rules.iter().enumerate() {
+        if rule.metric == LIKE {
+            found.push(format!("{}: likes follow from who likes what, there are no rules for them", name(rule)));
+        } else if metrics.named(&rule.metric).is_none() {
+            found.push(format!("{}: the metric is not in [metrics]", name(rule)));
+        }
+        if rule.kind.as_ref().is_some_and(|kind| kinds.named(kind).is_none()) {
+            found.push(format!("{}: the kind is not in [kinds]", name(rule)));
+        }
+        let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
+        if rules.iter().take(place).any(same) {
+            found.push(format!("{} stands twice", name(rule)));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const NAMES: &str =
+        "[kinds]\nvideo = 1\ninbox = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\nscore = 4\n[[rule]]\nmetric = ";
+
+    fn config(rules: &str) -> Config {
+        parse(&format!("{NAMES}{rules}"), "test", []).unwrap()
+    }
+
+    #[test]
+    fn the_rule_of_one_kind_goes_before_that_of_all() {
+        let rules = Rules::new(&config(
+            "\"unread\"\nkind = \"inbox\"\nsettable = true\n[[rule]]\nmetric = \"unread\"\nwriter = \"api\"\nbelow_zero = true",
+        ));
+        let of = |kind, metric| rules.of(Kind(kind), Metric(metric));
+        assert_eq!(of(2, 3), Ruled { writer: Writes::Daemon, below_zero: false, settable: true });
+        assert_eq!(of(1, 3), Ruled { writer: Writes::Api, below_zero: true, settable: false });
+        assert_eq!(of(1, 2), Ruled::default());
+        assert_eq!(of(1, 1).writer, Writes::Api);
+    }
+
+    #[test]
+    fn rules_that_fit_nothing_are_told() {
+        for (rules, problem) in [
+            ("\"like\"", "[[rule]] of like: likes follow from who likes what, there are no rules for them"),
+            ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
+            ("\"view\"\nkind = \"post\"", "[[rule]] of post view: the kind is not in [kinds]"),
+            ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view stands twice"),
+        ] {
+            let config = config(rules);
+            assert_eq!(problems(&config.rules, &config.kinds, &config.metrics), [problem]);
+        }
+        let config = config("\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\"");
+        assert_eq!(problems(&config.rules, &config.kinds, &config.metrics), Vec::<String>::new());
+    }
+}
