@@ -4,6 +4,7 @@
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  the place of the metric in a field's value, from 1
+-- ARGV[4]  1 where a number may go below zero, else 0
 -- ARGV     then for each target: id, what is added
 --
 -- Returns for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the bucket
@@ -12,18 +13,18 @@
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
     return {}
 end
-local place = tonumber(ARGV[3])
+local place, below_zero = tonumber(ARGV[3]), ARGV[4] == '1'
 local ids = {}
-for index = 4, #ARGV, 2 do
+for index = 5, #ARGV, 2 do
     ids[#ids + 1] = ARGV[index]
 end
 local before = redis.call('HMGET', KEYS[1], unpack(ids))
 local done, fields = {}, { '_', ARGV[2] }
 for number, id in ipairs(ids) do
-    local added = tonumber(ARGV[3 + 2 * number])
+    local added = tonumber(ARGV[4 + 2 * number])
     if not before[number] and place == 1 and added > 0 then
         fields[#fields + 1] = id
-        fields[#fields + 1] = ARGV[3 + 2 * number]
+        fields[#fields + 1] = ARGV[4 + 2 * number]
         done[number] = 1
     else
         local values = {}
@@ -34,7 +35,7 @@ for number, id in ipairs(ids) do
             values[missing] = 0
         end
         values[place] = values[place] + added
-        if added < 0 and values[place] < 0 then
+        if added < 0 and values[place] < 0 and not below_zero then
             done[number] = 0
         else
             local last = #values

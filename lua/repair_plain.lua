@@ -5,6 +5,7 @@
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
+-- ARGV[4]  1 where a number may go below zero, else 0
 -- ARGV     then for each target what is added
 --
 -- Returns what repair.lua does: for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the
@@ -18,13 +19,13 @@ redis.call('HSET', KEYS[1], '_', ARGV[2])
 local field = string.match(ARGV[3], '^entity:(.+)$')
 local done = {}
 for index = 2, #KEYS do
-    local added, before = tonumber(ARGV[2 + index]), nil
+    local added, before = tonumber(ARGV[3 + index]), nil
     if field then
         before = redis.call('HGET', KEYS[index], field)
     else
         before = redis.call('GET', KEYS[index])
     end
-    if added < 0 and tonumber(before or 0) + added < 0 then
+    if added < 0 and ARGV[4] ~= '1' and tonumber(before or 0) + added < 0 then
         done[index - 1] = 0
     elseif field then
         redis.call('HINCRBY', KEYS[index], field, added)

@@ -18,7 +18,7 @@ const LIKE: Metric = Metric(1);
 
 /// Marks the buckets of videos as being loaded by `run`; says which it were.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
-    let lost = world.cache.begin_load(("video", Kind(1)), LIKE, run, 0, 1_000).await.unwrap();
+    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000).await.unwrap();
     lost.buckets.into_iter().map(|(bucket, _)| bucket).collect()
 }
 
@@ -29,8 +29,8 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
-    let lost = world.cache.begin_load(("video", Kind(1)), LIKE, 7, 0, 1_000).await.unwrap();
-    assert_eq!(lost.held, [(target(1), 2)].into());
+    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000).await.unwrap();
+    assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
     let (_, cut) = lost.buckets.iter().find(|(marked, _)| *marked == bucket).unwrap();
@@ -45,7 +45,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     begin_load(&world, 7).await;
     let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
-    let repair = [Repair { target: target(1), delta: 5, loaded: sample.loaded }];
+    let repair = [Repair { target: target(1), delta: 5, below_zero: false, loaded: sample.loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
     // The first one again, and another one that was measured before it: the bucket has changed since.
     for pass in [71, 72] {
@@ -66,7 +66,7 @@ async fn a_repair_never_takes_a_number_below_zero() {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
     let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().loaded;
-    let repairs = [Repair { target: target(1), delta: -3, loaded }];
+    let repairs = [Repair { target: target(1), delta: -3, below_zero: false, loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
     assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().value, 2);
     world.close().await;

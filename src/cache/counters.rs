@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 
 use super::keys::{KindNames, LOADED};
 use super::layout::{Form, Layout, Loaded};
-use super::{Cache, Call, LOAD, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
+use super::{COUNT_NUMBERS, Cache, Call, LOAD, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
@@ -21,8 +21,6 @@ const SCANNED_KEYS: usize = 1_000;
 pub struct Sample {
     /// The number.
     pub value: i64,
-    /// Whether it has a field: one of its numbers is not zero.
-    pub exists: bool,
     /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
     pub cut: Micros,
     /// The state of its bucket then.
@@ -36,6 +34,8 @@ pub struct Repair {
     pub target: Target,
     /// What is added.
     pub delta: i64,
+    /// Whether it may take the number below zero.
+    pub below_zero: bool,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
 }
@@ -57,7 +57,7 @@ pub struct Lost {
     /// Each one's number and cut: when it was marked, by Redis' clock.
     pub buckets: Vec<(u32, Micros)>,
     /// What they held at their cuts, where it was not zero.
-    pub held: HashMap<Target, i64>,
+    pub held: HashMap<(Target, Metric), i64>,
     /// The first bucket that was not looked at.
     pub next: u32,
 }
@@ -140,7 +140,8 @@ impl Cache {
                 Call::new(if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN }, self.keys.counters(name, bucket))
                     .arg(first.loaded.to_string())
                     .arg(first.loaded.repaired(pass).to_string())
-                    .arg(self.keys.part(metric));
+                    .arg(self.keys.part(metric))
+                    .number(u8::from(first.below_zero));
             let call = if self.is_packed() {
                 now.iter().fold(call, |call, (target, repair)| call.number(target.id).number(repair.delta))
             } else {
@@ -189,14 +190,14 @@ impl Cache {
     }
 
     /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
-    /// hold at that instant: all of them, unless they hold more than `fields_max` targets.
+    /// hold of `metrics` at that instant: all of them, unless they hold more than `fields_max` numbers.
     ///
     /// # Errors
     /// Redis is away, or a bucket holds what isn't ours.
     pub async fn begin_load(
         &self,
         (name, kind): (&str, Kind),
-        metric: Metric,
+        metrics: &[Metric],
         run: u64,
         from: u32,
         fields_max: usize,
@@ -212,11 +213,13 @@ impl Cache {
                 let [cut, fields @ ..] = parts.as_slice() else { continue };
                 let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
                 lost.buckets.push((bucket, Micros(cut)));
-                lost.held.extend(fields.chunks_exact(2).filter_map(|pair| {
-                    let [id, value] = pair else { return None };
-                    let target = Target { kind, id: TargetId(text(id)?.parse().ok()?) };
-                    Some((target, self.keys.layout().value(text(value)?, metric)?)).filter(|(_, value)| *value != 0)
-                }));
+                for pair in fields.chunks_exact(2) {
+                    let [id, value] = pair else { continue };
+                    let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
+                    let (Some(id), Some(value)) = (id, text(value)) else { continue };
+                    let numbers = self.numbers_in(value, metrics);
+                    lost.held.extend(numbers.map(|(metric, number)| ((Target { kind, id }, metric), number)));
+                }
             }
             if lost.held.len() > fields_max {
                 lost.next = next;
@@ -288,25 +291,55 @@ impl Cache {
         Ok(sizes)
     }
 
-    /// The targets that have a field in these buckets of the kind.
+    /// How many targets' numbers of the metric are not zero in each of these buckets of the kind, in the layout packed.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn targets_in(&self, kind: &str, code: Kind, buckets: &[u32]) -> Result<Vec<Target>> {
+    pub async fn count_numbers(&self, kind: &str, metric: Metric, buckets: Range<u32>) -> Result<Vec<(u32, u64)>> {
+        const ACTION: &str = "count counters";
+        let mut counts = Vec::new();
+        for buckets in pieces(buckets) {
+            let call = |bucket| Call::new(&COUNT_NUMBERS, self.keys.counters(kind, bucket)).number(metric.0);
+            let calls: Vec<Call> = buckets.clone().map(call).collect();
+            for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
+                let Value::Int(count) = answer else { return Err(unexpected(ACTION, &answer)) };
+                counts.push((bucket, u64::try_from(count).unwrap_or(0)));
+            }
+        }
+        Ok(counts)
+    }
+
+    /// The targets whose number of the metric is not zero in these buckets of the kind, in the layout packed.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn targets_in(&self, kind: (&str, Kind), metric: Metric, buckets: &[u32]) -> Result<Vec<Target>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
         for bucket in buckets {
-            pipeline.cmd("HKEYS").arg(self.keys.counters(kind, *bucket));
+            pipeline.cmd("HGETALL").arg(self.keys.counters(kind.0, *bucket));
         }
         let mut targets = Vec::new();
         for answer in self.run(ACTION, &pipeline).await? {
             let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
             let Value::Array(fields) = &answer else { return Err(unexpected(ACTION, &answer)) };
-            let ids = fields.iter().filter_map(|field| text(field)?.parse().ok());
-            targets.extend(ids.map(|id| Target { kind: code, id: TargetId(id) }));
+            targets.extend(fields.chunks_exact(2).filter_map(|pair| {
+                let [id, value] = pair else { return None };
+                let id = TargetId(text(id)?.parse().ok()?);
+                self.numbers_in(text(value)?, &[metric]).next().map(|_| Target { kind: kind.1, id })
+            }));
         }
         targets.sort_unstable();
         Ok(targets)
+    }
+
+    /// The numbers that are not zero in a field.
+    fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
+        let layout = self.keys.layout();
+        metrics
+            .iter()
+            .filter_map(move |metric| Some((*metric, layout.value(field, *metric)?)))
+            .filter(|(_, number)| *number != 0)
     }
 
     /// Some targets of the kind that have a key of their own, and where to go on; no place where that was all. A target may come twice. For
@@ -364,7 +397,7 @@ fn read_sample(answer: &Value, layout: &Layout, metric: Metric, members: usize) 
     let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
     let sample = |field: &[u8]| {
         let value = layout.value(std::str::from_utf8(field).ok()?, metric)?;
-        Some(Sample { value, exists: !field.is_empty(), cut, loaded })
+        Some(Sample { value, cut, loaded })
     };
     let samples: Vec<Option<Sample>> = parts.map(sample).collect();
     // One of the fields holds a separator: then nobody knows which is whose.
@@ -380,9 +413,9 @@ mod tests {
         let packed = Layout::new(Form::Packed, 13, "").unwrap();
         let read = |text: &str, members| {
             let samples = read_sample(&Value::BulkString(text.replace('|', "\0").into()), &packed, Metric(1), members)?;
-            Some(samples.iter().map(|sample| sample.map(|sample| (sample.value, sample.exists))).collect::<Vec<_>>())
+            Some(samples.iter().map(|sample| sample.map(|sample| sample.value)).collect::<Vec<_>>())
         };
-        assert_eq!(read("7||5||x|-3,1", 4), Some(vec![Some((5, true)), Some((0, false)), None, Some((-3, true))]));
+        assert_eq!(read("7||5||x|-3,1", 4), Some(vec![Some(5), Some(0), None, Some(-3)]));
         assert_eq!(read("7|3:9|5|5", 1), Some(vec![None]), "a separator in a field");
         let bytes = Value::BulkString(b"7\x00\x005\x00\xff".to_vec());
         let samples = read_sample(&bytes, &packed, Metric(1), 2).unwrap();

@@ -116,6 +116,7 @@ static SAMPLE: Script = script!("sample.lua");
 static SAMPLE_PLAIN: Script = script!("sample_plain.lua");
 static REPAIR: Script = script!("repair.lua");
 static REPAIR_PLAIN: Script = script!("repair_plain.lua");
+static COUNT_NUMBERS: Script = script!("count_numbers.lua");
 static LOAD: Script = script!("load.lua");
 pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
 static FILTER_BEGIN: Script = script!("filter_begin.lua");

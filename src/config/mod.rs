@@ -323,6 +323,12 @@ impl Metrics {
         codes
     }
 
+    /// The name of that metric; its number where it has none.
+    pub fn name(&self, metric: Metric) -> String {
+        let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
+        name.unwrap_or_else(|| metric.0.to_string())
+    }
+
     /// The metric `like`. The checks hold that it is there.
     pub fn like(&self) -> Metric {
         Metric(self.0.get(LIKE).copied().unwrap_or(1))

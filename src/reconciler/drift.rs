@@ -97,7 +97,7 @@ mod tests {
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 
     fn sample(value: i64) -> Sample {
-        Sample { value, exists: true, cut: Micros(100), loaded: Loaded::Yes { generation: 1, pass: 0 } }
+        Sample { value, cut: Micros(100), loaded: Loaded::Yes { generation: 1, pass: 0 } }
     }
 
     fn truth(counted: i64, rows: Option<i64>, update_at: i64) -> Truth {

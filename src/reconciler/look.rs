@@ -37,7 +37,7 @@ impl Run<'_> {
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
         self.fence(grace).await?;
         let began = Instant::now();
-        let truths = self.on.store.truths(self.on.metric, targets, self.recounts).await?;
+        let truths = self.on.store.truths(self.metric, targets, self.recounts()).await?;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let skew = self.on.limits.skew();
         let look = |(target, sample): (Target, Sample)| {
@@ -60,6 +60,11 @@ impl Run<'_> {
         if targets.is_empty() {
             return Ok(BTreeMap::new());
         }
+        if !self.is_like() {
+            let mut looks = self.look(targets, grace).await?.looks;
+            looks.values_mut().for_each(|look| look.verdict = Verdict::Busy);
+            return Ok(looks);
+        }
         let watch = self.next_number();
         let limits = &self.on.limits;
         let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
@@ -69,7 +74,7 @@ impl Run<'_> {
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
-        let watched = self.on.store.watched(self.on.metric, targets, watch, partitions).await?;
+        let watched = self.on.store.watched(self.metric, targets, watch, partitions).await?;
         self.on.store.unwatch(self.number).await?;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let (truths, mut events) =
@@ -94,7 +99,7 @@ impl Run<'_> {
     /// Samples Redis, without what is unknown; none where nothing is left.
     async fn sample(&mut self, targets: &[Target]) -> Result<Option<BTreeMap<Target, Sample>>> {
         let began = Instant::now();
-        let samples = self.on.cache.sample(&self.on.names, self.on.metric, targets).await?;
+        let samples = self.on.cache.sample(&self.on.names, self.metric, targets).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
         let number = self.number;
         let known = |(target, sample): (&Target, Option<Sample>)| Some((*target, sample?));

@@ -54,7 +54,7 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Kinds, Reconcile as Limits};
+use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules};
 use crate::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::show::{self, Show};
@@ -148,7 +148,8 @@ pub struct Reconciler {
     limits: Limits,
     kinds: Kinds,
     names: KindNames,
-    metric: Metric,
+    metrics: Metrics,
+    rules: Rules,
     /// MySQL's replicas, by name.
     replicas: Vec<(String, Store)>,
 }
@@ -161,9 +162,10 @@ struct Run<'a> {
     pace: Pace,
     progress: watch::Sender<Progress>,
     number: u64,
+    /// The metric that is compared now: one after the other.
+    metric: Metric,
     /// How many numbers (fences, watches, repairs) the run has used.
     used: u64,
-    recounts: bool,
     lists_all: bool,
     /// How many rows of `counter` are still to be listed.
     slice_left: u64,
@@ -173,8 +175,8 @@ struct Run<'a> {
     gave_up: bool,
     /// What a dry run would have added to rows of `counter`.
     uncorrected: HashMap<Target, i64>,
-    /// The last target of the last page.
-    reached: Target,
+    /// The last number of the last page.
+    reached: (Target, Metric),
     stop: &'a CancellationToken,
     began: Instant,
     /// Whether nothing was off in the part that a resumed run goes on from.
@@ -182,8 +184,8 @@ struct Run<'a> {
     /// Something was not looked at, because the run was over.
     cut_short: AtomicBool,
     pending: Pending,
-    /// By bucket of the kind that a full run is at: its known targets that have a field in Redis.
-    fields_seen: HashMap<u32, u32>,
+    /// By bucket of the kind that a full run is at: its known targets of which Redis' number is not zero.
+    counted_seen: HashMap<u32, u32>,
     report: Report,
 }
 
@@ -202,7 +204,8 @@ impl Reconciler {
             limits: config.reconcile.clone(),
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
-            metric: config.metrics.like(),
+            metrics: config.metrics.clone(),
+            rules: Rules::new(config),
             replicas,
         })
     }
@@ -242,20 +245,20 @@ impl Reconciler {
             pace: Pace::new(number, &self.limits),
             progress,
             number,
+            metric: self.metrics.like(),
             used: 0,
-            recounts: matches!(order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_)),
             slice_left: u64::MAX,
             listed: 0,
             gave_up: false,
             uncorrected: HashMap::new(),
-            reached: Target { kind: Kind(0), id: TargetId(0) },
+            reached: (Target { kind: Kind(0), id: TargetId(0) }, Metric(0)),
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
             clean: true,
             cut_short: AtomicBool::new(false),
             pending: Pending::new(),
-            fields_seen: HashMap::new(),
+            counted_seen: HashMap::new(),
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
         };
         let result = run.compare_all().await;
@@ -368,6 +371,15 @@ impl Run<'_> {
 
     fn name(&self, target: Target) -> String {
         format!("{}:{}", self.on.kinds.name(target.kind), target.id)
+    }
+
+    /// Whether like records are recounted: they are the truth of likes, `counter` is that of all else.
+    fn recounts(&self) -> bool {
+        self.is_like() && matches!(self.order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_))
+    }
+
+    fn is_like(&self) -> bool {
+        self.metric == self.on.metrics.like()
     }
 
     fn next_number(&mut self) -> u64 {

@@ -45,7 +45,7 @@ impl Run<'_> {
         self.report.checked += targets.len() as u64;
         let Looks { looks, truths } = self.look(targets, Duration::ZERO).await?;
         self.note_unknown(targets.iter().filter(|target| !looks.contains_key(target)));
-        if self.recounts {
+        if self.recounts() {
             self.correct_counters(&truths, |_| true).await?;
         }
         for (target, look) in &looks {
@@ -82,7 +82,7 @@ impl Run<'_> {
         self.pause(grace).await;
         let Looks { looks, truths } = self.look(&pending.keys().copied().collect::<Vec<_>>(), grace).await?;
         self.note_unknown(pending.keys().filter(|target| !looks.contains_key(target)));
-        if self.recounts {
+        if self.recounts() {
             // In a dry run this look finds off what the first one may have told of.
             let dry_run = self.report.dry_run;
             let told = |target: &Target| dry_run && pending.get(target).is_some_and(|doubt| doubt.told);
@@ -152,7 +152,7 @@ impl Run<'_> {
             self.report.drifted += 1;
             self.report.drift_sum += delta.unsigned_abs();
             self.report.drifted_by_size.note(delta.unsigned_abs());
-            repairs.push(Repair { target: *target, delta, loaded: look.sample.loaded });
+            repairs.push(self.adding(*target, delta, look.sample.loaded));
         }
         if self.report.dry_run || repairs.is_empty() {
             for Repair { target, .. } in &repairs {
@@ -185,7 +185,7 @@ impl Run<'_> {
     /// Repairs, and notes each: before it is made and after.
     async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<Target, Look>) -> Result<Vec<(Target, Repaired)>> {
         let began = Instant::now();
-        let (pass, metric) = (self.next_number(), self.on.metric);
+        let (pass, metric) = (self.next_number(), self.metric);
         let before = |target| looks.get(&target).map_or(0, |look| look.sample.value);
         let intents: Vec<Intent> = repairs
             .iter()
@@ -231,7 +231,7 @@ impl Run<'_> {
                 kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
             );
             if !self.report.dry_run {
-                self.on.store.correct_counter(JOB, self.number, pass, self.on.metric, intent).await?;
+                self.on.store.correct_counter(JOB, self.number, pass, self.metric, intent).await?;
             } else if self.uncorrected.len() < PENDING_MAX {
                 self.uncorrected.insert(target, delta);
             }
@@ -257,7 +257,7 @@ impl Run<'_> {
             }
         }
         if !undecided.is_empty() && !self.report.dry_run {
-            self.on.store.keep_drift_seen(self.on.metric, &undecided).await?;
+            self.on.store.keep_drift_seen(self.metric, &undecided).await?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Run<'_> {
         for target in targets {
             self.report.unknown += 1;
             if self.lists_all {
-                self.report.targets.push(TargetReport::unknown(self.name(*target)));
+                self.report.targets.push(TargetReport::unknown(self.name(*target), self.on.metrics.name(self.metric)));
             }
         }
     }
@@ -275,10 +275,13 @@ impl Run<'_> {
         // What the truth was at the cut is not known of an undecided one: it is told as of now.
         let drift =
             if let Verdict::Drift(drift) = look.verdict { drift } else { look.sample.value - look.truth.counted };
-        if self.lists_all || self.report.targets.len() < LISTED_MAX {
-            let redis = look.sample.value;
+        let redis = look.sample.value;
+        // A target has few of all the numbers that there are.
+        let is_void = !self.is_like() && redis == 0 && look.truth.update_at.is_none();
+        if !is_void && (self.lists_all || self.report.targets.len() < LISTED_MAX) {
             self.report.targets.push(TargetReport {
                 target: self.name(target),
+                metric: self.on.metrics.name(self.metric),
                 redis,
                 mysql: redis - drift,
                 counter: Some(look.truth.counted),

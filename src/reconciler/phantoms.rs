@@ -20,19 +20,27 @@ const LISTED_BUCKETS: usize = 128;
 const SCANNED_TARGETS: usize = 10_000;
 
 impl Run<'_> {
-    /// Searches the buckets that have another number of fields than the samples of all known targets have found in them: one
+    /// Searches the buckets in which another number of targets count than the samples of all known targets have found there: one
     /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
     pub(super) async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
         if !self.on.cache.is_packed() {
             return self.compare_phantom_keys(name, kind).await;
         }
-        let began = Instant::now();
-        let sizes = self.on.cache.bucket_sizes(name, 0..self.on.cache.keys.buckets()).await?;
-        self.warn_of_full_buckets(name, sizes.iter().map(|(_, targets)| targets + 1).max().unwrap_or(0)).await;
+        let (began, all) = (Instant::now(), 0..self.on.cache.keys.buckets());
+        let is_only = self.on.metrics.0.len() == 1;
+        let mut counts = Vec::new();
+        if is_only || self.is_like() {
+            counts = self.on.cache.bucket_sizes(name, all.clone()).await?;
+            self.warn_of_full_buckets(name, counts.iter().map(|(_, targets)| targets + 1).max().unwrap_or(0)).await;
+        }
+        if !is_only {
+            // A target has a field for all of its numbers.
+            counts = self.on.cache.count_numbers(name, self.metric, all).await?;
+        }
         Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-        let seen = std::mem::take(&mut self.fields_seen);
-        let more = |(bucket, size): &(u32, u64)| *size != u64::from(seen.get(bucket).copied().unwrap_or(0));
-        let suspects = sizes.into_iter().filter(more).map(|(bucket, _)| bucket).collect::<Vec<_>>();
+        let seen = std::mem::take(&mut self.counted_seen);
+        let more = |(bucket, count): &(u32, u64)| *count != u64::from(seen.get(bucket).copied().unwrap_or(0));
+        let suspects = counts.into_iter().filter(more).map(|(bucket, _)| bucket).collect::<Vec<_>>();
         self.compare_phantoms_in(name, kind, &suspects).await
     }
 
@@ -44,7 +52,7 @@ impl Run<'_> {
             && !self.is_over()
         {
             let began = Instant::now();
-            let (found, to) = self.on.cache.scan_targets((name, kind), self.on.metric, &from).await?;
+            let (found, to) = self.on.cache.scan_targets((name, kind), self.metric, &from).await?;
             next = to;
             targets.extend(found);
             if targets.len() >= SCANNED_TARGETS || next.is_none() {
@@ -52,7 +60,7 @@ impl Run<'_> {
                 targets.dedup();
                 let unknown = self.unknown_to_mysql(std::mem::take(&mut targets)).await?;
                 // A key stays when its number is repaired to zero.
-                let samples = self.on.cache.sample(&self.on.names, self.on.metric, &unknown).await?;
+                let samples = self.on.cache.sample(&self.on.names, self.metric, &unknown).await?;
                 let counts = |(target, sample): (Target, Option<Sample>)| {
                     Some(target).filter(|_| sample.is_some_and(|it| it.value != 0))
                 };
@@ -81,7 +89,7 @@ impl Run<'_> {
                 break;
             }
             let began = Instant::now();
-            let targets = self.on.cache.targets_in(name, kind, some).await?;
+            let targets = self.on.cache.targets_in((name, kind), self.metric, some).await?;
             phantoms.extend(self.unknown_to_mysql(targets).await?);
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
             if phantoms.len() >= self.pace.page() {
@@ -115,8 +123,8 @@ impl Run<'_> {
     /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
     async fn unknown_to_mysql(&self, mut targets: Vec<Target>) -> Result<Vec<Target>> {
         // Counters first: they are few point reads each, and nearly every target has one.
-        for recount in [false, true] {
-            let truths = self.on.store.truths(self.on.metric, &targets, recount).await?;
+        for recount in [false, true].into_iter().filter(|recount| !recount || self.is_like()) {
+            let truths = self.on.store.truths(self.metric, &targets, recount).await?;
             let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
             targets.retain(|target| !truths.get(target).is_some_and(is_known));
         }

@@ -32,7 +32,7 @@ impl Shown for Progress {
     }
 
     fn words(&self, elapsed: Duration) -> String {
-        let mut text = format!("{} targets checked", self.checked);
+        let mut text = format!("{} counters checked", self.checked);
         if let Some(percent) = show::percent(self.done, self.total) {
             // A String can't fail.
             let _ = write!(text, " (about {percent} %)");
@@ -73,10 +73,10 @@ mod tests {
         let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
         assert_eq!(
             progress.words(Duration::from_secs(10)),
-            "100 targets checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
+            "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
         );
         progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
         assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));
-        assert!(Progress::default().words(Duration::ZERO).starts_with("0 targets checked, 0 a second, 0 drifted"));
+        assert!(Progress::default().words(Duration::ZERO).starts_with("0 counters checked, 0 a second, 0 drifted"));
     }
 }

@@ -14,9 +14,9 @@ use super::page::Doubt;
 use super::report::Steps;
 use super::{Mode, Reconciler, Run};
 use crate::cache::counters::Sample;
-use crate::model::{Kind, Target, TargetId};
+use crate::model::{Kind, Metric, Target, TargetId};
 use crate::runtime::fault;
-use crate::store::counters::{LAST, Range, Recount};
+use crate::store::ranges::{LAST, Range, Recount};
 
 /// A page that waits to be read: its sample is taken, and its fence committed.
 pub(super) struct Sampled {
@@ -26,7 +26,7 @@ pub(super) struct Sampled {
     samples: Vec<Option<Sample>>,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
     /// Lists, samples and fences the page that follows `after`. None at the end of the kind or the slice, or when the run
     /// is over.
     pub(super) async fn sample_range(&mut self, kind: Kind, after: TargetId) -> Result<Option<Sampled>> {
@@ -40,22 +40,27 @@ impl Run<'_> {
         let limit = self.pace.page().min(usize::try_from(self.slice_left).unwrap_or(usize::MAX));
         let page_began = Instant::now();
         let began = page_began;
-        let range = self.on.store.list_range(kind, self.on.metric, after, limit).await?;
+        let range = self.on.store.list_range(kind, self.metric, after, limit).await?;
         Steps::add(&mut self.report.steps_ms.list, began.elapsed());
         self.slice_left = self.slice_left.saturating_sub(range.rows);
         self.listed += range.rows;
         let began = Instant::now();
-        let samples = self.on.cache.sample(&self.on.names, self.on.metric, &range.targets).await?;
+        let samples = self.on.cache.sample(&self.on.names, self.metric, &range.targets).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
         fault::point("reconcile:sampled");
         self.fence(Duration::ZERO).await?;
         Ok(Some(Sampled { range, took: page_began.elapsed(), samples }))
     }
 
+    /// What the page in hand is read with, while the next one is sampled.
+    pub(super) fn reading(&self) -> Reading<'a> {
+        Reading { on: self.on, metric: self.metric, is_like: self.is_like() }
+    }
+
     /// Judges a page by what was read of it.
     pub(super) fn judge_range(&mut self, sampled: Sampled, recount: &Recount) {
         let Sampled { range, samples, .. } = sampled;
-        let skew = self.on.limits.skew();
+        let (skew, is_like) = (self.on.limits.skew(), self.is_like());
         self.report.checked += range.targets.len() as u64;
         let mut rows = recount.rows.iter().copied().peekable();
         let mut changed = recount.changed.iter().copied().peekable();
@@ -70,12 +75,12 @@ impl Run<'_> {
                 self.note_unknown([target].into_iter());
                 continue;
             };
-            if sample.exists && matches!(self.order.mode, Mode::Full | Mode::Layout) {
-                *self.fields_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
+            if sample.value != 0 && matches!(self.order.mode, Mode::Full | Mode::Layout) {
+                *self.counted_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
             }
             let busy = update_at.is_some_and(|update_at| update_at > sample.cut.before(skew));
             match sample.value - liked {
-                _ if busy || liked != *counted => self.doubt(*target, Doubt::default()),
+                _ if busy || (is_like && liked != *counted) => self.doubt(*target, Doubt::default()),
                 0 => self.report.exact += 1,
                 drift => self.doubt(*target, Doubt { drift: Some(drift), told: false }),
             }
@@ -92,11 +97,23 @@ impl Run<'_> {
     }
 }
 
+/// What a page is read with.
+pub(super) struct Reading<'a> {
+    on: &'a Reconciler,
+    metric: Metric,
+    is_like: bool,
+}
+
 /// Reads a sampled page. None where it has too many targets without a counter. Milliseconds that it took, too.
-pub(super) async fn read_range(on: &Reconciler, sampled: &Sampled) -> Result<(Option<Recount>, Duration)> {
+pub(super) async fn read_range(reading: Reading<'_>, sampled: &Sampled) -> Result<(Option<Recount>, Duration)> {
+    let Reading { on, metric, is_like } = reading;
     let began = Instant::now();
     let first_cut = sampled.samples.iter().flatten().map(|sample| sample.cut).min();
     let since = first_cut.map(|cut| cut.before(on.limits.skew()));
-    let recount = on.store.recount_range(on.metric, &sampled.range, since).await?;
+    let recount = if is_like {
+        on.store.recount_range(metric, &sampled.range, since).await?
+    } else {
+        Some(on.store.count_range(metric, &sampled.range, since).await?)
+    };
     Ok((recount, began.elapsed()))
 }

@@ -22,7 +22,8 @@ use super::report::Steps;
 use super::{Mode, Run};
 use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
 use crate::cache::layout::Loaded;
-use crate::model::{Kind, Micros, Target, TargetId};
+use crate::config::{Ruled, Writes};
+use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 
 /// Counters that are read and added at once: 8,192 buckets get some 12 of them each.
@@ -39,7 +40,7 @@ struct Loading {
     /// By bucket: its cut and its state.
     buckets: HashMap<u32, (Micros, Loaded)>,
     /// What they held at their cuts, where it was not zero.
-    held: HashMap<Target, i64>,
+    held: HashMap<(Target, Metric), i64>,
 }
 
 impl Run<'_> {
@@ -87,24 +88,23 @@ impl Run<'_> {
     /// Loads buckets of one kind, as many as memory allows; says which bucket is the next.
     async fn load_some(&mut self, name: &str, kind: Kind, from: u32) -> Result<u32> {
         let Lost { buckets, held, next } =
-            self.on.cache.begin_load((name, kind), self.on.metric, self.number, from, FIELDS_MAX).await?;
+            self.on.cache.begin_load((name, kind), &self.on.metrics.codes(), self.number, from, FIELDS_MAX).await?;
         if buckets.is_empty() {
             return Ok(next);
         }
         let loading = Loaded::Loading { generation: self.number, pass: 0 };
         let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
         let mut loading = Loading { buckets, held };
-        let busy = if self.on.cache.is_packed() {
-            self.load_packed(kind, &mut loading).await?
-        } else {
-            self.load_keys(kind, &mut loading).await?
-        };
-        if self.is_over() {
-            return Ok(next);
+        if self.on.cache.is_packed() {
+            // For all metrics: the cuts are the buckets'.
+            self.fence(Duration::ZERO).await?;
         }
-        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
-        for some in busy.chunks(WATCHED_MAX) {
-            self.load_busy(&mut loading, some).await?;
+        for metric in self.on.metrics.codes() {
+            self.metric = metric;
+            self.load_metric(kind, &mut loading).await?;
+            if self.is_over() {
+                return Ok(next);
+            }
         }
         fault::point("reconcile:loaded");
         let states = loading.buckets.keys().copied().collect::<Vec<_>>();
@@ -112,12 +112,28 @@ impl Run<'_> {
         Ok(next)
     }
 
+    /// Adds what the buckets lacked of one metric.
+    async fn load_metric(&mut self, kind: Kind, loading: &mut Loading) -> Result<()> {
+        let busy = if self.on.cache.is_packed() {
+            self.load_packed(kind, loading).await?
+        } else {
+            self.load_keys(kind, loading).await?
+        };
+        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
+        for some in busy.chunks(WATCHED_MAX) {
+            if self.is_over() {
+                break;
+            }
+            self.load_busy(loading, some).await?;
+        }
+        Ok(())
+    }
+
     /// Adds what the buckets lacked at their cuts. Gives those that are busy.
     async fn load_packed(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
-        self.fence(Duration::ZERO).await?;
         let mut busy = Vec::new();
-        let (on, skew) = (self.on, self.on.limits.skew());
-        let page = |after| on.store.counted_after(kind, on.metric, after, PAGE_COUNTERS);
+        let (on, metric, skew) = (self.on, self.metric, self.on.limits.skew());
+        let page = |after| on.store.counted_after(kind, metric, after, PAGE_COUNTERS);
         let mut truths = page(TargetId(0)).await?;
         while !self.is_over() {
             let Some((last, ..)) = truths.last() else { break };
@@ -126,11 +142,11 @@ impl Run<'_> {
             for (id, counted, update_at) in truths {
                 let target = Target { kind, id };
                 let Some((cut, state)) = loading.buckets.get(&self.on.cache.keys.bucket(target)) else { continue };
-                let held = loading.held.remove(&target).unwrap_or(0);
+                let held = loading.held.remove(&(target, metric)).unwrap_or(0);
                 if update_at > cut.before(skew) {
                     busy.push(target);
                 } else if counted != held {
-                    repairs.push(Repair { target, delta: counted - held, loaded: *state });
+                    repairs.push(self.adding(target, counted - held, *state));
                 }
             }
             // The next page is read while this one is added.
@@ -144,9 +160,9 @@ impl Run<'_> {
     /// by page. Gives those that are busy.
     async fn load_keys(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
         let mut busy = Vec::new();
-        let (on, mut after) = (self.on, TargetId(0));
+        let (on, metric, mut after) = (self.on, self.metric, TargetId(0));
         while !self.is_over() {
-            let page = on.store.counted_after(kind, on.metric, after, PAGE_KEYS).await?;
+            let page = on.store.counted_after(kind, metric, after, PAGE_KEYS).await?;
             let Some((last, ..)) = page.last() else { break };
             after = *last;
             let targets: Vec<Target> = page
@@ -160,7 +176,7 @@ impl Run<'_> {
                 match look.verdict {
                     Verdict::Drift(0) => {}
                     Verdict::Drift(drift) => {
-                        repairs.push(Repair { target, delta: -drift, loaded: look.sample.loaded });
+                        repairs.push(self.adding(target, -drift, look.sample.loaded));
                     }
                     Verdict::Busy => busy.push(target),
                 }
@@ -177,9 +193,7 @@ impl Run<'_> {
         let repairs: Vec<Repair> = looks
             .iter()
             .filter_map(|(target, look)| match look.verdict {
-                Verdict::Drift(drift) if drift != 0 => {
-                    Some(Repair { target: *target, delta: -drift, loaded: look.sample.loaded })
-                }
+                Verdict::Drift(drift) if drift != 0 => Some(self.adding(*target, -drift, look.sample.loaded)),
                 _ => None,
             })
             .collect();
@@ -211,7 +225,7 @@ impl Run<'_> {
         let pass = self.next_number();
         fault::point("reconcile:loading");
         let keys = &self.on.cache.keys;
-        for (target, repaired) in self.on.cache.repair(&self.on.names, self.on.metric, pass, repairs).await? {
+        for (target, repaired) in self.on.cache.repair(&self.on.names, self.metric, pass, repairs).await? {
             let bucket = keys.bucket(target);
             match repaired {
                 Repaired::Done | Repaired::BelowZero => {
@@ -234,5 +248,21 @@ impl Run<'_> {
             self.on.kinds.0.iter().map(|(name, code)| (name.clone(), Kind(*code))).collect();
         kinds.sort_unstable_by_key(|(_, kind)| *kind);
         kinds
+    }
+
+    /// What is added to a number of the metric in hand. What the daemon counts passes below zero where events come in another order than
+    /// they happened.
+    pub(super) fn adding(&self, target: Target, delta: i64, loaded: Loaded) -> Repair {
+        let Ruled { writer, below_zero, .. } = self.on.rules.of(target.kind, self.metric);
+        Repair { target, delta, below_zero: below_zero || writer == Writes::Daemon, loaded }
+    }
+
+    /// Each kind's metrics, in the order of their codes.
+    pub(super) fn numbers(&self) -> Vec<(String, Kind, Metric)> {
+        let metrics = self.on.metrics.codes();
+        let of_kind = |(name, kind): (String, Kind)| {
+            metrics.iter().map(|metric| (name.clone(), kind, *metric)).collect::<Vec<_>>()
+        };
+        self.kinds().into_iter().flat_map(of_kind).collect()
     }
 }

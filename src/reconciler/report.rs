@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::config::LIKE;
 use crate::job;
 use crate::model::Micros;
 
@@ -23,7 +24,7 @@ pub enum End {
     Braked,
 }
 
-/// The result of one run. All numbers are of targets unless said otherwise.
+/// The result of one run. All numbers are of counters, which are a target's number of one metric each, unless said otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// `changed`, `full`, `scrub`, `rebuild`, `layout` or `targets`.
@@ -167,7 +168,9 @@ pub struct Slice {
 pub struct TargetReport {
     /// `video:42`.
     pub target: String,
-    /// Its number in Redis at the last look.
+    /// Which of its numbers: a name of `[metrics]`.
+    pub metric: String,
+    /// The number in Redis at the last look.
     pub redis: i64,
     /// Its true number as of the same cut.
     pub mysql: i64,
@@ -193,8 +196,8 @@ impl Report {
 }
 
 impl TargetReport {
-    pub(super) fn unknown(target: String) -> Self {
-        Self { target, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict: "unknown" }
+    pub(super) fn unknown(target: String, metric: String) -> Self {
+        Self { target, metric, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict: "unknown" }
     }
 
     /// The verdict in words.
@@ -243,7 +246,7 @@ fn write_row<const N: usize>(
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
-        write!(f, "{mode}: {checked} targets checked, {exact} exact, {drifted} drifted by {drift_sum} in all, ")?;
+        write!(f, "{mode}: {checked} counters checked, {exact} exact, {drifted} drifted by {drift_sum} in all, ")?;
         write!(f, "{repaired} repaired, {transient} transient")?;
         for (count, what) in [
             (self.busy, "judged while busy"),
@@ -302,8 +305,9 @@ impl Report {
             write!(f, "\n  on the way      {in_flight} messages, of whichever target")?;
         }
         for line in &self.targets {
-            let TargetReport { target, redis, mysql, counter, rows, added, verdict } = line;
-            write!(f, "\n  {target}: {verdict}, Redis {redis}, MySQL {mysql}")?;
+            let TargetReport { target, metric, redis, mysql, counter, rows, added, verdict } = line;
+            let metric = if metric == LIKE { String::new() } else { format!(" {metric}") };
+            write!(f, "\n  {target}{metric}: {verdict}, Redis {redis}, MySQL {mysql}")?;
             if *added != 0 {
                 write!(f, ", added {added:+}")?;
             }
@@ -331,7 +335,7 @@ mod tests {
     fn every_verdict_has_words_of_its_own() {
         let words: std::collections::BTreeSet<&str> =
             ["exact", "repaired", "drifted", "transient", "undecided", "unknown", "left"]
-                .map(|verdict| TargetReport { verdict, ..TargetReport::unknown(String::new()) }.why())
+                .map(|verdict| TargetReport { verdict, ..TargetReport::unknown(String::new(), String::new()) }.why())
                 .into();
         assert_eq!(words.len(), 7);
     }
@@ -340,6 +344,7 @@ mod tests {
     fn a_report_reads_as_a_sentence() {
         let line = TargetReport {
             target: "video:42".to_owned(),
+            metric: "like".to_owned(),
             redis: 7,
             mysql: 5,
             counter: Some(5),
@@ -363,7 +368,7 @@ mod tests {
         };
         assert_eq!(
             format!("{report:#}"),
-            "full: 10 targets checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
+            "full: 10 counters checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
              drift by size   2-9: 1\n  \
              time by step    sample: 1.2 s, read: 0.0 s\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"

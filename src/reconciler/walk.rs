@@ -15,7 +15,7 @@ use super::{JOB, Mode, Run};
 use crate::model::{Kind, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
-use crate::store::counters::Range;
+use crate::store::ranges::Range;
 
 /// How long targets are pending at most before a full run looks at them again: what it may have to do twice.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
@@ -23,7 +23,8 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Targets whose events have told of a drift, which one run looks at first.
 const SEEN_MAX: usize = 5_000;
 
-/// How far a full run has come: all targets up to this one, and the phantoms of the kinds before its own, are compared.
+/// How far a full run has come: the kind's numbers of this metric are compared up to this target, and all of the metrics and kinds
+/// before it, with their phantoms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
@@ -33,6 +34,7 @@ struct Checkpoint {
     /// When the run began that went from the first target on, by Redis' clock.
     began: i64,
     kind: u8,
+    metric: u8,
     target_id: u64,
 }
 
@@ -42,7 +44,12 @@ impl Run<'_> {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
             self.listed = targets.len() as u64;
             self.report.in_flight = Some(self.fences.waiting().await?);
-            return self.compare_these(&targets.into_iter().collect::<Vec<_>>()).await;
+            let targets: Vec<Target> = targets.into_iter().collect();
+            for metric in self.on.metrics.codes() {
+                self.metric = metric;
+                self.compare_these(&targets).await?;
+            }
+            return Ok(());
         }
         self.unload_stale().await?;
         self.rebuild().await?;
@@ -72,9 +79,30 @@ impl Run<'_> {
         let layout = self.on.cache.keys.layout().full_name();
         let from = self.on.store.last_cut(JOB, &layout).await?.unwrap_or(Micros(0));
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
-        let total = self.on.store.count_changed(self.on.metric, start).await?;
+        let mut total = 0;
+        for metric in self.on.metrics.codes() {
+            total += self.on.store.count_changed(metric, start).await?;
+        }
         self.progress.send_modify(|progress| progress.total = Some(total));
-        let seen = self.on.store.drift_seen(self.on.metric, SEEN_MAX).await?;
+        let mut seen = Vec::new();
+        for metric in self.on.metrics.codes() {
+            self.metric = metric;
+            seen.push((metric, self.compare_changed_of(start).await?));
+        }
+        // What was left must be looked at again, by the next run of this kind.
+        let complete = self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed);
+        self.report.cut = Some(if complete { until.0 } else { from.0 });
+        if complete && !self.report.dry_run {
+            for (metric, seen) in seen {
+                self.on.store.forget_drift_seen(metric, &seen).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what changed of one metric; gives what its events had told of.
+    async fn compare_changed_of(&mut self, start: Micros) -> Result<Vec<(Target, Micros)>> {
+        let seen = self.on.store.drift_seen(self.metric, SEEN_MAX).await?;
         let first: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
         // Not settled by themselves: what is off of them is few of all that is compared, or too much.
         for page in first.chunks(self.pace.page()) {
@@ -86,7 +114,7 @@ impl Run<'_> {
         let mut before = ChangedBefore::NEWEST;
         while !self.is_over() {
             let (limit, began) = (self.pace.page(), Instant::now());
-            let rows = self.on.store.changed_targets(self.on.metric, start, before, limit).await?;
+            let rows = self.on.store.changed_targets(self.metric, start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
             self.listed += rows.len() as u64;
             let targets: BTreeSet<Target> =
@@ -96,13 +124,7 @@ impl Run<'_> {
             before = *last;
         }
         self.settle().await?;
-        // What was left must be looked at again, by the next run of this kind.
-        let complete = self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed);
-        self.report.cut = Some(if complete { until.0 } else { from.0 });
-        if complete && !self.report.dry_run {
-            self.on.store.forget_drift_seen(self.on.metric, &seen).await?;
-        }
-        Ok(())
+        Ok(seen)
     }
 
     /// Compares every target that MySQL or Redis knows.
@@ -118,19 +140,21 @@ impl Run<'_> {
         // For the bar alone. Of what is left of a run nobody knows it.
         let total = self.on.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
         self.progress.send_modify(|progress| progress.total = total);
-        for (name, kind) in self.kinds() {
+        for (name, kind, metric) in self.numbers() {
+            let place = resumed.as_ref().map(|checkpoint| (checkpoint.kind, checkpoint.metric));
             let after = match &resumed {
-                Some(checkpoint) if checkpoint.kind > kind.0 => continue,
-                Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
+                Some(checkpoint) if place == Some((kind.0, metric.0)) => TargetId(checkpoint.target_id),
+                Some(_) if place > Some((kind.0, metric.0)) => continue,
                 _ => TargetId(0),
             };
             if self.is_over() {
                 break;
             }
-            self.fields_seen.clear();
-            self.compare_known(kind, after, |kind, after, clean| {
-                let layout = layout.clone();
-                serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind: kind.0, target_id: after.0 })
+            self.metric = metric;
+            self.counted_seen.clear();
+            self.compare_known(kind, after, |after, clean| {
+                let (layout, kind, metric) = (layout.clone(), kind.0, metric.0);
+                serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind, metric, target_id: after.0 })
             })
             .await?;
             if self.is_over() {
@@ -181,16 +205,16 @@ impl Run<'_> {
         &mut self,
         kind: Kind,
         after: TargetId,
-        checkpoint: impl Fn(Kind, TargetId, bool) -> serde_json::Result<String>,
+        checkpoint: impl Fn(TargetId, bool) -> serde_json::Result<String>,
     ) -> Result<()> {
         let mut settled = Instant::now();
         let mut reached = after;
         let mut next = self.sample_range(kind, after).await?;
         while let Some(sampled) = next {
-            let (on, targets, sampling) = (self.on, sampled.range.targets.len(), sampled.took);
+            let (read, targets, sampling) = (self.reading(), sampled.range.targets.len(), sampled.took);
             let (after, place) = (sampled.range.until, sampled.range.targets.last().copied());
             let ((recount, took), following) =
-                tokio::try_join!(read_range(on, &sampled), self.sample_range(kind, after))?;
+                tokio::try_join!(read_range(read, &sampled), self.sample_range(kind, after))?;
             Steps::add(&mut self.report.steps_ms.read, took);
             match recount {
                 Some(recount) => self.judge_range(sampled, &recount),
@@ -209,12 +233,12 @@ impl Run<'_> {
                 self.settle().await?;
                 settled = Instant::now();
             }
-            self.note_checkpoint(&checkpoint(kind, reached, self.is_clean())?).await?;
+            self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await?;
             next = following;
         }
         self.settle().await?;
-        self.reached = Target { kind, id: reached };
-        self.note_checkpoint(&checkpoint(kind, reached, self.is_clean())?).await
+        self.reached = (Target { kind, id: reached }, self.metric);
+        self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await
     }
 
     /// Whether nothing was off, from the first target on.

@@ -14,6 +14,7 @@ pub mod letters;
 pub mod likes;
 pub mod partitions;
 pub mod places;
+pub mod ranges;
 pub mod repairs;
 pub mod runs;
 pub mod schema;

@@ -31,7 +31,7 @@ async fn the_report_for_programs_is_stable() {
     assert_eq!(
         lines,
         [
-            "targets: 1 targets checked, 1 exact, 0 drifted by 0 in all, 0 repaired, 0 transient; a dry run: nothing was \
+            "targets: 1 counters checked, 1 exact, 0 drifted by 0 in all, 0 repaired, 0 transient; a dry run: nothing was \
              changed",
             "  on the way      0 messages, of whichever target",
             "  video:2: exact, Redis 2, MySQL 2",
@@ -53,10 +53,10 @@ async fn a_terminal_shows_how_far_a_run_is() {
         .unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let shown = stdout(&output);
-    assert!(shown.contains("10 targets checked (about "), "{shown}");
+    assert!(shown.contains("10 counters checked (about "), "{shown}");
     assert!(shown.contains("now after video:10"), "{shown}");
     // The bar is gone before the report comes, and nothing else stands in its line.
-    let report = shown.lines().rev().find(|line| line.contains("full: 30 targets checked, 30 exact")).unwrap();
+    let report = shown.lines().rev().find(|line| line.contains("full: 30 counters checked, 30 exact")).unwrap();
     assert!(report.rsplit('\r').next().unwrap().trim_start_matches("\u{1b}[2K").starts_with("full: "), "{report:?}");
     assert!(daemon.stop().success());
     world.close().await;
