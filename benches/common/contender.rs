@@ -159,6 +159,27 @@ impl Running {
         }
     }
 
+    /// Waits until each of `partitions` is consumed.
+    pub async fn consuming(&mut self, partitions: u16) -> Result<()> {
+        for _ in 0..partitions {
+            while self.next().await? != Said::Consuming {}
+        }
+        Ok(())
+    }
+
+    /// Waits until so many events are committed; gives the number of transactions, and how many milliseconds those took together.
+    pub async fn committed(&mut self, wanted: u64) -> Result<(u64, f64)> {
+        let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
+        while committed < wanted {
+            if let Said::Committed { events, write_ms } = self.next().await? {
+                committed += events;
+                batches += 1;
+                writing_ms += write_ms;
+            }
+        }
+        Ok((batches, writing_ms))
+    }
+
     /// SIGTERM, and waits for the end.
     pub async fn stop(mut self) -> Result<()> {
         let pid = self.pid()?.to_string();

@@ -26,9 +26,14 @@ pub async fn preload(
     events: impl Iterator<Item = (LikeEvent, Option<i64>)>,
     per_message: usize,
 ) -> Result<()> {
+    preload_messages(world, messages(events, per_message)).await
+}
+
+/// Publishes messages, each a routing key and a body, while they are generated.
+pub async fn preload_messages(world: &World, messages: impl Iterator<Item = (String, Vec<u8>)>) -> Result<()> {
     let publisher = world.broker.connect_publisher("bench").await?;
     let exchange = world.broker.exchange();
-    stream::iter(messages(events, per_message))
+    stream::iter(messages)
         .map(|(key, body)| {
             let (publisher, exchange) = (&publisher, &exchange);
             async move { publisher.publish(exchange, &key, &body).await }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tallyd::event::LikeEvent;
 use tokio::time::Instant;
 
-use crate::common::contender::{Contender, Keeps, Runs, Said};
+use crate::common::contender::{Contender, Keeps, Runs};
 use crate::common::cpu::{Processes, Used, peak_rss_mib};
 use crate::common::model::Model;
 use crate::common::preload;
@@ -89,16 +89,9 @@ async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Pr
     arguments.extend(load.hot.then(|| "--hot".to_owned()));
     let mut running = contender.start(world, &arguments)?;
     let pid = running.pid()?;
-    while running.next().await? != Said::Consuming {}
+    running.consuming(1).await?;
     let (began, before) = (Instant::now(), servers.used(Some(pid))?);
-    let (mut committed, mut batches, mut writing_ms) = (0, 0, 0.0);
-    while committed < load.events {
-        if let Said::Committed { events, write_ms } = running.next().await? {
-            committed += events;
-            batches += 1;
-            writing_ms += write_ms;
-        }
-    }
+    let (batches, writing_ms) = running.committed(load.events).await?;
     let seconds = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
     let peak_rss_mib = peak_rss_mib(pid)?;

@@ -1,0 +1,111 @@
+//! A queue full of events, drained by the daemon.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use sqlx::Row;
+use tallyd::event::encode_count;
+use tallyd::model::{Micros, TargetId};
+use tokio::time::Instant;
+
+use crate::Ran;
+use crate::common::contender::Contender;
+use crate::common::cpu::Processes;
+use crate::common::model::Model;
+use crate::common::preload::{preload, preload_messages, rest};
+use crate::common::workload::{USERS, Workload};
+use crate::common::world::{Setup, World, stack};
+
+/// What the queue holds: Zipf 1.0 over 100,000 targets, but for the hot one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Queue {
+    /// Likes and unlikes.
+    Likes,
+    /// Counts of a metric that API servers count in Redis.
+    Counts,
+    /// Counts of one that the daemon adds to Redis: each batch leaves a row in the outbox.
+    CountsByDaemon,
+    /// Counts of one single target.
+    HotCounts,
+}
+
+const BY_API: &str = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
+const BY_DAEMON: &str = "[metrics]\nlike = 1\nview = 2\n";
+
+impl Queue {
+    pub const ALL: [Self; 4] = [Self::Likes, Self::Counts, Self::CountsByDaemon, Self::HotCounts];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Likes => "likes",
+            Self::Counts => "counts",
+            Self::CountsByDaemon => "counts-by-daemon",
+            Self::HotCounts => "hot-counts",
+        }
+    }
+
+    /// Fills the queue of a new world, drains it, and compares the counters with the model.
+    pub async fn run(self, events: u64) -> Result<Ran> {
+        let metrics = if self == Self::CountsByDaemon { BY_DAEMON } else { BY_API };
+        let world = World::new(self.name(), Setup { metrics, ..Setup::default() }).await?;
+        let ran = self.run_in(&world, events).await.with_context(|| self.name());
+        world.close().await?;
+        ran
+    }
+
+    async fn run_in(self, world: &World, events: u64) -> Result<Ran> {
+        let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
+        let likes = Workload::new(1).take(usize::try_from(events)?);
+        let mut sums = BTreeMap::new();
+        if self == Self::Likes {
+            preload(world, likes.map(|event| (event, None)), 1).await?;
+        } else {
+            let targets = likes.map(|event| if self == Self::HotCounts { TargetId(1) } else { event.target.id });
+            preload_messages(world, counts(targets.inspect(|id| *sums.entry(id.0).or_insert(0) += 1))).await?;
+        }
+        rest(servers).await?;
+        let mut running = Contender::tallyd(self.name(), 1).start(world, &[])?;
+        running.consuming(1).await?;
+        let began = Instant::now();
+        let (batches, _) = running.committed(events).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        running.stop().await?;
+        world.assert_drained().await?;
+        if self == Self::Likes {
+            let model = Model::of(Workload::new(1).take(usize::try_from(events)?));
+            model.assert_rows(&world.pool, USERS).await?;
+            model.assert_counters(&world.pool).await?;
+        } else {
+            assert_sums(world, &sums).await?;
+        }
+        Ok(Ran {
+            events_per_second: events as f64 / seconds,
+            events_per_batch: events as f64 / batches as f64,
+            ledger_bytes: None,
+        })
+    }
+}
+
+/// A count of one view for each target: routing key and body.
+fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
+    let now = Micros::now();
+    (0_i64..).zip(targets).map(move |(number, id)| {
+        // Ten microseconds apart, up to now.
+        let at = Micros(now.0 - 60_000_000 + number * 10);
+        (id.to_string(), encode_count(id, ("video", "view"), 1, at, &format!("view-{number}")))
+    })
+}
+
+/// Fails unless every counter of views is right, summed over its slots.
+pub async fn assert_sums(world: &World, sums: &BTreeMap<u64, i64>) -> Result<()> {
+    let rows = sqlx::query(
+        "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id",
+    )
+    .fetch_all(&world.pool)
+    .await?;
+    let read = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+    let read: BTreeMap<u64, i64> = read.collect::<Result<_, sqlx::Error>>()?;
+    ensure!(read == *sums, "the counters of views are not what they should be");
+    Ok(())
+}

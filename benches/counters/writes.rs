@@ -1,0 +1,171 @@
+//! Counts written straight to MySQL, without a broker: what each part of a batch costs there.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use sqlx::{Connection, MySqlConnection};
+use tallyd::consumer::batch::{distinct, entry, sums};
+use tallyd::event::{CountEvent, EventId};
+use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
+use tallyd::store::{ledger, likes};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::common::cpu::Processes;
+use crate::common::preload::rest;
+use crate::common::workload::Workload;
+use crate::common::world::{Setup, World, stack};
+use crate::drain::assert_sums;
+use crate::{Arguments, Ran};
+
+/// A way to write counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Write {
+    /// One statement and one commit for each, as workers are often written; twice counted when it comes twice.
+    RowByRow,
+    /// Batches without a ledger: what comes twice is counted twice.
+    WithoutLedger,
+    /// Batches as the daemon writes them.
+    WithLedger,
+    /// One hot target, four writers, one row for all.
+    Hot1,
+    /// The same with a row for each writer: as the daemon has it with four partitions.
+    Hot4,
+    /// The same with twice as many rows as writers, which take turns.
+    Hot8,
+}
+
+const VIEW: Metric = Metric(2);
+
+/// Events in a batch: the daemon's default.
+const BATCH: usize = 10_000;
+
+/// Events in a batch of a hot target's writers: what 20,000 events a second bring within 5 ms for four of them.
+const HOT_BATCH: usize = 25;
+
+const WRITERS: usize = 4;
+
+impl Write {
+    pub const ALL: [Self; 6] =
+        [Self::RowByRow, Self::WithoutLedger, Self::WithLedger, Self::Hot1, Self::Hot4, Self::Hot8];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RowByRow => "row-by-row",
+            Self::WithoutLedger => "without-ledger",
+            Self::WithLedger => "with-ledger",
+            Self::Hot1 => "hot-1-slot",
+            Self::Hot4 => "hot-4-slots",
+            Self::Hot8 => "hot-8-slots",
+        }
+    }
+
+    pub async fn run(self, arguments: &Arguments) -> Result<Ran> {
+        let world = World::new(self.name(), Setup::default()).await?;
+        let ran = self.run_in(&world, arguments).await.with_context(|| self.name());
+        world.close().await?;
+        ran
+    }
+
+    async fn run_in(self, world: &World, arguments: &Arguments) -> Result<Ran> {
+        let slots = match self {
+            Self::Hot1 => Some(1),
+            Self::Hot4 => Some(4),
+            Self::Hot8 => Some(8),
+            _ => None,
+        };
+        let single = self == Self::RowByRow || slots.is_some();
+        let events = usize::try_from(if single { arguments.single_events } else { arguments.events })?;
+        let hot = Target { kind: Kind(1), id: TargetId(1) };
+        let targets = Workload::new(1).map(|event| if slots.is_some() { hot } else { event.target });
+        let counts: Vec<CountEvent> = (0_u64..).zip(targets).take(events).map(count).collect();
+        rest(Processes::of_stack(Path::new(&stack("DIR")?))?).await?;
+        let began = Instant::now();
+        let batches = match slots {
+            Some(slots) => write_hot(world, &counts, slots).await?,
+            None => self.write_all(world, &counts).await?,
+        };
+        let seconds = began.elapsed().as_secs_f64();
+        let mut sums = BTreeMap::new();
+        counts.iter().for_each(|count| *sums.entry(count.target.id.0).or_insert(0) += 1);
+        assert_sums(world, &sums).await?;
+        Ok(Ran {
+            events_per_second: events as f64 / seconds,
+            events_per_batch: events as f64 / batches as f64,
+            ledger_bytes: if self == Self::WithLedger { Some(ledger_bytes(world, events).await?) } else { None },
+        })
+    }
+
+    async fn write_all(self, world: &World, counts: &[CountEvent]) -> Result<usize> {
+        let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
+        sqlx::query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut connection).await?;
+        if self == Self::RowByRow {
+            for CountEvent { target, .. } in counts {
+                sqlx::query(
+                    "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, ?, 2, 0, 1, NOW(6)) \
+                     ON DUPLICATE KEY UPDATE value = value + 1, update_at = NOW(6)",
+                )
+                .bind(target.id.0)
+                .execute(&mut connection)
+                .await?;
+            }
+            return Ok(counts.len());
+        }
+        for batch in counts.chunks(BATCH) {
+            write_batch(&mut connection, batch, 0, self == Self::WithLedger).await?;
+        }
+        Ok(counts.len().div_ceil(BATCH))
+    }
+}
+
+fn count((number, target): (u64, Target)) -> CountEvent {
+    let at = Micros(Micros::now().0 - 60_000_000 + number.cast_signed() * 10);
+    CountEvent { target, metric: VIEW, delta: 1, at, id: EventId::of(target, VIEW, &format!("view-{number}")) }
+}
+
+/// A transaction of the consumer, as far as it concerns counts.
+async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slot: u16, ledger: bool) -> Result<()> {
+    let counts = distinct(batch.iter().copied());
+    let mut tx = connection.begin().await?;
+    if ledger {
+        ledger::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
+    }
+    likes::add_differences(&mut tx, slot, &sums(&counts, &Default::default()), (VIEW, &[])).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+/// Four writers, each with every fourth batch.
+async fn write_hot(world: &World, counts: &[CountEvent], slots: usize) -> Result<usize> {
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let batches: Vec<Vec<CountEvent>> =
+            counts.chunks(HOT_BATCH).skip(writer).step_by(WRITERS).map(<[_]>::to_vec).collect();
+        let mut connection = MySqlConnection::connect(world.config.mysql.url.expose()).await?;
+        writers.spawn(async move {
+            sqlx::query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut connection).await?;
+            for (place, batch) in batches.iter().enumerate() {
+                let slot = u16::try_from((writer + place * WRITERS) % slots)?;
+                write_batch(&mut connection, batch, slot, true).await?;
+            }
+            Ok::<(), anyhow::Error>(())
+        });
+    }
+    while let Some(ended) = writers.join_next().await {
+        ended??;
+    }
+    Ok(counts.len().div_ceil(HOT_BATCH))
+}
+
+/// What the ledger takes in MySQL's files for each event, beyond its empty partitions.
+async fn ledger_bytes(world: &World, events: usize) -> Result<f64> {
+    sqlx::query("ANALYZE TABLE applied_event").fetch_all(&world.pool).await?;
+    let bytes: i64 = sqlx::query_scalar(
+        "SELECT CAST(SUM(data_length) AS SIGNED) FROM information_schema.partitions \
+         WHERE table_schema = DATABASE() AND table_name = 'applied_event' AND table_rows > 0",
+    )
+    .fetch_one(&world.pool)
+    .await?;
+    Ok(bytes as f64 / events as f64)
+}
