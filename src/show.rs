@@ -1,5 +1,6 @@
 //! A target's numbers as each server has them, side by side.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::Result;
@@ -8,7 +9,7 @@ use serde::Serialize;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::read::Found;
-use crate::config::{Config, LIKE};
+use crate::config::Config;
 use crate::model::{Metric, Target};
 use crate::store::Store;
 
@@ -26,7 +27,7 @@ pub struct Shown {
 pub struct Number {
     /// Its name.
     pub metric: String,
-    /// In Redis; none where that is unknown, because Redis has lost it or is getting it back, or because it is not kept there.
+    /// In Redis; none where that is unknown, because Redis has lost it or is getting it back.
     pub redis: Option<i64>,
     /// In MySQL's `counter`.
     pub counter: i64,
@@ -39,11 +40,11 @@ pub struct Number {
 /// # Errors
 /// The servers'.
 pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<Shown> {
-    let like = config.metrics.like();
-    let found = cache.read(&KindNames::new(&config.kinds), &[like], &[target]).await?;
-    let redis = match found.first() {
-        Some(Found::Known(likes)) => likes.first().copied(),
-        _ => None,
+    let (like, metrics) = (config.metrics.like(), config.metrics.codes());
+    let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;
+    let redis: BTreeMap<Metric, i64> = match found.into_iter().next() {
+        Some(Found::Known(values)) => metrics.into_iter().zip(values).collect(),
+        _ => BTreeMap::new(),
     };
     let counters = store.numbers(&[target]).await?;
     let rows = store.truths(like, &[target], true).await?.get(&target).and_then(|truth| truth.rows);
@@ -51,7 +52,7 @@ pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target)
     names.sort_unstable();
     let number = |(metric, name): (Metric, &String)| Number {
         metric: name.clone(),
-        redis: redis.filter(|_| metric == like),
+        redis: redis.get(&metric).copied(),
         counter: counters.get(&(target, metric)).copied().unwrap_or(0),
         rows: (metric == like).then(|| rows.unwrap_or(0)),
     };
@@ -61,13 +62,11 @@ pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target)
 
 impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let or_not = |number: Option<i64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let or = |number: &Option<i64>, word: &str| number.map_or_else(|| word.to_owned(), |number| number.to_string());
         writeln!(f, "{}", self.target)?;
         write!(f, "  {:<20}{:>14}{:>14}{:>14}", "metric", "Redis", "counter", "rows")?;
         for Number { metric, redis, counter, rows } in &self.numbers {
-            let unknown = metric == LIKE && redis.is_none();
-            let redis = if unknown { "unknown".to_owned() } else { or_not(*redis) };
-            write!(f, "\n  {metric:<20}{redis:>14}{counter:>14}{:>14}", or_not(*rows))?;
+            write!(f, "\n  {metric:<20}{:>14}{counter:>14}{:>14}", or(redis, "unknown"), or(rows, "-"))?;
         }
         Ok(())
     }

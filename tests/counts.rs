@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use common::{Dice, World, body, eventually, stderr, stdout, target};
 use sqlx::Row;
 use tallyd::event::{LikeEvent, encode_count};
-use tallyd::model::{Micros, TargetId, UserId};
+use tallyd::model::{Metric, Micros, TargetId, UserId};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\ncomment = 4\n";
 
@@ -28,7 +28,7 @@ async fn numbers(world: &World) -> Numbers {
 }
 
 fn view(id: u64, delta: i64, at: Micros, event_id: &str) -> (UserId, Vec<u8>) {
-    (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id))
+    (UserId(id), encode_count(TargetId(id), ("video", "view"), delta, at, event_id, None))
 }
 
 /// By target and metric.
@@ -42,7 +42,7 @@ fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
         let (id, delta) = (1 + dice.below(20), 1 + dice.below(9).cast_signed());
         let (metric, code) = if dice.percent(70) { ("view", 3) } else { ("comment", 4) };
         let at = Micros(now.0 - dice.below(86_400_000_000).cast_signed());
-        let body = encode_count(TargetId(id), ("video", metric), delta, at, &format!("event-{number}"));
+        let body = encode_count(TargetId(id), ("video", metric), delta, at, &format!("event-{number}"), None);
         bodies.push((UserId(number), body));
         *sums.entry((id, code)).or_insert(0) += delta;
     }
@@ -168,7 +168,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let publisher = world.publisher().await;
     let second = Micros::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
-    let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id"));
+    let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
     // The same event, within its second; another number and another target of one happening; and another event.
     let bodies = [
         view(1, 1, at(0), "id"),
@@ -217,7 +217,8 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
 
 #[tokio::test]
 async fn a_targets_numbers_are_shown_side_by_side() {
-    let world = World::new("counts_show", METRICS).await;
+    let rule = "[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
+    let world = World::new("counts_show", &format!("{METRICS}{rule}")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let client = tallyd::client::Client::new(&world.config).unwrap();
@@ -225,7 +226,9 @@ async fn a_targets_numbers_are_shown_side_by_side() {
         client.like(target(42), UserId(user), &[]).await.unwrap();
     }
     let publisher = world.publisher().await;
-    world.publish(&publisher, &[view(42, 9, Micros::now(), "a"), view(42, -2, Micros::now(), "b")]).await;
+    for (delta, event_id) in [(9, "a"), (-2, "b")] {
+        client.add(target(42), Metric(3), delta, event_id).await.unwrap();
+    }
     world.drained(&publisher).await;
     let shown = stdout(&world.tallyd(&["show", "video:42"]));
     let words = |line: usize| shown.lines().nth(line).unwrap().split_whitespace().collect::<Vec<_>>();
@@ -234,7 +237,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     let shown = world.report(&["show", "video:42"]);
     let number = |metric: &str, redis: Option<i64>, counter: i64, rows: Option<i64>| serde_json::json!({ "metric": metric, "redis": redis, "counter": counter, "rows": rows });
     let expected =
-        [number("like", Some(3), 3, Some(3)), number("view", None, 7, None), number("comment", None, 0, None)];
+        [number("like", Some(3), 3, Some(3)), number("view", Some(7), 7, None), number("comment", Some(0), 0, None)];
     assert_eq!(shown, serde_json::json!({ "target": "video:42", "numbers": expected }));
     let refused = world.tallyd(&["show", "film:1"]);
     assert_eq!(refused.status.code(), Some(64));

@@ -109,6 +109,7 @@ macro_rules! script {
 }
 
 pub(crate) static LIKE: Script = script!("like.lua");
+pub(crate) static COUNT: Script = script!("count.lua");
 pub(crate) static TAKE_BACK: Script = script!("take_back.lua");
 pub(crate) static LIMIT: Script = script!("limit.lua");
 pub(crate) static BOARD: Script = script!("board.lua");

@@ -42,7 +42,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`] says how far it came.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
-        self.set(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
+        self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
     /// The user likes the target no longer.
@@ -50,10 +50,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`] says how far it came.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
-        self.set(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
+        self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
 
-    async fn set(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+    async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
         let (clicked, counted) = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
             (clicked, Some(counted)) => (clicked, counted),
             (clicked, None) => return Ok(clicked),
@@ -313,8 +313,8 @@ impl Client {
     }
 }
 
-/// The like counts all the same, and `tallyd layout migrate` finds what it lacks in the second layout.
-fn note_also(answer: Option<crate::cache::Result<Value>>) {
+/// It counts all the same, and `tallyd layout migrate` finds what the second layout lacks.
+pub(super) fn note_also(answer: Option<crate::cache::Result<Value>>) {
     if let Some(Err(error)) = answer {
         debug!(event = "also-uncounted", "{:#}", anyhow::Error::from(error));
     }

@@ -1,9 +1,10 @@
-//! The API servers' side, for Rust: counts a like in Redis at once, once, and publishes its event.
+//! The API servers' side, for Rust: counts a like in Redis at once, once, and publishes its event; other numbers likewise.
 //!
 //! A thin layer over the scripts in lua/, which any language can call: docs/events.md has the contract. The
 //! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
 
 pub mod boards;
+pub mod counts;
 mod filtered;
 mod likes;
 mod numbers;
@@ -17,7 +18,7 @@ use tokio::sync::{Mutex, Semaphore};
 use crate::broker::{Broker, Publisher};
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{self, Board, Config, Kinds};
+use crate::config::{self, Board, Config, Kinds, Rules};
 use crate::event::{LikeEvent, encode_like};
 use crate::model::Metric;
 use crate::store::Store;
@@ -30,7 +31,7 @@ const CONNECTIONS: u32 = 16;
 /// Of these for pages whose numbers Redis doesn't know.
 const READS: usize = 4;
 
-/// Counts and publishes likes. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
+/// Counts and publishes likes and other numbers. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
 pub struct Client {
     cache: Cache,
     /// A second layout, in which everything is counted too.
@@ -43,6 +44,7 @@ pub struct Client {
     /// All of them, by code.
     metrics: Vec<Metric>,
     boards: Vec<Board>,
+    rules: Rules,
     /// For what Redis doesn't know.
     store: Store,
     /// Whether MySQL is asked what users like.
@@ -101,7 +103,7 @@ impl Clicked {
     }
 }
 
-/// What became of a click that counts and could not be published.
+/// What became of what counts and could not be published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenBack {
     /// It no longer counts: to call again is a new click.
@@ -149,6 +151,7 @@ impl Client {
             metric: config.metrics.like(),
             metrics: config.metrics.codes(),
             boards: config.boards.clone(),
+            rules: Rules::new(config),
             store: Store::new(&config.mysql, CONNECTIONS)?,
             clicks_unasked: Unasked::default(),
             reads_unasked: Unasked::default(),
@@ -166,8 +169,12 @@ impl Client {
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
         let Counted { event, count, .. } = counted;
         let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
+        self.publish_body(&event.user.to_string(), &body).await
+    }
+
+    async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<()> {
         let publisher = self.publisher().await?;
-        let published = publisher.publish(&self.broker.exchange(), &event.user.to_string(), &body).await;
+        let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
         if published.is_err() {
             let mut shared = self.publisher.lock().await;
             // Another like may have made a new one already.

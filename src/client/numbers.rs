@@ -27,10 +27,9 @@ pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 /// Who knows a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Redis: every click until now is counted.
+    /// Redis: what API servers count is in it until now, and what the daemon counts as far as it is in MySQL.
     Redis,
-    /// MySQL: because it is none of those that Redis has, or Redis has lost it, or is still getting it back. What happened in the last
-    /// moments is missing.
+    /// MySQL: because Redis has lost it, or is still getting it back. What happened in the last moments is missing.
     Mysql,
 }
 
@@ -55,17 +54,16 @@ impl Numbers {
 }
 
 impl Client {
-    /// The numbers of all metrics for each of up to 1,000 `targets`, in their order. Likes are from Redis, in one round trip for each 500
-    /// targets; the other metrics, and what Redis doesn't know, from MySQL, in one query for each kind. What Redis has lost is noted, so
-    /// that a daemon loads it within seconds; while it isn't loaded a few pages at a time ask MySQL, and nobody knows the numbers of the
-    /// others.
+    /// The numbers of all metrics for each of up to 1,000 `targets`, in their order: from Redis, in one round trip for each 500 targets; and
+    /// what Redis doesn't know from MySQL, in one query for each kind. What Redis has lost is noted, so that a daemon loads it within
+    /// seconds; while it isn't loaded a few pages at a time ask MySQL, and nobody knows the numbers of the others. What by its rule
+    /// is never below zero, and is for a moment, is shown as zero.
     ///
     /// # Errors
     /// More targets; Redis is away.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
         anyhow::ensure!(targets.len() <= READ_TARGETS_MAX, "at most {READ_TARGETS_MAX} targets are read at once");
-        let found = self.cache.read(&self.names, &[self.metric], targets).await?;
-        let unknown = |found: &&Found| !matches!(found, Found::Known(_));
+        let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
             // A hint: who reads must not fail for it, for instance on a replica.
@@ -73,11 +71,8 @@ impl Client {
                 debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
             }
         }
-        let asked: Vec<Target> = if self.metrics.len() > 1 {
-            targets.to_vec()
-        } else {
-            targets.iter().zip(&found).filter(|(_, found)| unknown(found)).map(|(target, _)| *target).collect()
-        };
+        let unknown = targets.iter().zip(&found).filter(|(_, found)| !matches!(found, Found::Known(_)));
+        let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
         let mut stored = None;
         if !asked.is_empty()
             && let Ok(_permit) = self.reads.try_acquire()
@@ -88,18 +83,16 @@ impl Client {
     }
 
     fn numbers(&self, target: Target, found: &Found, stored: Option<&HashMap<(Target, Metric), i64>>) -> Numbers {
-        let likes = if let Found::Known(values) = found { values.first().copied() } else { None };
-        let number = |metric: &Metric| {
-            let number = match (likes, stored) {
-                (Some(value), _) if *metric == self.metric => Number { value, source: Source::Redis },
-                (_, stored) => {
-                    let value = stored?.get(&(target, *metric)).copied().unwrap_or(0);
-                    Number { value, source: Source::Mysql }
-                }
+        let known = if let Found::Known(values) = found { Some(values) } else { None };
+        let number = |(place, metric): (usize, &Metric)| {
+            let (value, source) = match known {
+                Some(values) => (*values.get(place)?, Source::Redis),
+                None => (stored?.get(&(target, *metric)).copied().unwrap_or(0), Source::Mysql),
             };
-            Some((*metric, number))
+            let least = if self.rules.of(target.kind, *metric).below_zero { i64::MIN } else { 0 };
+            Some((*metric, Number { value: value.max(least), source }))
         };
-        Numbers(self.metrics.iter().filter_map(number).collect())
+        Numbers(self.metrics.iter().enumerate().filter_map(number).collect())
     }
 
     /// What MySQL says; none where it doesn't answer in time, or lately didn't.

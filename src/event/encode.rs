@@ -26,21 +26,51 @@ pub fn encode_like(event: &LikeEvent, kind: &str, count: Option<i64>) -> Vec<u8>
     body.to_string().into_bytes()
 }
 
-/// A count's body, as producers send it. `kind` and `metric` are names of the configuration.
+/// A count's body, as producers send it. `kind` and `metric` are names of the configuration, `count` is the number in Redis
+/// after it, where that is known.
 pub fn encode_count(
     target_id: TargetId,
     (kind, metric): (&str, &str),
     delta: i64,
     at: Micros,
     event_id: &str,
+    count: Option<i64>,
 ) -> Vec<u8> {
-    let body = serde_json::json!({
+    let mut body = serde_json::json!({
         "type": "count",
         "kind": kind,
         "target_id": target_id.to_string(),
         "metric": metric,
         "delta": delta,
         "event_id": event_id,
+        "at": at.0,
+    });
+    if let (Some(count), Some(fields)) = (count, body.as_object_mut()) {
+        fields.insert("count".to_owned(), count.into());
+    }
+    body.to_string().into_bytes()
+}
+
+/// The body of an event that sets a number, as producers send it.
+pub fn encode_set(target_id: TargetId, (kind, metric): (&str, &str), value: i64, at: Micros) -> Vec<u8> {
+    let body = serde_json::json!({
+        "type": "set",
+        "kind": kind,
+        "target_id": target_id.to_string(),
+        "metric": metric,
+        "value": value,
+        "at": at.0,
+    });
+    body.to_string().into_bytes()
+}
+
+/// The body of an event that sets a number to zero, as producers send it.
+pub fn encode_reset(target_id: TargetId, (kind, metric): (&str, &str), at: Micros) -> Vec<u8> {
+    let body = serde_json::json!({
+        "type": "reset",
+        "kind": kind,
+        "target_id": target_id.to_string(),
+        "metric": metric,
         "at": at.0,
     });
     body.to_string().into_bytes()

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-pub use encode::{encode_count, encode_fence, encode_like};
+pub use encode::{encode_count, encode_fence, encode_like, encode_reset, encode_set};
 use scalar::Scalar;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};

@@ -72,7 +72,7 @@ fn a_count_is_judged_field_by_field() {
     assert_eq!(id.0, 0xd834_aced_6102_bbdb_286f_8914_1419_beb9_u128.to_be_bytes());
     let expected = CountEvent { target, metric: Metric(3), delta: -2, at: NOW, id };
     assert_eq!(judge(&counted("new", "1")), Ok(Message::Count(expected)));
-    let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1");
+    let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1", Some(7));
     assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Count(expected)));
     let (longest, longer) = (format!("\"{}\"", "\u{e9}".repeat(64)), format!("\"{}\"", "x".repeat(65)));
     for (field, value) in

@@ -177,7 +177,7 @@ fn tallyd_makes_takes_and_refuses_the_counts_of_the_vectors() {
         let (target, metric) = (Target { kind: Kind(kinds()[&event.kind]), id }, Metric(2));
         let understood = CountEvent { target, metric, delta, at, id: EventId::of(target, metric, event_id) };
         assert_eq!(judge(&body), Ok(Message::Count(understood)), "{body}");
-        let encoded = encode_count(id, (&event.kind, &event.metric), delta, at, event_id);
+        let encoded = encode_count(id, (&event.kind, &event.metric), delta, at, event_id, None);
         assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
     }
 }

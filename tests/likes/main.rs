@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod counted;
 mod guard;
 mod servers;
 mod status;

@@ -1,0 +1,110 @@
+-- Changes a number of a target that API servers count in Redis themselves (writer = "api"), and gives the instant of it. Not for
+-- likes: those are lua/like.lua's.
+--
+-- KEYS[1]  where the number is: the target's bucket, for instance c:{video:3a2f}; in the other layouts a key of its own
+-- KEYS[2]  the target's bucket, in the other layouts: its field `_` says whether Redis has lost something
+-- ARGV[1]  the target's id in decimal: the field of a bucket
+-- ARGV[2]  the place of the metric in the field's value: its code in [metrics], from 1. In the layout entity "entity:" and the name of
+--          the hash's field, for instance "entity:view"; in the layout string "string"
+-- ARGV[3]  "add" or "set"
+-- ARGV[4]  what is added, or the number that is set: below 2^53, and above -2^53
+-- ARGV[5]  1 where the number may be less than zero, else 0
+--
+-- Returns { result, at, count, added }.
+--   result  1: it was changed: publish the event. 0: the change would take the number below zero, or further below. Nothing was changed,
+--           and nothing is to be published
+--   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`
+--   count   the number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or is still
+--           getting it back. Then the change is made whatever ARGV[5] says: nobody knows how far above zero the number is
+--   added   by how much the number has changed: what is added the other way round takes the change back
+--
+-- Called twice it counts twice. A number that would no longer be exact (2^53 or more) is refused, and so is a key that
+-- holds something else; nothing is changed then.
+
+-- The last number that is exact, and so is what is one more: whatever is beyond shows.
+local exact = 9007199254740991
+local number = tonumber(ARGV[4])
+if not number or number % 1 ~= 0 or math.abs(number) > exact then
+    return redis.error_reply('ERR count.lua: ARGV[4] is no integer below 2^53')
+end
+local id, place = ARGV[1], tonumber(ARGV[2])
+local field = string.match(ARGV[2], '^entity:(.+)$')
+local values, before, loaded = {}, nil, nil
+
+local function read(text)
+    local value = tonumber(text)
+    return value and value % 1 == 0 and math.abs(value) <= exact and value or false
+end
+
+if place then
+    local found, broken = redis.call('HMGET', KEYS[1], id, '_'), false
+    loaded = found[2]
+    for text in string.gmatch(found[1] and found[1] .. ',' or '', '([^,]*),') do
+        values[#values + 1] = read(text)
+        broken = broken or not values[#values]
+    end
+    if broken then
+        return redis.error_reply('ERR count.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. id)
+    end
+    for missing = #values + 1, place do
+        values[missing] = 0
+    end
+    before = values[place]
+else
+    loaded = redis.call('HGET', KEYS[2], '_')
+    local found
+    if field then
+        found = redis.call('HGET', KEYS[1], field)
+    else
+        found = redis.call('GET', KEYS[1])
+    end
+    before = read(found or '0')
+    if not before then
+        return redis.error_reply('ERR count.lua: ' .. KEYS[1] .. ' holds no number')
+    end
+end
+loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
+
+local added
+if ARGV[3] == 'add' then
+    added = number
+elseif ARGV[3] == 'set' then
+    added = number - before
+else
+    return redis.error_reply('ERR count.lua: ARGV[3] is neither "add" nor "set"')
+end
+-- No zero has a sign.
+local after = before + added + 0
+if math.abs(after) > exact or math.abs(added) > exact then
+    return redis.error_reply('ERR count.lua: the number of ' .. id .. ' would no longer be exact')
+end
+local time = redis.call('TIME')
+local at = string.format('%.0f', time[1] * 1000000 + time[2])
+local below = after < 0 and (added < 0 or ARGV[3] == 'set')
+if below and loaded and ARGV[5] ~= '1' then
+    return { 0, at, before, 0 }
+end
+
+if not place then
+    local by = string.format('%.0f', added)
+    if field then
+        redis.call('HINCRBY', KEYS[1], field, by)
+    else
+        redis.call('INCRBY', KEYS[1], by)
+    end
+    return { 1, at, loaded and after, added }
+end
+values[place] = after
+local filled = #values
+while filled > 0 and values[filled] == 0 do
+    filled = filled - 1
+end
+if filled == 0 then
+    redis.call('HDEL', KEYS[1], id)
+else
+    for index = 1, filled do
+        values[index] = string.format('%.0f', values[index])
+    end
+    redis.call('HSET', KEYS[1], id, table.concat(values, ',', 1, filled))
+end
+return { 1, at, loaded and after, added }

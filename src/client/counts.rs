@@ -1,0 +1,254 @@
+//! Numbers other than likes: changed in Redis where API servers count them, published, and taken back where that fails.
+
+use anyhow::{Context, Result, ensure};
+use redis::Value;
+
+use super::likes::note_also;
+use super::{Client, TakenBack};
+use crate::cache::keys::Place;
+use crate::cache::{COUNT, Cache, Call, text};
+use crate::config::Writes;
+use crate::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, encode_count, encode_reset, encode_set};
+use crate::model::{Metric, Micros, Target};
+
+/// The largest number that is counted exactly, and without its sign the least.
+pub const NUMBER_MAX: i64 = (1 << 53) - 1;
+
+/// How a number changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// By so much, once for each id.
+    Add {
+        /// -2^31 to 2^31.
+        delta: i64,
+        /// 1 to 64 characters; another one for each event of this number.
+        event_id: String,
+    },
+    /// It becomes this.
+    Set(i64),
+    /// It becomes zero.
+    Reset,
+}
+
+/// A number that has changed, or will once the daemon has the event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// Whose number.
+    pub target: Target,
+    /// Which one.
+    pub metric: Metric,
+    /// How it changes.
+    pub change: Change,
+    /// When: by Redis' clock where it was counted there, else by this machine's.
+    pub at: Micros,
+    /// The number in Redis after it; none where that is unknown, or the daemon counts it there.
+    pub count: Option<i64>,
+    /// By how much it has changed in Redis; zero where the daemon counts it.
+    added: i64,
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// It counts, and is published.
+    Counted(Changed),
+    /// It would have taken the number below zero, which its rule doesn't allow: nothing was changed or published.
+    BelowZero {
+        /// The number.
+        count: i64,
+    },
+}
+
+impl Counting {
+    /// What counts, where something does.
+    pub fn counted(self) -> Option<Changed> {
+        if let Self::Counted(changed) = self { Some(changed) } else { None }
+    }
+}
+
+/// Why a change was not counted, or not published.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    /// Nothing was published. The change is none that tallyd takes; or Redis didn't make it, or its answer was lost: then it may count
+    /// there, until a reconcile finds it.
+    #[error("count a number")]
+    NotCounted(#[source] anyhow::Error),
+    /// The broker didn't confirm the event, twice. It may have it all the same: so try again with [`Client::publish_change`], which
+    /// sends the same event, rather than with a new one.
+    #[error("publish a count")]
+    NotPublished {
+        /// The event.
+        changed: Box<Changed>,
+        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it.
+        taken_back: TakenBack,
+        /// Why the broker didn't take it.
+        #[source]
+        source: anyhow::Error,
+    },
+}
+
+impl Client {
+    /// Adds `delta` to a number of the target: with `writer = "api"` in Redis at once, and then its event is published; with
+    /// `writer = "daemon"` it is only published, with an `at` of this machine's clock, which must therefore be right to within
+    /// `[consumer] future_max`.
+    ///
+    /// MySQL adds it once for each `event_id`; Redis adds it with each call. So after an error don't call it again for the same happening,
+    /// but [`Client::publish_change`] with what the error holds.
+    ///
+    /// # Errors
+    /// [`CountError`] says how far it came.
+    pub async fn add(
+        &self,
+        target: Target,
+        metric: Metric,
+        delta: i64,
+        event_id: &str,
+    ) -> Result<Counting, CountError> {
+        self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }).await
+    }
+
+    /// Sets a number of the target, where its rule says `settable`; likewise. Of two that are set, the newer `at` wins.
+    ///
+    /// # Errors
+    /// [`CountError`] says how far it came.
+    pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
+        self.change(target, metric, Change::Set(value)).await
+    }
+
+    /// Sets a number of the target to zero; likewise.
+    ///
+    /// # Errors
+    /// [`CountError`] says how far it came.
+    pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
+        self.change(target, metric, Change::Reset).await
+    }
+
+    /// Publishes the event of a change, and waits until the broker has it on disk. Publishing again is harmless: MySQL applies it once.
+    ///
+    /// # Errors
+    /// The broker is away or didn't confirm.
+    pub async fn publish_change(&self, changed: &Changed) -> Result<()> {
+        let Changed { target, metric, change, at, count, .. } = changed;
+        let kind = self.kinds.name(target.kind);
+        let names = (kind.as_str(), self.cache.keys.metric(*metric));
+        let body = match change {
+            Change::Add { delta, event_id } => encode_count(target.id, names, *delta, *at, event_id, *count),
+            Change::Set(value) => encode_set(target.id, names, *value, *at),
+            Change::Reset => encode_reset(target.id, names, *at),
+        };
+        // The target's id, so that all changes of one number go through one partition in order, and one slot of `counter` has it. Of
+        // likes the user's id spreads a hot target; of counts a batch makes one addition of all that a target gets, so that a hot one
+        // costs its partition little.
+        self.publish_body(&target.id.to_string(), &body).await
+    }
+
+    async fn change(&self, target: Target, metric: Metric, change: Change) -> Result<Counting, CountError> {
+        self.check(target, metric, &change).map_err(CountError::NotCounted)?;
+        let changed = match self.rules.of(target.kind, metric).writer {
+            Writes::Daemon => Changed { target, metric, change, at: Micros::now(), count: None, added: 0 },
+            Writes::Api => match self.count_now(target, metric, change).await.map_err(CountError::NotCounted)? {
+                Counting::Counted(changed) => changed,
+                below => return Ok(below),
+            },
+        };
+        // The same event twice changes nothing: perhaps it was a connection that had broken.
+        let first = self.publish_change(&changed).await;
+        let Err(source) = (if first.is_err() { self.publish_change(&changed).await } else { first }) else {
+            return Ok(Counting::Counted(changed));
+        };
+        let taken_back = match self.take_change_back(&changed).await {
+            Ok(()) => TakenBack::Yes,
+            Err(_) => TakenBack::Unknown,
+        };
+        Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source })
+    }
+
+    /// What tallyd would refuse must not count.
+    fn check(&self, target: Target, metric: Metric, change: &Change) -> Result<()> {
+        ensure!((1..=ID_MAX).contains(&target.id.0), "the target's id is {}, allowed are 1 to {ID_MAX}", target.id);
+        ensure!(metric != self.metric, "likes follow from who likes what: they are counted by `like` and `unlike`");
+        ensure!(self.metrics.contains(&metric), "metric {} is not in [metrics]", metric.0);
+        match change {
+            Change::Add { delta, event_id } => {
+                ensure!(delta.unsigned_abs() <= DELTA_MAX, "delta is {delta}, allowed are -{DELTA_MAX} to {DELTA_MAX}");
+                let length = event_id.chars().count();
+                ensure!(
+                    (1..=EVENT_ID_MAX).contains(&length),
+                    "event_id has {length} characters, allowed are 1 to {EVENT_ID_MAX}"
+                );
+            }
+            Change::Set(_) | Change::Reset => {
+                let name = self.cache.keys.metric(metric);
+                let ruled = self.rules.of(target.kind, metric);
+                ensure!(ruled.settable, "no [[rule]] says that {name} is settable");
+                if let Change::Set(value) = change {
+                    ensure!(value.unsigned_abs() <= NUMBER_MAX.unsigned_abs(), "{value} is not below 2^53");
+                    ensure!(
+                        *value >= 0 || ruled.below_zero,
+                        "{name} is set to {value}, and no [[rule]] says below_zero"
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the number in Redis alone.
+    async fn count_now(&self, target: Target, metric: Metric, change: Change) -> Result<Counting> {
+        let below_zero = self.rules.of(target.kind, metric).below_zero;
+        let (word, number) = match &change {
+            Change::Add { delta, .. } => ("add", *delta),
+            Change::Set(value) => ("set", *value),
+            Change::Reset => ("set", 0),
+        };
+        let call = self.count_call(&self.cache, (target, metric), word, number, below_zero)?;
+        let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
+        let Value::Array(parts) = &answer else { anyhow::bail!("count.lua returned something else") };
+        match parts.as_slice() {
+            [Value::Int(0), _, Value::Int(count), _] => Ok(Counting::BelowZero { count: *count }),
+            [Value::Int(1), at, count, Value::Int(added)] => {
+                let at = text(at).and_then(|at| at.parse().ok()).context("count.lua returned no time")?;
+                let count = if let Value::Int(count) = count { Some(*count) } else { None };
+                self.count_also((target, metric), word, number).await;
+                Ok(Counting::Counted(Changed { target, metric, change, at: Micros(at), count, added: *added }))
+            }
+            _ => anyhow::bail!("count.lua returned something else"),
+        }
+    }
+
+    async fn take_change_back(&self, changed: &Changed) -> Result<()> {
+        let of = (changed.target, changed.metric);
+        if changed.added == 0 {
+            return Ok(());
+        }
+        // Whatever has come since: who has counted down from it is published, or takes that back as well.
+        let call = self.count_call(&self.cache, of, "add", -changed.added, true)?;
+        self.cache.eval("take back a count", &[call]).await?;
+        self.count_also(of, "add", -changed.added).await;
+        Ok(())
+    }
+
+    /// The same in the second layout, where there is one. Whether it may be was decided in the first one.
+    async fn count_also(&self, of: (Target, Metric), word: &str, number: i64) {
+        let Some(also) = &self.also else { return };
+        let Ok(call) = self.count_call(also, of, word, number, true) else { return };
+        note_also(
+            self.cache.eval("count in the second layout", &[call]).await.map(|mut answers| answers.pop()).transpose(),
+        );
+    }
+
+    fn count_call(
+        &self,
+        cache: &Cache,
+        (target, metric): (Target, Metric),
+        word: &str,
+        number: i64,
+        below_zero: bool,
+    ) -> Result<Call> {
+        let kind = self.names.get(target.kind);
+        let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
+        let Place { key, part, bucket } = cache.keys.place(kind, target, metric);
+        let call = bucket.into_iter().fold(Call::new(&COUNT, key), Call::key);
+        Ok(call.number(target.id).arg(part).arg(word).number(number).number(u8::from(below_zero)))
+    }
+}
