@@ -93,7 +93,7 @@ fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (Stri
     (0_i64..).zip(targets).map(move |(number, id)| {
         // Ten microseconds apart, up to now.
         let at = Micros(now.0 - 60_000_000 + number * 10);
-        (id.to_string(), encode_count(id, ("video", "view"), 1, at, &format!("view-{number}")))
+        (id.to_string(), encode_count(id, ("video", "view"), 1, at, &format!("view-{number}"), None))
     })
 }
 
