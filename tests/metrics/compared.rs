@@ -1,0 +1,111 @@
+//! Numbers that drifted are found and repaired, whatever they count.
+
+use redis::AsyncCommands;
+use tallyd::model::Target;
+
+use super::common::{stdout, target};
+use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, VIEW};
+
+fn listed(report: &serde_json::Value) -> Vec<(String, String, i64)> {
+    let targets = report["targets"].as_array().unwrap().iter();
+    let mut listed: Vec<_> = targets
+        .map(|line| {
+            (
+                line["target"].as_str().unwrap().into(),
+                line["metric"].as_str().unwrap().into(),
+                line["added"].as_i64().unwrap(),
+            )
+        })
+        .collect();
+    listed.sort();
+    listed
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_drifted_number_is_repaired_and_no_other() {
+    for layout in LAYOUTS {
+        let mut product =
+            Product::open(&format!("metrics_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
+        product.fill(1, 200).await;
+        product.assert_equal().await;
+        product.drift(target(3), VIEW, 4).await;
+        product.drift(target(4), LIKE, -1).await;
+        product.drift(target(4), BALANCE, -100).await;
+        let report = product.world.report(&["reconcile"]);
+        assert_eq!((&report["drifted"], &report["repaired"]), (&3.into(), &3.into()), "{layout}: {report}");
+        let expected = [("video:3", "view", -4), ("video:4", "balance", 100), ("video:4", "like", 1)];
+        assert_eq!(listed(&report), expected.map(|(target, metric, added)| (target.into(), metric.into(), added)));
+        product.assert_equal().await;
+        product.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_run_searches_each_metric_for_what_mysql_does_not_know() {
+    for layout in LAYOUTS {
+        let mut product =
+            Product::open(&format!("metrics_phantom_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
+        product.fill(2, 60).await;
+        let unviewed = (1..).map(target).find(|it| !product.numbers.contains_key(&(*it, VIEW))).unwrap();
+        product.drift(unviewed, VIEW, 7).await;
+        product.drift(target(500), BALANCE, -2).await;
+        product.drift(target(501), LIKE, 2).await;
+        product.world.drained(&product.world.publisher().await).await;
+        let report = product.world.report(&["reconcile", "--full"]);
+        assert_eq!((&report["phantoms"], &report["repaired"]), (&3.into(), &3.into()), "{layout}: {report}");
+        let again = product.world.report(&["reconcile", "--full"]);
+        assert_eq!((&again["phantoms"], &again["drifted"]), (&0.into(), &0.into()), "{layout}: {again}");
+        product.assert_equal().await;
+        product.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
+    for layout in LAYOUTS {
+        let mut product =
+            Product::open(&format!("metrics_lost_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
+        product.fill(3, 200).await;
+        product.assert_equal().await;
+        super::common::lose(&product.world).await;
+        // Counted while nobody knows the numbers.
+        product.fill(4, 60).await;
+        let report = product.world.report(&["reconcile"]);
+        assert_eq!(report["repaired"], 0, "{layout}: {report}");
+        product.assert_equal().await;
+        product.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_go_through_all_metrics() {
+    let mut product = Product::open("metrics_scrub", "[reconcile]\nscrub_parts = 3\n").await;
+    product.fill(5, 300).await;
+    product.world.drained(&product.world.publisher().await).await;
+    for metric in METRICS {
+        product.drift(target(7), metric, 3).await;
+        product.drift(Target { id: tallyd::model::TargetId(900), ..target(7) }, metric, 2).await;
+    }
+    let mut repaired = 0;
+    for _ in 0..4 {
+        repaired += product.world.report(&["reconcile", "--scrub", "--force"])["repaired"].as_u64().unwrap();
+    }
+    assert_eq!(repaired, 6);
+    product.assert_equal().await;
+    product.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_target_is_explained_with_those_of_its_numbers_that_there_are() {
+    let product = Product::open("metrics_explained", "").await;
+    product.client.add(target(5), VIEW, 4, "a").await.unwrap().counted().unwrap();
+    product.world.drained(&product.world.publisher().await).await;
+    product.drift(target(5), VIEW, 2).await;
+    let shown = stdout(&product.world.tallyd(&["reconcile", "--target", "video:5", "--dry-run"]));
+    assert!(shown.contains("video:5 view: drifted, Redis 6, MySQL 4"), "{shown}");
+    assert!(!shown.contains("balance"), "{shown}");
+    let bucket = product.world.cache.keys.counters("video", product.world.cache.keys.bucket(target(5)));
+    let field: String = product.world.redis().await.hget(bucket, 5).await.unwrap();
+    assert_eq!(field, "0,6");
+    product.close().await;
+}
