@@ -4,13 +4,27 @@
 -- ARGV      the targets' ids in decimal
 --
 -- Returns one text, its parts separated by \0: this server's clock in microseconds since the epoch; the field `_` (who
--- loaded the bucket and the last repair), empty where there is none; each target's field, empty where there is none. One
--- text, because each part of a list costs as much as reading a field does. A script is atomic, so every like that has
--- counted here has an `at` before the cut, and every other one after.
+-- loaded the bucket and the last repair), empty where there is none; each target's field, empty where there is none; the bucket's marks
+-- (lua/apply.lua) as "0:17,3:12". One text, because each part of a list costs as much as reading a field does. A script is atomic, so every like
+-- that has counted here has an `at` before the cut, and every other one after.
 
 local now = redis.call('TIME')
-local found = redis.call('HMGET', KEYS[1], '_', unpack(ARGV))
-for index = 1, #ARGV + 1 do
+local found = redis.call('HMGET', KEYS[1], '_o', '_', unpack(ARGV))
+local marks = {}
+if found[1] then
+    local names = { '_65535' }
+    for partition = 0, found[1] - 1 do
+        names[partition + 2] = '_' .. partition
+    end
+    for place, number in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
+        if number and number ~= '0' then
+            marks[#marks + 1] = string.sub(names[place], 2) .. ':' .. number
+        end
+    end
+end
+found[1] = string.format('%.0f', now[1] * 1000000 + now[2])
+for index = 2, #ARGV + 2 do
     found[index] = found[index] or ''
 end
-return string.format('%.0f', now[1] * 1000000 + now[2]) .. '\0' .. table.concat(found, '\0')
+found[#ARGV + 3] = table.concat(marks, ',')
+return table.concat(found, '\0')

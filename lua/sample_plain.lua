@@ -1,15 +1,17 @@
 -- Reads numbers of one bucket at one instant, in the layouts string and entity.
 --
--- KEYS[1]   the bucket: its field `_`
+-- KEYS[1]   the bucket: its field `_`, and its marks
 -- KEYS      then the key of each number
 -- ARGV      what in each of these keys is the number, or one for all of them: "entity:" and the name of the hash's field, for instance
 --           "entity:like"; or "string"
 --
 -- Returns what sample.lua does: one text, its parts separated by \0: this server's clock in microseconds since the epoch; the
--- field `_`, empty where there is none; each number, empty where there is none, and "?" where its key is of another type.
+-- field `_`, empty where there is none; each number, empty where there is none, and "?" where its key is of another type; the
+-- bucket's marks.
 
 local now = redis.call('TIME')
-local parts = { string.format('%.0f', now[1] * 1000000 + now[2]), redis.call('HGET', KEYS[1], '_') or '' }
+local bucket = redis.call('HMGET', KEYS[1], '_', '_o')
+local parts = { string.format('%.0f', now[1] * 1000000 + now[2]), bucket[1] or '' }
 for index = 2, #KEYS do
     local field = string.match(ARGV[index - 1] or ARGV[1], '^entity:(.+)$')
     local found
@@ -20,4 +22,17 @@ for index = 2, #KEYS do
     end
     parts[index + 1] = type(found) == 'table' and '?' or found or ''
 end
+local marks = {}
+if bucket[2] then
+    local names = { '_65535' }
+    for partition = 0, bucket[2] - 1 do
+        names[partition + 2] = '_' .. partition
+    end
+    for place, number in ipairs(redis.call('HMGET', KEYS[1], unpack(names))) do
+        if number and number ~= '0' then
+            marks[#marks + 1] = string.sub(names[place], 2) .. ':' .. number
+        end
+    end
+end
+parts[#parts + 1] = table.concat(marks, ',')
 return table.concat(parts, '\0')

@@ -6,6 +6,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     taken_at     DATETIME(6)      NOT NULL,
     fence        BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest fence of a reconcile that is committed',
     filter_fence BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest one of those who build filters',
+    outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox',
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
     PRIMARY KEY (`partition`)
@@ -33,3 +34,21 @@ CREATE TABLE IF NOT EXISTS applied_event (
     PRIMARY KEY (at_s, id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
   PARTITION BY HASH (at_s DIV 86400) PARTITIONS 32;
+
+-- What batches have added to `counter` and the daemon adds to Redis after that. Numbers of a partition have no gaps: they are given under the
+-- lock of its row in partition_owner. Rows are kept for some minutes once they are added: reconciles look at them.
+CREATE TABLE IF NOT EXISTS outbox (
+    `partition` SMALLINT UNSIGNED NOT NULL COMMENT '65535: what reconciles correct',
+    number      BIGINT UNSIGNED   NOT NULL,
+    written_at  DATETIME(6)       NOT NULL,
+    body        MEDIUMBLOB        NOT NULL COMMENT 'kind:target_id:metric:delta, spaces between',
+    PRIMARY KEY (`partition`, number)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- How far each partition's outbox is added to Redis, at least, and deleted.
+CREATE TABLE IF NOT EXISTS outbox_state (
+    `partition` SMALLINT UNSIGNED NOT NULL,
+    applied     BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'every row up to this one is in Redis',
+    pruned      BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'the highest row that was deleted',
+    PRIMARY KEY (`partition`)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

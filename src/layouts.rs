@@ -174,7 +174,7 @@ impl Sample<'_> {
             bytes_per_counter: per_target / self.metrics.len().max(1) as f64,
             bytes: (per_target * self.targets as f64) as u64,
             fields_mean: is_packed.then_some(mean),
-            fields_most: is_packed.then(|| fields_most(&layout, mean)),
+            fields_most: is_packed.then(|| fields_most(&layout, mean, config.amqp.partitions)),
             configured: config.redis.layout().is_ok_and(|configured| configured == layout),
             advised: is_packed && layout.bucket_bits == suited_bits(self.targets),
         })

@@ -54,6 +54,17 @@ pub struct Target {
     pub id: TargetId,
 }
 
+/// What is added to one of a target's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Addition {
+    /// Whose.
+    pub target: Target,
+    /// Which.
+    pub metric: Metric,
+    /// How much.
+    pub delta: i64,
+}
+
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoardPeriod {

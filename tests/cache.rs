@@ -12,14 +12,15 @@ use tallyd::cache::keys::KindNames;
 use tallyd::cache::layout::Loaded;
 use tallyd::client::Client;
 use tallyd::config::Redis;
+use tallyd::marks::Marks;
 use tallyd::model::{Kind, Metric, UserId};
 
 const LIKE: Metric = Metric(1);
 
 /// Marks the buckets of videos as being loaded by `run`; says which it were.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
-    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000).await.unwrap();
-    lost.buckets.into_iter().map(|(bucket, _)| bucket).collect()
+    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &Marks::default()).await.unwrap();
+    lost.buckets.into_iter().map(|begun| begun.bucket).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,11 +30,11 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
-    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000).await.unwrap();
+    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000, &Marks::default()).await.unwrap();
     assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
-    let (_, cut) = lost.buckets.iter().find(|(marked, _)| *marked == bucket).unwrap();
+    let cut = &lost.buckets.iter().find(|begun| begun.bucket == bucket).unwrap().cut;
     assert!(*cut < later.event.at, "what is counted later is newer than the cut");
     world.close().await;
 }
@@ -43,7 +44,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     let world = World::new("repair_once", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     begin_load(&world, 7).await;
-    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap();
+    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
     let repair = [Repair { target: target(1), delta: 5, below_zero: false, loaded: sample.loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
@@ -51,7 +52,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     for pass in [71, 72] {
         assert_eq!(cache.repair(&names, LIKE, pass, &repair).await.unwrap(), [(target(1), Repaired::Stale)]);
     }
-    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap();
+    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
     world.close().await;
 }
@@ -65,10 +66,10 @@ async fn a_repair_never_takes_a_number_below_zero() {
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
-    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().loaded;
+    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
     let repairs = [Repair { target: target(1), delta: -3, below_zero: false, loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
-    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].unwrap().value, 2);
+    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 2);
     world.close().await;
 }
 

@@ -9,7 +9,7 @@ use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool};
 use tallyd::broker::Broker;
-use tallyd::cache::keys::{Keys, LOADED};
+use tallyd::cache::keys::{Keys, NO_TARGET};
 use tallyd::cache::{Cache, layout};
 use tallyd::config::Config;
 
@@ -59,7 +59,7 @@ impl Servers {
         }
         let buckets: Vec<HashMap<String, String>> =
             pipeline.query_async(&mut self.redis.clone()).await.context("read all counters from Redis")?;
-        let fields = buckets.iter().flatten().filter(|(field, _)| *field != LOADED);
+        let fields = buckets.iter().flatten().filter(|(field, _)| !field.starts_with(NO_TARGET));
         fields
             .map(|(field, value)| {
                 let likes = layout::value(value, tallyd::model::Metric(1));

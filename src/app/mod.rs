@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -24,6 +24,7 @@ use crate::consumer::Partition;
 use crate::consumer::forget::forget;
 use crate::filters::{self};
 use crate::job::{self, Next, Ran, Timetable};
+use crate::outbox::Outbox;
 use crate::reconciler::lookout::Lookout;
 use crate::reconciler::{self, Mode, Order};
 use crate::runtime::progress::{Beat, Progress};
@@ -112,15 +113,20 @@ async fn start_tasks(
     stop: &CancellationToken,
     tasks: &mut JoinSet<String>,
 ) -> Result<Bells> {
+    let outbox_bell = watch::Sender::default();
+    start_outbox(config, servers, progress, outbox_bell.subscribe(), tasks)?;
     for number in 0..config.amqp.partitions {
         let name = format!("consumer {number}");
         let Servers { store, broker, owner, .. } = servers.clone();
         let partition = Partition::new(number, config, broker, store, &owner, stop.clone(), progress.register(&name));
+        let partition = partition.ringing(outbox_bell.clone());
         tasks.spawn(async move {
             partition.run().await;
             name
         });
     }
+    // The outbox ends with the last of them.
+    drop(outbox_bell);
     let (store, keep) = (servers.store.clone(), config.consumer.applied_event_keep.0);
     let (beat, stopped) = (progress.register("ledger"), stop.clone());
     tasks.spawn(async move {
@@ -173,6 +179,26 @@ async fn start_tasks(
         (config.archive.cron.clone(), archive_bell),
     ])
     .await
+}
+
+/// The task that adds to Redis what only the daemon counts.
+fn start_outbox(
+    config: &Config,
+    servers: &Servers,
+    progress: &Progress,
+    bell: watch::Receiver<()>,
+    tasks: &mut JoinSet<String>,
+) -> Result<()> {
+    let also = servers.cache.also(&config.redis, &config.metrics)?;
+    let Servers { store, cache, owner, .. } = servers.clone();
+    let caches = [cache].into_iter().chain(also).collect();
+    let outbox = Outbox { store, caches, kinds: KindNames::new(&config.kinds), owner };
+    let beat = progress.register("outbox");
+    tasks.spawn(async move {
+        outbox.run(bell, beat).await;
+        "outbox".to_owned()
+    });
+    Ok(())
 }
 
 /// The task that keeps filters, or the one that sees to it that none is trusted later. Gives its bell.

@@ -16,8 +16,8 @@ use crate::store::schema::Schema;
 use anyhow::Result;
 
 /// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for the lease of each,
-/// one for the clock of snapshots, and spare ones.
-const CONNECTIONS_FOR_JOBS: u32 = 11;
+/// one for the clock of snapshots, one for the outbox, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 12;
 
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]

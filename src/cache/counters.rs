@@ -1,13 +1,14 @@
-//! Counters in Redis: sampled at a cut, repaired by adding, loaded bucket by bucket.
+//! Counters in Redis: sampled at a cut, repaired by adding, searched for.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use redis::{Pipeline, Value};
 
-use super::keys::{KindNames, LOADED};
+use super::keys::{KindNames, LOADED, MARKED};
 use super::layout::{Form, Layout, Loaded};
-use super::{COUNT_NUMBERS, Cache, Call, LOAD, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
+use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
+use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
@@ -17,7 +18,7 @@ pub const CALL_IDS_MAX: usize = 1_000;
 const SCANNED_KEYS: usize = 1_000;
 
 /// A target's number in Redis at a cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// The number.
     pub value: i64,
@@ -25,6 +26,19 @@ pub struct Sample {
     pub cut: Micros,
     /// The state of its bucket then.
     pub loaded: Loaded,
+    /// What of each partition's outbox was added to its bucket by then.
+    pub marks: Marks,
+}
+
+/// How large a bucket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Its number.
+    pub bucket: u32,
+    /// How many targets have a field.
+    pub targets: u64,
+    /// How many fields it has.
+    pub fields: u64,
 }
 
 /// What is added to a target's number, and the state of its bucket when that was measured.
@@ -49,17 +63,6 @@ pub enum Repaired {
     BelowZero,
     /// The bucket has changed since the sample: left alone, the next run measures again.
     Stale,
-}
-
-/// Buckets that are being loaded.
-#[derive(Clone, Debug, Default)]
-pub struct Lost {
-    /// Each one's number and cut: when it was marked, by Redis' clock.
-    pub buckets: Vec<(u32, Micros)>,
-    /// What they held at their cuts, where it was not zero.
-    pub held: HashMap<(Target, Metric), i64>,
-    /// The first bucket that was not looked at.
-    pub next: u32,
 }
 
 impl Repaired {
@@ -168,124 +171,37 @@ impl Cache {
         Ok(done)
     }
 
-    /// How many of the kind's `buckets` nobody has loaded.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn count_unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<u64> {
-        const ACTION: &str = "look for buckets that are not loaded";
-        let mut unloaded = 0;
-        for buckets in buckets.collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX) {
-            let mut pipeline = Pipeline::new();
-            for bucket in buckets {
-                pipeline.cmd("HGET").arg(self.keys.counters(kind, *bucket)).arg(LOADED);
-            }
-            for answer in self.run(ACTION, &pipeline).await? {
-                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-                let loaded = text(&answer).and_then(Loaded::parse).unwrap_or(Loaded::No);
-                unloaded += u64::from(!matches!(loaded, Loaded::Yes { .. }));
-            }
-        }
-        Ok(unloaded)
-    }
-
-    /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
-    /// hold of `metrics` at that instant: all of them, unless they hold more than `fields_max` numbers.
-    ///
-    /// # Errors
-    /// Redis is away, or a bucket holds what isn't ours.
-    pub async fn begin_load(
-        &self,
-        (name, kind): (&str, Kind),
-        metrics: &[Metric],
-        run: u64,
-        from: u32,
-        fields_max: usize,
-    ) -> Result<Lost> {
-        const ACTION: &str = "mark buckets";
-        let mut lost = Lost { next: self.keys.buckets(), ..Lost::default() };
-        for buckets in pieces(from..self.keys.buckets()) {
-            let next = buckets.end;
-            let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").number(run);
-            let calls: Vec<Call> = buckets.clone().map(call).collect();
-            for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
-                let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
-                let [cut, fields @ ..] = parts.as_slice() else { continue };
-                let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
-                lost.buckets.push((bucket, Micros(cut)));
-                for pair in fields.chunks_exact(2) {
-                    let [id, value] = pair else { continue };
-                    let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
-                    let (Some(id), Some(value)) = (id, text(value)) else { continue };
-                    let numbers = self.numbers_in(value, metrics);
-                    lost.held.extend(numbers.map(|(metric, number)| ((Target { kind, id }, metric), number)));
-                }
-            }
-            if lost.held.len() > fields_max {
-                lost.next = next;
-                break;
-            }
-        }
-        Ok(lost)
-    }
-
-    /// Marks those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn end_load(&self, name: &str, run: u64, buckets: &[u32]) -> Result<u64> {
-        let call = |bucket: &u32| Call::new(&LOAD, self.keys.counters(name, *bucket)).arg("end").number(run);
-        let calls: Vec<Call> = buckets.iter().map(call).collect();
-        let answers = self.eval("mark buckets", &calls).await?;
-        Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
-    }
-
-    /// Says that nobody has loaded the kind's buckets, and how many of them somebody had.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn unload(&self, kind: &str) -> Result<u64> {
-        const ACTION: &str = "mark buckets";
-        let mut unloaded = 0;
-        for buckets in pieces(0..self.keys.buckets()) {
-            let mut pipeline = Pipeline::new();
-            for bucket in buckets {
-                pipeline.cmd("HDEL").arg(self.keys.counters(kind, bucket)).arg(LOADED);
-            }
-            for answer in self.run(ACTION, &pipeline).await? {
-                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-                unloaded += u64::from(answer == Value::Int(1));
-            }
-        }
-        Ok(unloaded)
-    }
-
     /// How many fields the largest of these buckets of the kind has.
     ///
     /// # Errors
     /// Redis is away.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         let sizes = self.bucket_sizes(kind, buckets).await?;
-        Ok(sizes.into_iter().map(|(_, targets)| targets + 1).max().unwrap_or(0))
+        Ok(sizes.into_iter().map(|size| size.fields).max().unwrap_or(0))
     }
 
-    /// How many targets have a field in each of these buckets of the kind.
+    /// How large these buckets of the kind are.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn bucket_sizes(&self, kind: &str, buckets: Range<u32>) -> Result<Vec<(u32, u64)>> {
+    pub async fn bucket_sizes(&self, kind: &str, buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::new();
-        for buckets in pieces(buckets) {
+        for buckets in buckets.collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX / 2) {
             let mut pipeline = Pipeline::new();
-            for bucket in buckets.clone() {
-                pipeline.cmd("HLEN").arg(self.keys.counters(kind, bucket));
+            for bucket in buckets {
+                let key = self.keys.counters(kind, *bucket);
+                pipeline.cmd("HLEN").arg(&key).cmd("HMGET").arg(key).arg(LOADED).arg(MARKED);
             }
-            for (bucket, answer) in buckets.zip(self.run(ACTION, &pipeline).await?) {
-                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-                let Value::Int(fields) = answer else { return Err(unexpected(ACTION, &answer)) };
-                // One of them is `_`.
-                sizes.push((bucket, u64::try_from(fields).unwrap_or(0).saturating_sub(1)));
+            let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
+            let answers = answers.map_err(|source| super::CacheError { action: ACTION, source })?;
+            for (bucket, answers) in buckets.iter().zip(answers.chunks_exact(2)) {
+                let [Value::Int(fields), Value::Array(beside)] = answers else {
+                    return Err(unexpected(ACTION, answers.first().unwrap_or(&Value::Nil)));
+                };
+                let fields = u64::try_from(*fields).unwrap_or(0);
+                let targets = fields.saturating_sub(count_beside(beside));
+                sizes.push(Size { bucket: *bucket, targets, fields });
             }
         }
         Ok(sizes)
@@ -334,7 +250,7 @@ impl Cache {
     }
 
     /// The numbers that are not zero in a field.
-    fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
+    pub(super) fn numbers_in<'a>(&self, field: &'a str, metrics: &'a [Metric]) -> impl Iterator<Item = (Metric, i64)> {
         let layout = self.keys.layout();
         metrics
             .iter()
@@ -388,6 +304,14 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
+/// How many fields of a bucket are no targets', by its fields `_` and `_o`.
+fn count_beside(beside: &[Value]) -> u64 {
+    let field = |place: usize| beside.get(place).and_then(text);
+    // `_o` itself, the marks that it counts, and the one for what reconciles correct.
+    let marks = field(1).and_then(|count| count.parse::<u64>().ok()).map_or(0, |count| count + 2);
+    u64::from(field(0).is_some()) + marks
+}
+
 /// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
 /// unknown: it is nobody's to repair.
 fn read_sample(answer: &Value, layout: &Layout, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
@@ -395,13 +319,18 @@ fn read_sample(answer: &Value, layout: &Layout, metric: Metric, members: usize) 
     let mut parts = bytes.split(|byte| *byte == 0);
     let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);
     let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
-    let sample = |field: &[u8]| {
+    let mut fields: Vec<&[u8]> = parts.collect();
+    let marks = Marks::parse(std::str::from_utf8(fields.pop()?).ok()?);
+    if fields.len() != members {
+        // One of the fields holds a separator: then nobody knows which is whose.
+        return Some(vec![None; members]);
+    }
+    let marks = marks?;
+    let sample = |field: &&[u8]| {
         let value = layout.value(std::str::from_utf8(field).ok()?, metric)?;
-        Some(Sample { value, cut, loaded })
+        Some(Sample { value, cut, loaded, marks: marks.clone() })
     };
-    let samples: Vec<Option<Sample>> = parts.map(sample).collect();
-    // One of the fields holds a separator: then nobody knows which is whose.
-    Some(if samples.len() == members { samples } else { vec![None; members] })
+    Some(fields.iter().map(sample).collect())
 }
 
 #[cfg(test)]
@@ -413,14 +342,17 @@ mod tests {
         let packed = Layout::new(Form::Packed, 13, "").unwrap();
         let read = |text: &str, members| {
             let samples = read_sample(&Value::BulkString(text.replace('|', "\0").into()), &packed, Metric(1), members)?;
-            Some(samples.iter().map(|sample| sample.map(|sample| sample.value)).collect::<Vec<_>>())
+            Some(samples.iter().map(|sample| sample.as_ref().map(|sample| sample.value)).collect::<Vec<_>>())
         };
-        assert_eq!(read("7||5||x|-3,1", 4), Some(vec![Some(5), Some(0), None, Some(-3)]));
-        assert_eq!(read("7|3:9|5|5", 1), Some(vec![None]), "a separator in a field");
-        let bytes = Value::BulkString(b"7\x00\x005\x00\xff".to_vec());
+        assert_eq!(read("7||5||x|-3,1|", 4), Some(vec![Some(5), Some(0), None, Some(-3)]));
+        assert_eq!(read("7|3:9|5|5|0:1", 1), Some(vec![None]), "a separator in a field");
+        let bytes = Value::BulkString(b"7\x00\x005\x00\xff\x000:7,2:9".to_vec());
         let samples = read_sample(&bytes, &packed, Metric(1), 2).unwrap();
-        assert_eq!((samples[0].map(|sample| sample.value), samples[1]), (Some(5), None), "a field that is no text");
-        assert_eq!(read("7|junk|5", 1), None);
-        assert_eq!(read("x||5", 1), None);
+        let first = samples[0].as_ref().unwrap();
+        assert_eq!((first.value, first.marks.of(2)), (5, 9));
+        assert_eq!(samples[1], None, "a field that is no text");
+        for junk in ["7|junk|5|", "x||5|", "7||5|junk"] {
+            assert_eq!(read(junk, 1), None, "{junk}");
+        }
     }
 }

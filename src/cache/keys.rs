@@ -10,6 +10,19 @@ use crate::model::{Kind, Metric, Target, UserId};
 /// The field of a bucket that says who loaded it. No id looks like it.
 pub const LOADED: &str = "_";
 
+/// The field of a bucket that says how many partitions have a mark in it, in fields of their own: what of each one's outbox was added
+/// (lua/apply.lua).
+pub const MARKED: &str = "_o";
+
+/// What the field of a bucket begins with that is no target's.
+pub const NO_TARGET: char = '_';
+
+/// How many fields a bucket has at most that are no targets': `_`, and where the daemon counts, `_o`, one for each partition and one for what
+/// reconciles correct.
+pub fn fields_beside(partitions: u16) -> u64 {
+    u64::from(partitions) + 3
+}
+
 /// How keys are named, by configuration.
 #[derive(Clone, Debug)]
 pub struct Keys {

@@ -7,6 +7,7 @@
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
+pub mod apply;
 pub mod bloom;
 pub mod boards;
 mod cluster;
@@ -15,6 +16,7 @@ pub mod filters;
 pub mod keys;
 pub mod layout;
 mod link;
+pub mod load;
 pub mod missing;
 pub mod ranks;
 pub mod read;
@@ -119,6 +121,7 @@ static REPAIR: Script = script!("repair.lua");
 static REPAIR_PLAIN: Script = script!("repair_plain.lua");
 static COUNT_NUMBERS: Script = script!("count_numbers.lua");
 static LOAD: Script = script!("load.lua");
+static APPLY: Script = script!("apply.lua");
 pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
 static FILTER_BEGIN: Script = script!("filter_begin.lua");
 static FILTER_WRITE: Script = script!("filter_write.lua");

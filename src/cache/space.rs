@@ -3,7 +3,7 @@
 use redis::{Cmd, Pipeline, Value};
 
 use super::counters::pieces;
-use super::keys::KindNames;
+use super::keys::{KindNames, fields_beside};
 use super::layout::{Form, Layout};
 use super::{Cache, CacheError, Result, text, unexpected};
 use crate::model::{Metric, Target};
@@ -145,11 +145,11 @@ impl Cache {
 }
 
 /// How many fields the largest of a layout's buckets has, about, where they hold `mean` on average: they are spread as by chance
-/// (Poisson), and of 2^n such numbers hardly one is above `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). One more for
-/// `_`.
-pub fn fields_most(layout: &Layout, mean: f64) -> u64 {
+/// (Poisson), and of 2^n such numbers hardly one is above `mean + sqrt(2 mean ln 2^n) + ln(2^n) / 3` (Bernstein's inequality). With those that
+/// are no targets'.
+pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     let buckets = f64::from(layout.buckets()).ln();
-    (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + 1
+    (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)
 }
 
 #[cfg(test)]
@@ -169,7 +169,7 @@ mod tests {
                     sizes[bucket(TargetId(number << 22), bits) as usize] += 1;
                 }
                 let most = *sizes.iter().max().unwrap();
-                let expected = fields_most(&layout, mean as f64);
+                let expected = fields_most(&layout, mean as f64, 1);
                 assert!(most <= expected && expected <= most * 2 + 8, "2^{bits} of {mean}: {most}, {expected}");
             }
         }

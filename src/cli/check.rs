@@ -84,7 +84,7 @@ async fn check_buckets(config: &Config, servers: &Servers, out: &mut impl Write)
     }
     let told = cache.listpack_fields().await;
     let limit = told.unwrap_or(LISTPACK_FIELDS);
-    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX);
+    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
     if limit < likely {
         writeln!(
             out,

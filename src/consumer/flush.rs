@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -13,14 +14,14 @@ use super::consumed::Consumed;
 use super::dead;
 use super::seen::Seen;
 use super::sight::Sights;
-use crate::config::Kinds;
+use crate::config::{Kinds, Rules, Writes};
 use crate::event::{CountEvent, LikeEvent, Reason};
 use crate::model::{Metric, Micros, Target};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
 use crate::store::ledger::Entry;
-use crate::store::likes::{self, Before, Counted, Difference, Pair, State};
-use crate::store::partitions::FenceOf;
+use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
+use crate::store::partitions::{FenceOf, Ownership};
 use crate::store::{Fate, Store, StoreError, jobs, ledger, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
@@ -30,6 +31,10 @@ pub(super) struct Writer {
     pub owner: String,
     pub queue: String,
     pub metric: Metric,
+    /// Whose numbers the daemon adds to Redis.
+    pub rules: Rules,
+    /// Rung when there is something for it.
+    pub outbox: watch::Sender<()>,
     pub database_away_max: Duration,
     /// Cancelled when the session ends: a database that is away is then waited for no longer.
     pub ends: CancellationToken,
@@ -81,6 +86,8 @@ enum End {
 pub(super) struct Found {
     pub epoch: u64,
     pub coalesced: usize,
+    /// The outbox has got rows.
+    pub outboxed: bool,
     /// Targets whose newest event carried a number, each with that event's `at`, the number and what MySQL counts.
     pub said: Vec<(Target, Micros, i64, Counted)>,
 }
@@ -114,6 +121,9 @@ impl Writer {
                     self.asks_ledger = false;
                     tries.outage.over();
                     self.remember(found.epoch);
+                    if found.outboxed {
+                        self.outbox.send_replace(());
+                    }
                     self.note(batch, &found).await;
                     return Ok(found.coalesced);
                 }
@@ -238,7 +248,7 @@ impl Writer {
         let counts = distinct(received.iter().filter_map(Received::counted));
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
-        let (epoch, watch) = self.own(&mut tx).await?;
+        let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
         let before = match watch {
@@ -258,10 +268,15 @@ impl Writer {
             differences.extend(sums);
             differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
         }
-        let counted = likes::add_differences(&mut tx, self.partition, &differences, (self.metric, &wanted)).await?;
+        let by_daemon =
+            |it: &Difference| it.delta != 0 && self.rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
+        let outboxed = differences.iter().any(by_daemon);
+        let outbox = Outboxed { last, wants: by_daemon };
+        let counted =
+            likes::add_differences(&mut tx, self.partition, &differences, (self.metric, &wanted), outbox).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
-            return Ok(Found { epoch, coalesced, said: Vec::new() });
+            return Ok(Found { epoch, coalesced, outboxed: false, said: Vec::new() });
         }
         letters::keep_dead_letters(&mut tx, &batch.refused).await?;
         if let Some(fence) = batch.fence {
@@ -276,7 +291,7 @@ impl Writer {
         fault::point("consumer:after-commit");
         let counted: HashMap<Target, Counted> = counted.into_iter().collect();
         let with = |(target, at, said): (Target, Micros, i64)| Some((target, at, said, *counted.get(&target)?));
-        Ok(Found { epoch, coalesced, said: said.into_iter().filter_map(with).collect() })
+        Ok(Found { epoch, coalesced, outboxed, said: said.into_iter().filter_map(with).collect() })
     }
 
     /// Notes counts in the ledger; gives what those add that were not in it. Nearly none ever is, so that is asked only once a
@@ -315,15 +330,16 @@ impl Writer {
     }
 
     /// Locks the partition's row, first of all, and checks or takes the ownership.
-    async fn own(&self, tx: &mut MySqlConnection) -> Result<(u64, Option<u64>), StoreError> {
+    async fn own(&self, tx: &mut MySqlConnection) -> Result<Ownership, StoreError> {
         let ownership = partitions::lock_owner(tx, self.partition).await?;
         match (self.epoch, ownership) {
-            (Some(ours), Some(now)) if now.epoch == ours => Ok((ours, now.watch)),
+            (Some(ours), Some(now)) if now.epoch == ours => Ok(now),
             (Some(_), _) => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
             (None, now) => {
-                let epoch = now.map_or(0, |now| now.epoch) + 1;
+                let now = now.unwrap_or_default();
+                let epoch = now.epoch + 1;
                 partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
-                Ok((epoch, now.and_then(|now| now.watch)))
+                Ok(Ownership { epoch, ..now })
             }
         }
     }

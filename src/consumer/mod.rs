@@ -36,6 +36,7 @@ pub mod sight;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -47,7 +48,7 @@ use session::{End, NeedsCare};
 use sight::Sights;
 
 use crate::broker::Broker;
-use crate::config::{Config, Consumer as Limits, Kinds};
+use crate::config::{Config, Consumer as Limits, Kinds, Rules};
 use crate::event::Terms;
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
@@ -77,6 +78,8 @@ pub struct Partition {
     kinds: Kinds,
     terms: Terms,
     metric: Metric,
+    rules: Rules,
+    outbox: watch::Sender<()>,
     limits: Limits,
     prefetch: u16,
     /// How long a difference between events and `counter` must stay to be drift.
@@ -105,6 +108,8 @@ impl Partition {
             kinds: config.kinds.clone(),
             terms: Terms::new(config),
             metric: config.metrics.like(),
+            rules: Rules::new(config),
+            outbox: watch::Sender::default(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             // Another partition's events are behind by its queue: as far as a fence may be.
@@ -116,6 +121,12 @@ impl Partition {
             stop,
             beat,
         }
+    }
+
+    /// Rings this bell once it has committed something that the daemon adds to Redis. Drops it when it ends.
+    #[must_use]
+    pub fn ringing(self, outbox: watch::Sender<()>) -> Self {
+        Self { outbox, ..self }
     }
 
     /// Consumes until the stop, through whatever goes wrong.
@@ -216,6 +227,8 @@ impl Partition {
             owner: self.owner.clone(),
             queue: self.queue(),
             metric: self.metric,
+            rules: self.rules.clone(),
+            outbox: self.outbox.clone(),
             database_away_max: self.limits.database_away_max.0,
             ends,
             epoch: None,

@@ -91,13 +91,15 @@ mod tests {
     use super::*;
     use crate::cache::layout::Loaded;
     use crate::consumer::batch::{before as meets, coalesce};
+    use crate::marks::Marks;
     use crate::model::{Kind, Target, TargetId};
     use crate::store::likes::{Before, State};
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 
     fn sample(value: i64) -> Sample {
-        Sample { value, cut: Micros(100), loaded: Loaded::Yes { generation: 1, pass: 0 } }
+        let loaded = Loaded::Yes { generation: 1, pass: 0 };
+        Sample { value, cut: Micros(100), loaded, marks: Marks::default() }
     }
 
     fn truth(counted: i64, rows: Option<i64>, update_at: i64) -> Truth {

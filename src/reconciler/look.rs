@@ -15,7 +15,7 @@ use crate::runtime::fault;
 use crate::store::counters::Truth;
 
 /// What one look at one target saw.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Look {
     pub sample: Sample,
     pub verdict: Verdict,

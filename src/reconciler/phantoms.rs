@@ -30,8 +30,9 @@ impl Run<'_> {
         let is_only = self.on.metrics.0.len() == 1;
         let mut counts = Vec::new();
         if is_only || self.is_like() {
-            counts = self.on.cache.bucket_sizes(name, all.clone()).await?;
-            self.warn_of_full_buckets(name, counts.iter().map(|(_, targets)| targets + 1).max().unwrap_or(0)).await;
+            let sizes = self.on.cache.bucket_sizes(name, all.clone()).await?;
+            self.warn_of_full_buckets(name, sizes.iter().map(|size| size.fields).max().unwrap_or(0)).await;
+            counts = sizes.iter().map(|size| (size.bucket, size.targets)).collect();
         }
         if !is_only {
             // A target has a field for all of its numbers.

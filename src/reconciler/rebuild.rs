@@ -20,9 +20,11 @@ use super::look::Looks;
 use super::page::WATCHED_MAX;
 use super::report::Steps;
 use super::{Mode, Run};
-use crate::cache::counters::{CALL_IDS_MAX, Lost, Repair, Repaired};
+use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
+use crate::cache::load::Lost;
 use crate::config::{Ruled, Writes};
+use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 
@@ -87,13 +89,14 @@ impl Run<'_> {
 
     /// Loads buckets of one kind, as many as memory allows; says which bucket is the next.
     async fn load_some(&mut self, name: &str, kind: Kind, from: u32) -> Result<u32> {
+        let (cache, metrics) = (&self.on.cache, self.on.metrics.codes());
         let Lost { buckets, held, next } =
-            self.on.cache.begin_load((name, kind), &self.on.metrics.codes(), self.number, from, FIELDS_MAX).await?;
+            cache.begin_load((name, kind), &metrics, self.number, from, FIELDS_MAX, &Marks::default()).await?;
         if buckets.is_empty() {
             return Ok(next);
         }
         let loading = Loaded::Loading { generation: self.number, pass: 0 };
-        let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
+        let buckets = buckets.into_iter().map(|begun| (begun.bucket, (begun.cut, loading))).collect();
         let mut loading = Loading { buckets, held };
         if self.on.cache.is_packed() {
             // For all metrics: the cuts are the buckets'.

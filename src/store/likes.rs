@@ -11,8 +11,8 @@ use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::text::{PACKET_ROWS, Text};
-use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
-use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, outbox, placeholders};
+use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
 pub type Pair = (Target, UserId);
@@ -48,6 +48,13 @@ pub struct Difference {
     pub delta: i64,
     /// The newest `at` that was applied.
     pub at: Micros,
+}
+
+impl Difference {
+    /// Without its time.
+    pub fn addition(&self) -> Addition {
+        Addition { target: self.target, metric: self.metric, delta: self.delta }
+    }
 }
 
 /// A target's number in `counter`.
@@ -219,8 +226,24 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Adds each target's difference to the counter row of this partition's slot, sorted by key. Then, in the same packet, reads
-/// the numbers `metric` of `wanted`, which are some of those targets, sorted by key.
+/// Which differences the daemon adds to Redis: they become rows of the partition's outbox.
+#[derive(Clone, Copy, Debug)]
+pub struct Outboxed<F> {
+    /// The number of its last row.
+    pub last: u64,
+    /// Whether it is one of them.
+    pub wants: F,
+}
+
+impl Outboxed<fn(&Difference) -> bool> {
+    /// None of them.
+    pub fn nothing() -> Self {
+        Self { last: 0, wants: |_| false }
+    }
+}
+
+/// Adds each target's difference to the counter row of this partition's slot, sorted by key. In the same packets, appends those that are
+/// `outboxed` to the partition's outbox; then reads the numbers `metric` of `wanted`, which are some of those targets, sorted by key.
 ///
 /// # Errors
 /// MySQL's.
@@ -229,10 +252,12 @@ pub async fn add_differences(
     slot: u16,
     differences: &[Difference],
     (metric, wanted): (Metric, &[Target]),
+    outboxed: Outboxed<impl Fn(&Difference) -> bool>,
 ) -> Result<Vec<(Target, Counted)>> {
     const ACTION: &str = "add to counters";
     let mut counted = Vec::with_capacity(wanted.len());
     let packets = differences.len().div_ceil(PACKET_ROWS);
+    let mut last = outboxed.last;
     for (packet, piece) in (1..).zip(differences.chunks(PACKET_ROWS)) {
         let mut text = Text::default();
         text.push("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
@@ -244,7 +269,13 @@ pub async fn add_differences(
         text.push(
             "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );
+        let additions: Vec<Addition> =
+            piece.iter().filter(|it| (outboxed.wants)(it)).map(Difference::addition).collect();
+        last = outbox::push_rows(&mut text, slot, last, &additions);
         if packet == packets {
+            if last > outboxed.last {
+                outbox::push_last(&mut text, slot, last);
+            }
             for of_kind in wanted.chunk_by(|a, b| a.kind == b.kind) {
                 push_read(&mut text, metric, of_kind);
             }

@@ -12,6 +12,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod letters;
 pub mod likes;
+pub mod outbox;
 pub mod partitions;
 pub mod places;
 pub mod ranges;

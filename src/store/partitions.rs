@@ -11,12 +11,14 @@ use crate::event::LikeEvent;
 use crate::model::{Kind, Target, TargetId};
 
 /// What the owner's row says to the batch that has locked it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
     /// Grows with each takeover.
     pub epoch: u64,
     /// The watch that a reconcile keeps on some targets now.
     pub watch: Option<u64>,
+    /// The number of the last row in the partition's outbox.
+    pub outbox: u64,
 }
 
 /// Locks the partition's row until the transaction ends. None where nobody ever held the partition.
@@ -25,13 +27,13 @@ pub struct Ownership {
 /// MySQL's.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     let row = sqlx::query(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL) FROM partition_owner WHERE `partition` = ? FOR UPDATE",
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE",
     )
     .bind(partition)
     .fetch_optional(connection)
     .await
     .tried("lock the partition's row")?;
-    row.map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)? }))
+    row.map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)? }))
         .transpose()
         .tried("read the partition's row")
 }

@@ -32,6 +32,12 @@ impl Text {
         self.sql.push_str(sql);
     }
 
+    /// Adds a statement to those that are there.
+    pub(super) fn statement(&mut self, sql: &str) {
+        self.push(if self.sql.is_empty() { "" } else { "; " });
+        self.push(sql);
+    }
+
     /// Adds a row: its numbers, and a time in the last column.
     pub(super) fn row<const N: usize>(&mut self, numbers: [i64; N], at: Micros) {
         self.sql.push('(');

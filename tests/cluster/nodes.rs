@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
+use tallyd::cache::keys::LOADED;
 use tallyd::client::Client;
 use tallyd::config::Config;
 use tallyd::model::Target;
@@ -285,7 +286,8 @@ impl Nodes {
                 for (field, value) in fields {
                     match field.parse() {
                         Ok(id) => drop(counters.insert(target(id), value.split(',').next().unwrap().parse().unwrap())),
-                        Err(_) => drop(loaded.insert(key.clone(), value)),
+                        Err(_) if field == LOADED => drop(loaded.insert(key.clone(), value)),
+                        Err(_) => {}
                     }
                 }
             }

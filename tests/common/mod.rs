@@ -18,6 +18,7 @@ use futures_util::{StreamExt, stream};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
+use tallyd::cache::keys::NO_TARGET;
 use tallyd::client::{Client, READ_TARGETS_MAX, Source};
 use tallyd::config::Config;
 use tallyd::event::{LikeEvent, encode_like};
@@ -210,7 +211,7 @@ impl World {
         for bucket in 0..self.cache.keys.buckets() {
             let key = self.cache.keys.counters("video", bucket);
             let fields: HashMap<String, String> = redis::cmd("HGETALL").arg(key).query_async(&mut redis).await.unwrap();
-            for (field, value) in fields.iter().filter(|(field, _)| *field != "_") {
+            for (field, value) in fields.iter().filter(|(field, _)| !field.starts_with(NO_TARGET)) {
                 let like = value.split(',').next().unwrap().parse().unwrap();
                 counters.insert(target(field.parse().unwrap()), like);
             }

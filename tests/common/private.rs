@@ -42,6 +42,11 @@ impl Private {
         self.answers().await;
     }
 
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success(), "kill -{name}");
+    }
+
     async fn answers(&self) {
         let client = redis::Client::open(self.url()).unwrap();
         eventually("the server answers", || async { client.get_multiplexed_async_connection().await.is_ok() }).await;

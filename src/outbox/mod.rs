@@ -1,0 +1,219 @@
+//! The outbox: what batches have added to `counter` is added to Redis, exactly once, for metrics that no API server counts.
+//!
+//! The way: the transaction that adds to `counter` notes the same in a row of the partition's outbox. After its commit the task here, one in
+//! each daemon for all partitions, reads the rows in order and adds them, bucket by bucket. Each bucket holds a mark for each partition, the
+//! number of the last row that was added to it; the script that adds leaves out what the mark says is there (lua/apply.lua). Up to which row
+//! all is added is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
+//!
+//! The races, and what decides them:
+//!
+//! * A: a batch is committed. B: the daemon is killed before it adds. Another one, or the same again, finds the row: it looks once a second for
+//!   rows that nobody has added.
+//! * A: rows are added. B: the daemon is killed before it notes that, or amidst the buckets. The next one adds them again, and the marks leave
+//!   out what is there.
+//! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. All that some rows have for
+//!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first might be refused.
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than [`OLD`] and
+//!   not of a partition of its own; should both add, the marks decide.
+//! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
+//! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
+//!   unknown to readers; who loads it raises the marks first to what is committed, and loads the numbers as of those (lua/load.lua).
+//! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
+//!   sent again: a reconcile finds what is missing, as it does with likes.
+//! * A: a bucket is of another type, or a number is none, by somebody's hand. It is said, and left alone: once somebody mends it, it is a bucket
+//!   that Redis has lost, or a reconcile adds what is missing. Whatever else fails is tried until it works.
+//!
+//! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::cache::Cache;
+use crate::cache::apply::Left;
+use crate::cache::keys::KindNames;
+use crate::marks::Marks;
+use crate::runtime::fault;
+use crate::runtime::log::Flood;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+use crate::store::Store;
+use crate::store::outbox::End;
+
+/// How often it looks for rows that others have left, and notes how far it has come.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Rows that are older have been left by whoever wrote them.
+const OLD: Duration = Duration::from_secs(2);
+
+/// Rows that are added at once: some megabyte.
+const ROWS_MAX: u64 = 32;
+
+/// How long rows are kept once they are added: longer than a reconcile takes from its sample to its read.
+const KEPT: Duration = Duration::from_secs(600);
+
+const PRUNE_EVERY: Duration = Duration::from_secs(10);
+
+/// How long it goes on once nobody writes any more: the next daemon does the rest.
+const END_MAX: Duration = Duration::from_secs(2);
+
+/// A daemon's outbox.
+pub struct Outbox {
+    /// Where rows are.
+    pub store: Store,
+    /// Where they are added: in each layout.
+    pub caches: Vec<Cache>,
+    /// How kinds are named.
+    pub kinds: KindNames,
+    /// This daemon: rows of its own partitions are added at once.
+    pub owner: String,
+}
+
+/// How far it is.
+#[derive(Default)]
+struct State {
+    /// Up to here all is in Redis.
+    added: Marks,
+    /// What of that MySQL knows.
+    noted: Marks,
+    /// Partitions with more rows than were read.
+    more: BTreeSet<u16>,
+    looked: Option<Instant>,
+    pruned: Option<Instant>,
+    left: Flood,
+}
+
+impl Outbox {
+    /// Adds rows, each time the bell rings, until nobody is there to ring it.
+    pub async fn run(self, mut bell: watch::Receiver<()>, beat: Beat) {
+        let mut outage = Outage::new("adding the outbox to Redis");
+        let mut state = State::default();
+        loop {
+            // Before the pass: what is committed while it runs rings again.
+            let ended = bell.has_changed().is_err();
+            bell.mark_unchanged();
+            let passed =
+                if ended { self.last_pass(&mut state, &beat).await } else { beat.during(self.pass(&mut state)).await };
+            match passed {
+                Ok(()) => outage.over(),
+                Err(error) => {
+                    let delay = outage.failed(&format!("{error:#}"));
+                    beat.during(tokio::time::sleep(if ended { Duration::ZERO } else { delay })).await;
+                }
+            }
+            if ended {
+                return;
+            }
+            if state.more.is_empty() {
+                // An error is the end of all who ring, seen above.
+                let _ = tokio::time::timeout(state.until_looks(), bell.changed()).await;
+            }
+        }
+    }
+
+    /// Adds what the last batches have left, and notes how far that is.
+    async fn last_pass(&self, state: &mut State, beat: &Beat) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            beat.during(self.pass(state)).await?;
+            if state.more.is_empty() || began.elapsed() > END_MAX {
+                return beat.during(self.note(state)).await;
+            }
+        }
+    }
+
+    /// Adds some rows of each partition that has any.
+    async fn pass(&self, state: &mut State) -> Result<()> {
+        let looks = state.until_looks().is_zero();
+        if looks {
+            state.looked = Some(Instant::now());
+            // What others have added.
+            let applied = self.store.outbox_applied().await?;
+            state.added.raise_all(&applied);
+            state.noted.raise_all(&applied);
+        }
+        for End { partition, last, owner } in self.store.outbox_ends().await? {
+            let ours = owner.as_ref() == Some(&self.owner);
+            if last > state.added.of(partition) && (ours || looks || state.more.contains(&partition)) {
+                self.add(partition, ours, state).await?;
+            }
+        }
+        if looks {
+            self.note(state).await?;
+            self.prune(state).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds the partition's next rows.
+    async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
+        state.more.remove(&partition);
+        let rows = self.store.outbox_after(partition, state.added.of(partition), ROWS_MAX, OLD).await?;
+        let full = rows.len() as u64 == ROWS_MAX;
+        // From the first on, whatever the clock did: a row that is passed by is never added.
+        let rows = rows.into_iter().take_while(|row| ours || row.is_old);
+        let rows: Vec<_> = rows.map(|row| (row.number, row.additions)).collect();
+        let Some((last, _)) = rows.last() else { return Ok(()) };
+        for cache in &self.caches {
+            fault::point("outbox:adding");
+            let mut applying = cache.applying(&self.kinds, partition, &rows);
+            while !applying.is_done() {
+                cache.apply_some(&mut applying).await?;
+                fault::point("outbox:amidst");
+            }
+            say_left(applying.ended()?, state);
+        }
+        fault::point("outbox:added");
+        state.added.raise(partition, *last);
+        if full {
+            state.more.insert(partition);
+        }
+        Ok(())
+    }
+
+    async fn note(&self, state: &mut State) -> Result<()> {
+        let news: Marks = state.added.iter().filter(|(of, number)| *number > state.noted.of(*of)).collect();
+        self.store.note_outbox_applied(&news).await?;
+        state.noted.raise_all(&news);
+        Ok(())
+    }
+
+    /// Deletes rows that are in Redis for long.
+    async fn prune(&self, state: &mut State) -> Result<()> {
+        if state.pruned.is_some_and(|pruned| pruned.elapsed() < PRUNE_EVERY) {
+            return Ok(());
+        }
+        state.pruned = Some(Instant::now());
+        for (partition, _) in state.noted.iter() {
+            if self.store.prune_outbox(partition, KEPT).await? {
+                // More than a few seconds bring: again at the next look.
+                state.pruned = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn until_looks(&self) -> Duration {
+        self.looked.map_or(Duration::ZERO, |looked| EVERY.saturating_sub(looked.elapsed()))
+    }
+}
+
+fn say_left(left: Left, state: &mut State) {
+    let Left { unknown, no_numbers, no_buckets } = left;
+    if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
+        warn!(
+            event = "outbox-left",
+            times,
+            unknown,
+            no_numbers,
+            no_buckets,
+            "{times} times something could not be added to Redis: kinds or metrics that are not in the configuration ({unknown} now), what is no \
+             number there ({no_numbers}), buckets of another type ({no_buckets})"
+        );
+    }
+}

@@ -1,0 +1,331 @@
+//! What the daemon adds to Redis itself: noted by the transaction that adds it to `counter`, added by src/outbox.
+//!
+//! A row's number is the last one of its partition and one more, under the lock of the partition's row in `partition_owner`: whoever sees a row
+//! sees all rows of its partition before it. A row holds so many additions at most that a batch is a few of them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+
+use super::counters::begin_snapshot;
+use super::text::Text;
+use super::{Result, Store, Tried};
+use crate::marks::Marks;
+use crate::model::{Addition, Kind, Metric, Target, TargetId};
+
+/// Additions in one row: some 30 KiB.
+const ROW_ADDITIONS: usize = 1_000;
+
+/// Rows that one statement deletes, or one SELECT looks at for that.
+const PRUNED_ROWS: u64 = 1_000;
+
+/// How a partition's outbox stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Which partition.
+    pub partition: u16,
+    /// The number of its last row.
+    pub last: u64,
+    /// Who writes the partition now.
+    pub owner: Option<String>,
+}
+
+/// A row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboxRow {
+    /// Whose it is.
+    pub partition: u16,
+    /// Its number.
+    pub number: u64,
+    /// Whether it was written longer ago than was asked.
+    pub is_old: bool,
+    /// What it adds.
+    pub additions: Vec<Addition>,
+}
+
+/// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Since {
+    /// In the order of their partitions and numbers.
+    pub rows: Vec<OutboxRow>,
+    /// Rows up to these may be missing: they were deleted.
+    pub pruned: Marks,
+}
+
+/// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends. Batches do the same on their own way.
+///
+/// # Errors
+/// MySQL's.
+pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
+    const ACTION: &str = "append to the outbox";
+    let rows = additions.chunks(ROW_ADDITIONS).len() as u64;
+    if rows == 0 {
+        return Ok(());
+    }
+    sqlx::query(
+        "INSERT INTO partition_owner (`partition`, epoch, taken_at, outbox) VALUES (?, 0, NOW(6), ?) \
+         ON DUPLICATE KEY UPDATE outbox = outbox + VALUES(outbox)",
+    )
+    .bind(partition)
+    .bind(rows)
+    .execute(&mut *connection)
+    .await
+    .tried(ACTION)?;
+    let last: u64 = sqlx::query_scalar("SELECT outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE")
+        .bind(partition)
+        .fetch_one(&mut *connection)
+        .await
+        .tried(ACTION)?;
+    let mut text = Text::default();
+    push_rows(&mut text, partition, last - rows, additions);
+    text.fetch_all(connection).await.tried(ACTION)?;
+    Ok(())
+}
+
+/// Adds a statement that appends rows after that number; gives the last one's.
+pub(super) fn push_rows(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) -> u64 {
+    let mut number = after;
+    for piece in additions.chunks(ROW_ADDITIONS) {
+        if number == after {
+            text.statement("INSERT INTO outbox (`partition`, number, written_at, body) VALUES ");
+        } else {
+            text.push(", ");
+        }
+        number += 1;
+        // Digits, colons and spaces: nothing to quote.
+        text.push(&format!("({partition},{number},NOW(6),'{}')", encode(piece)));
+    }
+    number
+}
+
+/// Adds a statement that notes a partition's last number.
+pub(super) fn push_last(text: &mut Text, partition: u16, last: u64) {
+    text.statement(&format!("UPDATE partition_owner SET outbox = {last} WHERE `partition` = {partition}"));
+}
+
+fn encode(additions: &[Addition]) -> String {
+    let mut body = String::with_capacity(additions.len() * 30);
+    for Addition { target, metric, delta } in additions {
+        let separator = if body.is_empty() { "" } else { " " };
+        // A String can't fail.
+        let _ = write!(body, "{separator}{}:{}:{}:{delta}", target.kind, target.id, metric.0);
+    }
+    body
+}
+
+/// None where it is no such text.
+fn decode(body: &[u8]) -> Option<Vec<Addition>> {
+    let addition = |text: &str| {
+        let mut parts = text.split(':');
+        let kind = Kind(parts.next()?.parse().ok()?);
+        let target = Target { kind, id: TargetId(parts.next()?.parse().ok()?) };
+        let (metric, delta) = (Metric(parts.next()?.parse().ok()?), parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some(Addition { target, metric, delta })
+    };
+    std::str::from_utf8(body).ok()?.split(' ').map(addition).collect()
+}
+
+/// The rows after those numbers, what they add to this metric, and what was deleted before, in a transaction that sees one instant.
+pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, metric: Metric) -> Result<Since> {
+    let mut rows = Vec::new();
+    for (partition, last) in read_marks(connection, ENDS).await?.iter() {
+        if last > since.of(partition) {
+            rows.extend(read_rows(connection, (partition, since.of(partition)), u64::MAX, Duration::ZERO).await?);
+        }
+    }
+    for row in &mut rows {
+        row.additions.retain(|addition| addition.metric == metric);
+    }
+    Ok(Since { rows, pruned: read_marks(connection, PRUNED).await? })
+}
+
+const ENDS: &str = "SELECT `partition`, outbox FROM partition_owner";
+const APPLIED: &str = "SELECT `partition`, applied FROM outbox_state";
+const PRUNED: &str = "SELECT `partition`, pruned FROM outbox_state";
+
+async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<Marks> {
+    const ACTION: &str = "read how far the outbox is";
+    let rows = sqlx::query(sql).fetch_all(connection).await.tried(ACTION)?;
+    let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(read).collect::<std::result::Result<Marks, sqlx::Error>>().tried(ACTION)
+}
+
+async fn read_rows(
+    connection: &mut MySqlConnection,
+    (partition, after): (u16, u64),
+    limit: u64,
+    old: Duration,
+) -> Result<Vec<OutboxRow>> {
+    const ACTION: &str = "read the outbox";
+    let rows = sqlx::query(
+        "SELECT number, written_at <= NOW(6) - INTERVAL ? MICROSECOND, body FROM outbox \
+         WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?",
+    )
+    .bind(u64::try_from(old.as_micros()).unwrap_or(u64::MAX))
+    .bind(partition)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(connection)
+    .await
+    .tried(ACTION)?;
+    let read = |row: &sqlx::mysql::MySqlRow| {
+        let number = row.try_get(0)?;
+        let additions = decode(row.try_get(2)?)
+            .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} holds no additions").into()))?;
+        Ok(OutboxRow { partition, number, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+}
+
+impl Store {
+    /// How each partition's outbox stands, of those that have ever had a row; also of partitions that are no longer configured.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_ends(&self) -> Result<Vec<End>> {
+        const ACTION: &str = "read how far the outbox is";
+        let mut lent = self.lend().await?;
+        let rows = lent
+            .limit(ACTION, |connection| async move {
+                let sql = "SELECT `partition`, outbox, owner FROM partition_owner WHERE outbox > 0";
+                sqlx::query(sql).fetch_all(connection).await.tried(ACTION)
+            })
+            .await?;
+        let read = |row: &sqlx::mysql::MySqlRow| {
+            Ok(End { partition: row.try_get(0)?, last: row.try_get(1)?, owner: row.try_get(2)? })
+        };
+        rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+    }
+
+    /// The number of each partition's last row.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_numbers(&self) -> Result<Marks> {
+        self.lend().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
+    }
+
+    /// Up to which row each partition's outbox is in Redis, at least.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_applied(&self) -> Result<Marks> {
+        self.lend().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
+    }
+
+    /// The rows of a partition after that number, in order, at most so many; each with whether it is older than `old`.
+    ///
+    /// # Errors
+    /// MySQL's, or a row that somebody has changed.
+    pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
+    }
+
+    /// The rows after those numbers with what they add to this metric, all as of one instant.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_since(&self, since: &Marks, metric: Metric) -> Result<Since> {
+        const ACTION: &str = "read what the outbox has had since";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let since = read_since(&mut tx, since, metric).await?;
+            tx.commit().await.tried(ACTION)?;
+            Ok(since)
+        })
+        .await
+    }
+
+    /// Notes up to which rows partitions are in Redis.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_outbox_applied(&self, applied: &Marks) -> Result<()> {
+        const ACTION: &str = "note how far the outbox is";
+        if applied.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<String> = applied.iter().map(|(partition, number)| format!("({partition},{number})")).collect();
+        let sql = format!(
+            "INSERT INTO outbox_state (`partition`, applied) VALUES {} \
+             ON DUPLICATE KEY UPDATE applied = GREATEST(applied, VALUES(applied))",
+            rows.join(",")
+        );
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes some rows of the partition that are in Redis for longer than `kept`; says whether there may be more.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn prune_outbox(&self, partition: u16, kept: Duration) -> Result<bool> {
+        const ACTION: &str = "delete old rows of the outbox";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.tried(ACTION)?;
+            let state = "SELECT applied, pruned FROM outbox_state WHERE `partition` = ? FOR UPDATE";
+            let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.tried(ACTION)?;
+            let Some(state) = state else { return Ok(false) };
+            let (applied, pruned): (u64, u64) = (state.try_get(0).tried(ACTION)?, state.try_get(1).tried(ACTION)?);
+            // Up to the first that is young, whatever the clock did.
+            let row = sqlx::query(
+                "SELECT MAX(number), COUNT(*), MIN(IF(written_at < NOW(6) - INTERVAL ? SECOND, NULL, number)) FROM \
+                 (SELECT number, written_at FROM outbox WHERE `partition` = ? AND number > ? AND number <= ? \
+                  ORDER BY number LIMIT ?) AS oldest",
+            )
+            .bind(kept.as_secs())
+            .bind(partition)
+            .bind(pruned)
+            .bind(applied)
+            .bind(PRUNED_ROWS)
+            .fetch_one(&mut *tx)
+            .await
+            .tried(ACTION)?;
+            let (last, rows): (Option<u64>, i64) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+            let young: Option<u64> = row.try_get(2).tried(ACTION)?;
+            let last = young.map_or(last, |young| Some(young - 1)).filter(|last| *last > pruned);
+            let Some(last) = last else { return Ok(false) };
+            for sql in [
+                "UPDATE outbox_state SET pruned = ? WHERE `partition` = ?",
+                "DELETE FROM outbox WHERE number <= ? AND `partition` = ?",
+            ] {
+                sqlx::query(sql).bind(last).bind(partition).execute(&mut *tx).await.tried(ACTION)?;
+            }
+            tx.commit().await.tried(ACTION)?;
+            Ok(young.is_none() && rows.unsigned_abs() == PRUNED_ROWS)
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_no_body_is_refused() {
+        for body in ["", "1:2:3", "1:2:3:4:5", "1:2:3:4 ", "256:2:3:4", "x", "1:-2:3:4"] {
+            assert_eq!(decode(body.as_bytes()), None, "{body}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_body_is_read_back(rows in prop::collection::vec((any::<u8>(), any::<u64>(), any::<u8>(), any::<i64>()), 1..9)) {
+            let addition = |(kind, id, metric, delta)| {
+                Addition { target: Target { kind: Kind(kind), id: TargetId(id) }, metric: Metric(metric), delta }
+            };
+            let additions: Vec<Addition> = rows.into_iter().map(addition).collect();
+            prop_assert_eq!(decode(encode(&additions).as_bytes()), Some(additions));
+        }
+    }
+}

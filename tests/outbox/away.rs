@@ -1,0 +1,129 @@
+//! Redis or MySQL is away, is cut off, or answers too late.
+
+use super::common::private::Private;
+use super::common::proxy::Proxy;
+use super::common::{World, eventually, target};
+use super::{Counts, METRICS, assert_exact, in_redis};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_time_out_and_run_late_add_nothing_twice() {
+    let world = World::new("outbox_late", &format!("[redis]\ntimeout_ms = 200\n{METRICS}")).await;
+    let (redis, url) = Proxy::before(world.config.redis.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", &url)]);
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    for round in 0..4 {
+        world.publish(&publisher, &counts.some(100)).await;
+        // What is sent from now on comes after what is sent again; or runs, and nobody is told.
+        if round % 2 == 0 {
+            redis.hold()
+        } else {
+            redis.mute()
+        }
+        world.publish(&publisher, &counts.some(100)).await;
+        // MySQL does not wait for Redis.
+        world.drained(&publisher).await;
+        let failed = |log: &str| log.matches("outage-begun").count() > round;
+        eventually("a call times out", || async { failed(&daemon.log()) }).await;
+        world.publish(&publisher, &counts.some(100)).await;
+        if round % 2 == 0 {
+            redis.release()
+        } else {
+            redis.cut()
+        }
+        let over = |log: &str| log.matches("outage-over").count() > round;
+        eventually("Redis answers again", || async { over(&daemon.log()) }).await;
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_are_cut_again_and_again_lose_and_double_nothing() {
+    let world = World::new("outbox_cut", &format!("[consumer]\nbatch_events_max = 50\n{METRICS}")).await;
+    let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", &redis_url), ("TALLYD__MYSQL__URL", &mysql_url)]);
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    for round in 0..30 {
+        world.publish(&publisher, &counts.some(60)).await;
+        if round % 3 == 0 { mysql.cut() } else { redis.cut() }
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_is_frozen_gets_everything_once_when_it_goes_on() {
+    let redis = Private::start(&[]).await;
+    let settings = format!("[redis]\nurl = \"{}\"\ntimeout_ms = 200\n{METRICS}", redis.url());
+    let world = World::new("outbox_redis_frozen", &settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    for round in 0..3 {
+        redis.signal("STOP");
+        world.publish(&publisher, &counts.some(100)).await;
+        world.drained(&publisher).await;
+        let failed = |log: &str| log.matches("outage-begun").count() > round;
+        eventually("a call times out", || async { failed(&daemon.log()) }).await;
+        redis.signal("CONT");
+        let over = |log: &str| log.matches("outage-over").count() > round;
+        eventually("Redis answers again", || async { over(&daemon.log()) }).await;
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_whose_memory_is_full_gets_everything_once_when_it_has_room() {
+    let redis = Private::start(&[]).await;
+    let settings = format!("[redis]\nurl = \"{}\"\n{METRICS}", redis.url());
+    let world = World::new("outbox_full", &settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    world.publish(&publisher, &counts.some(100)).await;
+    assert_exact(&world, &publisher, &counts).await;
+    let mut connection = redis.connect().await;
+    let limit = |bytes: &str| redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(bytes).to_owned();
+    let _: () = limit("1").query_async(&mut connection).await.unwrap();
+    world.publish(&publisher, &counts.some(100)).await;
+    daemon.logged("outage-begun").await;
+    world.publish(&publisher, &counts.some(100)).await;
+    world.drained(&publisher).await;
+    let _: () = limit("0").query_async(&mut connection).await.unwrap();
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_bucket_of_another_type_is_left_alone_and_holds_no_other_up() {
+    let world = World::new("outbox_type", METRICS).await;
+    let mut redis = world.redis().await;
+    let bucket = world.cache.keys.bucket(target(1));
+    let key = world.cache.keys.counters("video", bucket);
+    let _: () = redis::cmd("SET").arg(&key).arg("a hand").query_async(&mut redis).await.unwrap();
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(60);
+    world.publish(&publisher, &counts.each()).await;
+    super::settle(&world, &publisher).await;
+    daemon.logged("outbox-left").await;
+    let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+    let mut expected = counts.by_daemon();
+    expected.retain(|(id, _), _| world.cache.keys.bucket(target(*id)) != bucket);
+    assert_eq!(in_redis(&world, &world.cache, counts.targets).await, expected);
+    assert!(daemon.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,81 @@
+//! The daemon is killed between any two steps, and others take over.
+
+use super::common::{World, stderr};
+use super::{Counts, METRICS, assert_exact};
+
+/// Fault points on the way of a batch, in its order.
+const POINTS: [&str; 5] =
+    ["consumer:before-commit", "consumer:after-commit", "outbox:adding", "outbox:amidst", "outbox:added"];
+
+/// Kills a daemon at each point, and at some twice. Of so many targets, each in a bucket nearly of its own, that adding takes several pipelines.
+async fn killed_everywhere(name: &str, settings: &str) {
+    let world = World::new(name, &format!("[redis]\nbucket_bits = 12\n{settings}\n{METRICS}")).await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(1_500);
+    for point in POINTS.into_iter().chain(["outbox:added", "outbox:amidst", "consumer:after-commit"]) {
+        world.publish(&publisher, &counts.each()).await;
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(stderr(&crashed).contains("fault-point"), "{}", stderr(&crashed));
+    }
+    let daemon = world.daemon();
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_at_any_step_adds_each_count_once() {
+    killed_everywhere("outbox_packed", "").await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_at_any_step_adds_each_count_once_in_hashes_of_targets() {
+    killed_everywhere("outbox_entity", "layout = \"entity\"").await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_at_any_step_adds_each_count_once_in_keys_of_numbers() {
+    killed_everywhere("outbox_string", "layout = \"string\"").await;
+}
+
+#[tokio::test]
+async fn daemons_that_take_over_from_each_other_add_each_count_once() {
+    let settings = format!("[amqp]\npartitions = 3\n[consumer]\nbatch_events_max = 50\n{METRICS}");
+    let world = World::new("outbox_two", &settings).await;
+    let mut daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    for _ in 0..5 {
+        world.publish(&publisher, &counts.some(400)).await;
+        let next = world.daemon();
+        next.logged("\"started\"").await;
+        daemon.kill();
+        daemon = next;
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
+    let world = World::new("outbox_frozen", METRICS).await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", "outbox:adding")]);
+    frozen.logged("\"consuming\"").await;
+    world.publish(&publisher, &counts.some(100)).await;
+    // It has read its first rows when it stops; another one adds these and later ones.
+    super::eventually("a row is written", || async { world.count("SELECT COUNT(*) FROM outbox").await > 0 }).await;
+    let daemon = world.daemon();
+    world.publish(&publisher, &counts.some(100)).await;
+    let added = "SELECT CAST(COALESCE(MAX(applied), 0) AS SIGNED) FROM outbox_state";
+    super::eventually("another daemon adds what was left", || async { world.count(added).await > 0 }).await;
+    frozen.signal("CONT");
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(frozen.stop().success());
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}

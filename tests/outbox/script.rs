@@ -1,0 +1,137 @@
+//! lua/apply.lua and the marks on a real Redis.
+
+use tallyd::cache::Cache;
+use tallyd::cache::apply::Left;
+use tallyd::cache::counters::Size;
+use tallyd::cache::keys::KindNames;
+use tallyd::cache::load::Begun;
+use tallyd::marks::{CORRECTIONS, Marks};
+use tallyd::model::{Addition, Kind, Metric};
+
+use super::common::{World, target};
+use super::{FORWARD, METRICS, Numbers, VIEW, in_redis};
+
+fn add(id: u64, metric: Metric, delta: i64) -> Addition {
+    Addition { target: target(id), metric, delta }
+}
+
+/// Adds rows as the daemon does, to whatever there is.
+async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<Addition>)]) -> Left {
+    let mut applying = cache.applying(&KindNames::new(&world.config.kinds), partition, rows);
+    while !applying.is_done() {
+        cache.apply_some(&mut applying).await.unwrap();
+    }
+    applying.ended().unwrap()
+}
+
+async fn marks(world: &World, id: u64) -> String {
+    let names = KindNames::new(&world.config.kinds);
+    let samples = world.cache.sample(&names, VIEW, &[target(id)]).await.unwrap();
+    samples[0].as_ref().unwrap().marks.to_string()
+}
+
+async fn rows_once(name: &str, settings: &str) {
+    let world = World::new(name, &format!("[redis]\nbucket_bits = 0\n{settings}\n{METRICS}")).await;
+    let rows = [
+        (1, vec![add(1, VIEW, 5), add(2, FORWARD, 7)]),
+        (2, vec![add(1, VIEW, -5), add(1, FORWARD, 2), add(3, VIEW, 1)]),
+        (4, vec![add(2, FORWARD, -9), add(3, VIEW, -1)]),
+    ];
+    apply(&world, &world.cache, 2, &rows[..1]).await;
+    assert_eq!(marks(&world, 1).await, "2:1");
+    // Again, late, and with others that are new.
+    apply(&world, &world.cache, 2, &rows).await;
+    apply(&world, &world.cache, 2, &rows[1..2]).await;
+    apply(&world, &world.cache, 2, &rows[..1]).await;
+    apply(&world, &world.cache, 2, &rows).await;
+    let mut expected = Numbers::from([((1, 5), 2), ((2, 5), -2)]);
+    assert_eq!(in_redis(&world, &world.cache, 3).await, expected);
+    // Each partition has its own mark.
+    apply(&world, &world.cache, 0, &[(9, vec![add(1, VIEW, 1)])]).await;
+    apply(&world, &world.cache, 1, &[(3, vec![add(1, VIEW, 1)])]).await;
+    apply(&world, &world.cache, CORRECTIONS, &[(1, vec![add(2, FORWARD, 3)])]).await;
+    apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
+    expected = [((1, 3), 3), ((1, 5), 2), ((2, 5), 1)].into();
+    assert_eq!(in_redis(&world, &world.cache, 3).await, expected);
+    let sampled = Marks::parse(&marks(&world, 1).await).unwrap();
+    assert_eq!(sampled, Marks::parse("0:9,1:3,2:4,6:2,65535:1").unwrap());
+    let sizes = world.cache.bucket_sizes("video", 0..1).await.unwrap();
+    // `_o`, seven marks and one more; there is no `_`.
+    let targets = if world.cache.is_packed() { 2 } else { 0 };
+    assert_eq!(sizes, [Size { bucket: 0, targets, fields: targets + 9 }]);
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_row_that_comes_twice_or_late_is_added_once() {
+    rows_once("outbox_rows", "").await;
+}
+
+#[tokio::test]
+async fn a_row_that_comes_twice_or_late_is_added_once_in_other_layouts() {
+    rows_once("outbox_rows_entity", "layout = \"entity\"").await;
+    rows_once("outbox_rows_string", "layout = \"string\"").await;
+}
+
+#[tokio::test]
+async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
+    let world = World::new("outbox_load", &format!("[redis]\nbucket_bits = 1\n{METRICS}")).await;
+    let ids: Vec<u64> = (1..20).collect();
+    let there = |bucket| ids.iter().copied().find(|id| world.cache.keys.bucket(target(*id)) == bucket).unwrap();
+    let (first, second) = (there(0), there(1));
+    apply(&world, &world.cache, 0, &[(5, vec![add(first, VIEW, 5)])]).await;
+    let outbox = Marks::parse("0:3,2:7").unwrap();
+    let lost = world.cache.begin_load(("video", Kind(1)), &[VIEW], 1, 0, 1_000, &outbox).await.unwrap();
+    let begun: Vec<_> = lost.buckets.iter().map(|Begun { bucket, marks, .. }| (*bucket, marks.to_string())).collect();
+    assert_eq!(begun, [(0, "0:5,2:7".to_owned()), (1, "0:3,2:7".to_owned())]);
+    assert_eq!(lost.held, [((target(first), VIEW), 5)].into());
+    // What was committed before comes late; the loader has it in its sums.
+    let late = [add(first, VIEW, 100), add(second, VIEW, 100)].to_vec();
+    apply(&world, &world.cache, 2, &[(7, late.clone())]).await;
+    apply(&world, &world.cache, 0, &[(3, late)]).await;
+    apply(&world, &world.cache, 0, &[(4, vec![add(first, VIEW, 10), add(second, VIEW, 10)])]).await;
+    let redis = in_redis(&world, &world.cache, 20).await;
+    assert_eq!(redis, [((first, 3), 5), ((second, 3), 10)].into());
+    assert_eq!(world.cache.end_load("video", 1, &[0, 1]).await.unwrap(), 2);
+    let again = world.cache.begin_load(("video", Kind(1)), &[VIEW], 2, 0, 1_000, &outbox).await.unwrap();
+    assert_eq!(again.buckets, []);
+    // A flush takes the marks with the numbers.
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("DEL").arg(world.cache.keys.counters("video", 0)).query_async(&mut redis).await.unwrap();
+    assert_eq!((marks(&world, first).await, marks(&world, second).await), (String::new(), "0:4,2:7".to_owned()));
+    apply(&world, &world.cache, 0, &[(6, vec![add(first, VIEW, 1)])]).await;
+    let found = in_redis(&world, &world.cache, 20).await;
+    assert_eq!(found, [((first, 3), 1), ((second, 3), 10)].into());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
+    let world = World::new("outbox_hand", &format!("[redis]\nbucket_bits = 0\n{METRICS}")).await;
+    let mut redis = world.redis().await;
+    let key = world.cache.keys.counters("video", 0);
+    for (id, text) in [(1, "x"), (2, "1,,2"), (3, "1e3"), (4, "7,8")] {
+        let _: i64 = redis::cmd("HSET").arg(&key).arg(id).arg(text).query_async(&mut redis).await.unwrap();
+    }
+    let row = (1..=5).map(|id| add(id, VIEW, 1)).chain([add(6, Metric(99), 2)]).collect();
+    let left = apply(&world, &world.cache, 0, &[(1, row)]).await;
+    assert_eq!(left, Left { no_numbers: 3, ..Left::default() });
+    let texts: Vec<String> = redis::cmd("HMGET").arg(&key).arg(&[1, 2, 3, 4, 5]).query_async(&mut redis).await.unwrap();
+    assert_eq!(texts, ["x", "1,,2", "1e3", "7,8,1", "0,0,1"]);
+    let of_nobody = Addition { target: tallyd::model::Target { kind: Kind(99), ..target(1) }, metric: VIEW, delta: 1 };
+    let left = apply(&world, &world.cache, 0, &[(2, vec![of_nobody])]).await;
+    assert_eq!(left, Left { unknown: 1, ..Left::default() });
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_bucket_of_thousands_is_added_whole() {
+    let world = World::new("outbox_thousands", &format!("[redis]\nbucket_bits = 0\n{METRICS}")).await;
+    let rows: Vec<(u64, Vec<Addition>)> =
+        (1..=9).map(|row| (row, (1..=5_000).map(|id| add(id, VIEW, 1 + (id % 3).cast_signed())).collect())).collect();
+    apply(&world, &world.cache, 0, &rows).await;
+    apply(&world, &world.cache, 0, &rows).await;
+    let expected: Numbers = (1..=5_000_u64).map(|id| ((id, 3), 9 * (1 + (id % 3).cast_signed()))).collect();
+    assert_eq!(in_redis(&world, &world.cache, 5_000).await, expected);
+    world.close().await;
+}

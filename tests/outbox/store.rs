@@ -1,0 +1,83 @@
+//! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
+
+use std::time::Duration;
+
+use tallyd::marks::{CORRECTIONS, Marks};
+use tallyd::model::Addition;
+use tallyd::store::{Store, outbox};
+
+use super::common::{World, target};
+use super::{Counts, FORWARD, METRICS, VIEW, assert_exact, in_redis, settle};
+
+#[tokio::test]
+async fn corrections_are_added_beside_the_partitions() {
+    let world = World::new("outbox_append", METRICS).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(20);
+    world.publish(&publisher, &counts.some(50)).await;
+    let additions: Vec<Addition> =
+        (1..=2_500).map(|id| Addition { target: target(1_000 + id), metric: VIEW, delta: 3 }).collect();
+    for (rows, kept) in [(3, true), (3, false), (6, true)] {
+        let mut tx = world.pool.begin().await.unwrap();
+        outbox::append(&mut tx, CORRECTIONS, &additions).await.unwrap();
+        if kept {
+            tx.commit().await.unwrap()
+        } else {
+            tx.rollback().await.unwrap()
+        }
+        let count = "SELECT COUNT(*) FROM outbox WHERE `partition` = 65535";
+        assert_eq!(world.count(count).await, rows);
+    }
+    assert_exact(&world, &publisher, &counts).await;
+    let redis = in_redis(&world, &world.cache, 3_500).await;
+    assert!((1_001..=3_500).all(|id| redis.get(&(id, VIEW.0)) == Some(&6)));
+    // A reconcile is confused by none of it.
+    assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn rows_are_deleted_only_once_they_are_old_and_added() {
+    let world = World::new("outbox_prune", &format!("[consumer]\nbatch_events_max = 10\n{METRICS}")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(20);
+    world.publish(&publisher, &counts.some(300)).await;
+    settle(&world, &publisher).await;
+    assert!(daemon.stop().success());
+    let store = Store::new(&world.config.mysql, 2).unwrap();
+    let numbers = store.outbox_numbers().await.unwrap();
+    assert_eq!(store.outbox_applied().await.unwrap(), numbers);
+    let last = numbers.of(0);
+    assert!(last > 20, "{last} rows");
+    let since = async |after: u64| store.outbox_since(&Marks::from_iter([(0, after)]), FORWARD).await.unwrap();
+    let all = since(0).await;
+    assert_eq!(all.rows.iter().map(|row| row.number).collect::<Vec<_>>(), (1..=last).collect::<Vec<_>>());
+    assert!(all.rows.iter().flat_map(|row| &row.additions).all(|addition| addition.metric == FORWARD));
+    assert_eq!(since(7).await.rows, all.rows[7..]);
+
+    // Old are the first ten and a later one; of these only the first six are noted as added.
+    for sql in [
+        "UPDATE outbox SET written_at = NOW(6) - INTERVAL 1 HOUR WHERE number <= 10 OR number = 15",
+        "UPDATE outbox_state SET applied = 6",
+    ] {
+        sqlx::query(sql).execute(&world.pool).await.unwrap();
+    }
+    let kept = Duration::from_secs(600);
+    assert!(!store.prune_outbox(0, kept).await.unwrap());
+    let some = since(0).await;
+    assert_eq!((some.pruned.of(0), some.rows.as_slice()), (6, &all.rows[6..]));
+    assert!(!store.prune_outbox(0, kept).await.unwrap());
+    assert_eq!(since(0).await, some);
+    // The daemon adds what was not noted again, which changes nothing, and deletes what is old from the beginning on.
+    let daemon = world.daemon();
+    assert_exact(&world, &publisher, &counts).await;
+    super::eventually("old rows are deleted", || async { since(0).await.pruned.of(0) == 10 }).await;
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
