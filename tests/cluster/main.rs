@@ -12,6 +12,7 @@ mod filters;
 mod layouts;
 mod moving;
 mod nodes;
+mod outbox;
 mod truth;
 mod wrong;
 
