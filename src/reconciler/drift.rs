@@ -32,6 +32,12 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Verdict 
     Verdict::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
+/// Judges a sample of what the daemon adds to Redis, which `lacks` what was not added to its bucket then; none where nobody knows that.
+pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Verdict {
+    let Some(lacks) = lacks else { return Verdict::Busy };
+    Verdict::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
+}
+
 /// The value of one target as of `cut`, from its value `now` and all its events that were logged since before the cut,
 /// with the states that their rows had before.
 ///
@@ -113,6 +119,15 @@ mod tests {
         assert_eq!(judged(Some(truth(5, Some(7), 99))), Verdict::Drift(0));
         assert_eq!(judged(Some(truth(7, None, 101))), Verdict::Busy);
         assert_eq!(judged(None), Verdict::Drift(7));
+    }
+
+    #[test]
+    fn what_the_daemon_adds_is_judged_by_what_was_not_added_yet() {
+        let judged = |lacks| judge_waiting(&sample(7), Some(truth(9, None, 101)), lacks);
+        assert_eq!(judged(Some(2)), Verdict::Drift(0));
+        assert_eq!(judged(Some(0)), Verdict::Drift(-2));
+        assert_eq!(judged(None), Verdict::Busy);
+        assert_eq!(judge_waiting(&sample(7), None, Some(0)), Verdict::Drift(7));
     }
 
     #[test]

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::Run;
-use super::drift::{Verdict, judge, value_at};
+use super::drift::{Verdict, judge, judge_waiting, value_at};
 use super::report::Steps;
+use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
+use crate::marks::Marks;
 use crate::model::Target;
 use crate::runtime::fault;
 use crate::store::counters::Truth;
@@ -31,22 +33,41 @@ pub(super) struct Looks {
 }
 
 impl Run<'_> {
-    /// One look at targets that are sorted by key. The fence is sent `grace` after the sample.
+    /// One look at targets that are sorted by key. The fence is sent `grace` after the sample; for what the daemon adds to Redis there is none.
     pub(super) async fn look(&mut self, targets: &[Target], grace: Duration) -> Result<Looks> {
+        let needs_fence = targets.iter().any(|target| !self.is_by_daemon(target.kind));
+        let applied = self.applied(targets.iter().any(|target| self.is_by_daemon(target.kind))).await?;
         let Some(samples) = self.sample(targets).await? else { return Ok(Looks::default()) };
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
-        self.fence(grace).await?;
+        if needs_fence {
+            self.fence(grace).await?;
+        }
         let began = Instant::now();
-        let truths = self.on.store.truths(self.metric, targets, self.recounts()).await?;
+        let (truths, waiting) = match applied {
+            None => (self.on.store.truths(self.metric, targets, self.recounts()).await?, Waiting::default()),
+            Some(applied) => {
+                let (truths, since) = self.on.store.truths_since(self.metric, targets, &applied).await?;
+                (truths, Waiting::new(since, applied))
+            }
+        };
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let skew = self.on.limits.skew();
         let look = |(target, sample): (Target, Sample)| {
-            let truth = truths.get(&target);
-            let verdict = judge(&sample, truth, skew);
-            (target, Look { sample, verdict, truth: truth.copied().unwrap_or_default() })
+            let truth = truths.get(&target).copied();
+            let verdict = if self.is_by_daemon(target.kind) {
+                judge_waiting(&sample, truth, waiting.of(target, &sample.marks))
+            } else {
+                judge(&sample, truth.as_ref(), skew)
+            };
+            (target, Look { sample, verdict, truth: truth.unwrap_or_default() })
         };
         let looks = samples.into_iter().map(look).collect();
         Ok(Looks { looks, truths })
+    }
+
+    /// Up to which rows the outboxes are in Redis, where it matters: to be read before the sample.
+    pub(super) async fn applied(&self, matters: bool) -> Result<Option<Marks>> {
+        Ok(if matters { Some(self.on.store.outbox_applied().await?) } else { None })
     }
 
     /// The same for busy targets: their events are logged from before the sample until the read. Those that have an event

@@ -40,6 +40,7 @@ mod rebuild;
 pub mod report;
 mod scrub;
 mod stale;
+mod waiting;
 mod walk;
 
 use std::collections::HashMap;
@@ -54,7 +55,7 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules};
+use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::show::{self, Show};
@@ -376,6 +377,11 @@ impl Run<'_> {
     /// Whether like records are recounted: they are the truth of likes, `counter` is that of all else.
     fn recounts(&self) -> bool {
         self.is_like() && matches!(self.order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_))
+    }
+
+    /// Whether the daemon adds the kind's numbers of the metric in hand to Redis.
+    fn is_by_daemon(&self, kind: Kind) -> bool {
+        self.on.rules.of(kind, self.metric).writer == Writes::Daemon
     }
 
     fn is_like(&self) -> bool {

@@ -9,13 +9,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use super::drift::{Verdict, judge, judge_waiting};
 use super::look::is_known;
 use super::page::Doubt;
 use super::report::Steps;
+use super::waiting::Waiting;
 use super::{Mode, Reconciler, Run};
 use crate::cache::counters::Sample;
+use crate::marks::Marks;
 use crate::model::{Kind, Metric, Target, TargetId};
 use crate::runtime::fault;
+use crate::store::counters::Truth;
 use crate::store::ranges::{LAST, Range, Recount};
 
 /// A page that waits to be read: its sample is taken, and its fence committed.
@@ -23,6 +27,8 @@ pub(super) struct Sampled {
     pub range: Range,
     /// How long listing, sampling and fencing took.
     pub took: Duration,
+    /// Of what the daemon adds to Redis: up to which rows that was done before the sample.
+    applied: Option<Marks>,
     samples: Vec<Option<Sample>>,
 }
 
@@ -45,11 +51,14 @@ impl<'a> Run<'a> {
         self.slice_left = self.slice_left.saturating_sub(range.rows);
         self.listed += range.rows;
         let began = Instant::now();
+        let applied = self.applied(self.is_by_daemon(kind)).await?;
         let samples = self.on.cache.sample(&self.on.names, self.metric, &range.targets).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
         fault::point("reconcile:sampled");
-        self.fence(Duration::ZERO).await?;
-        Ok(Some(Sampled { range, took: page_began.elapsed(), samples }))
+        if applied.is_none() {
+            self.fence(Duration::ZERO).await?;
+        }
+        Ok(Some(Sampled { range, took: page_began.elapsed(), applied, samples }))
     }
 
     /// What the page in hand is read with, while the next one is sampled.
@@ -58,12 +67,13 @@ impl<'a> Run<'a> {
     }
 
     /// Judges a page by what was read of it.
-    pub(super) fn judge_range(&mut self, sampled: Sampled, recount: &Recount) {
-        let Sampled { range, samples, .. } = sampled;
+    pub(super) fn judge_range(&mut self, sampled: Sampled, recount: Recount) {
+        let Sampled { range, samples, applied, .. } = sampled;
+        let waiting = applied.map(|applied| Waiting::new(recount.since, applied));
         let (skew, is_like) = (self.on.limits.skew(), self.is_like());
         self.report.checked += range.targets.len() as u64;
-        let mut rows = recount.rows.iter().copied().peekable();
-        let mut changed = recount.changed.iter().copied().peekable();
+        let mut rows = recount.rows.into_iter().peekable();
+        let mut changed = recount.changed.into_iter().peekable();
         for ((target, counted), sample) in range.targets.iter().zip(&range.counted).zip(samples) {
             while let Some((id, _)) = rows.next_if(|(id, _)| *id < target.id) {
                 self.note_uncounted(Target { kind: range.kind, id });
@@ -78,11 +88,16 @@ impl<'a> Run<'a> {
             if sample.value != 0 && matches!(self.order.mode, Mode::Full | Mode::Layout) {
                 *self.counted_seen.entry(self.on.cache.keys.bucket(*target)).or_default() += 1;
             }
-            let busy = update_at.is_some_and(|update_at| update_at > sample.cut.before(skew));
-            match sample.value - liked {
-                _ if busy || (is_like && liked != *counted) => self.doubt(*target, Doubt::default()),
-                0 => self.report.exact += 1,
-                drift => self.doubt(*target, Doubt { drift: Some(drift), told: false }),
+            let truth = Truth { counted: liked, rows: None, update_at };
+            let verdict = match &waiting {
+                Some(waiting) => judge_waiting(&sample, Some(truth), waiting.of(*target, &sample.marks)),
+                None => judge(&sample, Some(&truth), skew),
+            };
+            match verdict {
+                Verdict::Busy => self.doubt(*target, Doubt::default()),
+                _ if is_like && liked != *counted => self.doubt(*target, Doubt::default()),
+                Verdict::Drift(0) => self.report.exact += 1,
+                Verdict::Drift(drift) => self.doubt(*target, Doubt { drift: Some(drift), told: false }),
             }
         }
         for (id, _) in rows {
@@ -113,7 +128,7 @@ pub(super) async fn read_range(reading: Reading<'_>, sampled: &Sampled) -> Resul
     let recount = if is_like {
         on.store.recount_range(metric, &sampled.range, since).await?
     } else {
-        Some(on.store.count_range(metric, &sampled.range, since).await?)
+        Some(on.store.count_range(metric, &sampled.range, since, sampled.applied.as_ref()).await?)
     };
     Ok((recount, began.elapsed()))
 }

@@ -99,7 +99,7 @@ impl Run<'_> {
         let buckets = buckets.into_iter().map(|begun| (begun.bucket, (begun.cut, loading))).collect();
         let mut loading = Loading { buckets, held };
         if self.on.cache.is_packed() {
-            // For all metrics: the cuts are the buckets'.
+            // For all metrics that are counted at once: the cuts are the buckets'.
             self.fence(Duration::ZERO).await?;
         }
         for metric in self.on.metrics.codes() {
@@ -117,7 +117,8 @@ impl Run<'_> {
 
     /// Adds what the buckets lacked of one metric.
     async fn load_metric(&mut self, kind: Kind, loading: &mut Loading) -> Result<()> {
-        let busy = if self.on.cache.is_packed() {
+        // What the daemon adds is judged by each bucket's marks: so it is sampled page by page, too.
+        let busy = if self.on.cache.is_packed() && !self.is_by_daemon(kind) {
             self.load_packed(kind, loading).await?
         } else {
             self.load_keys(kind, loading).await?

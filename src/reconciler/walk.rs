@@ -217,7 +217,7 @@ impl Run<'_> {
                 tokio::try_join!(read_range(read, &sampled), self.sample_range(kind, after))?;
             Steps::add(&mut self.report.steps_ms.read, took);
             match recount {
-                Some(recount) => self.judge_range(sampled, &recount),
+                Some(recount) => self.judge_range(sampled, recount),
                 None => {
                     self.compare_uncounted(&sampled.range).await?;
                     if self.is_over() {

@@ -7,8 +7,10 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
+use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
+use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// A target's number as MySQL has it.
@@ -49,6 +51,27 @@ impl Store {
     pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
+    }
+
+    /// The same, with the rows of the outboxes after those numbers, as of the same instant.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn truths_since(
+        &self,
+        metric: Metric,
+        targets: &[Target],
+        since: &Marks,
+    ) -> Result<(HashMap<Target, Truth>, Since)> {
+        let mut lent = self.lend().await?;
+        lent.unlimited(|connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let truths = read_counted(&mut tx, metric, targets).await?;
+            let since = outbox::read_since(&mut tx, since, metric).await?;
+            tx.commit().await.tried("read counters")?;
+            Ok((truths, since))
+        })
+        .await
     }
 
     /// The next counters of `kind` in order of id, after `after`, each with the newest `at` that was applied.

@@ -7,7 +7,9 @@ use sqlx::{MySqlConnection, Row};
 
 use super::changed::Span;
 use super::counters::begin_snapshot;
+use super::outbox::{self, Since};
 use super::{Result, Store, Tried, datetime, micros};
+use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// All targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
@@ -34,6 +36,8 @@ pub struct Recount {
     pub rows: Vec<(TargetId, i64)>,
     /// The counters that changed lately, sorted by id: the newest `at` that was applied to each.
     pub changed: Vec<(TargetId, Micros)>,
+    /// Of a metric that the daemons add to Redis: what followed the rows of the outboxes that were there before the samples.
+    pub since: Since,
 }
 
 /// Targets with like records and without a counter that a range may hold.
@@ -85,16 +89,22 @@ impl Store {
     }
 
     /// Reads a range's numbers of a metric of which `counter` is the truth, and which of them have an `at` after `since`, all as of one
-    /// instant.
+    /// instant; and the rows of the outboxes after `applied`, where that is asked for.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn count_range(&self, metric: Metric, range: &Range, since: Option<Micros>) -> Result<Recount> {
+    pub async fn count_range(
+        &self,
+        metric: Metric,
+        range: &Range,
+        since: Option<Micros>,
+        applied: Option<&Marks>,
+    ) -> Result<Recount> {
         const ACTION: &str = "read counters";
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
-            let mut recount = Recount { rows: Vec::with_capacity(range.targets.len()), changed: Vec::new() };
+            let mut recount = Recount { rows: Vec::with_capacity(range.targets.len()), ..Recount::default() };
             let mut rows = sqlx::query(
                 "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
                  WHERE kind = ? AND target_id BETWEEN ? AND ? AND metric = ? GROUP BY target_id ORDER BY target_id",
@@ -113,6 +123,9 @@ impl Store {
                 }
             }
             drop(rows);
+            if let Some(applied) = applied {
+                recount.since = outbox::read_since(&mut tx, applied, metric).await?;
+            }
             tx.commit().await.tried(ACTION)?;
             Ok(recount)
         })
