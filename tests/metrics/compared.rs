@@ -4,7 +4,7 @@ use redis::AsyncCommands;
 use tallyd::model::Target;
 
 use super::common::{stdout, target};
-use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, VIEW};
+use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, SHARE, VIEW};
 
 fn listed(report: &serde_json::Value) -> Vec<(String, String, i64)> {
     let targets = report["targets"].as_array().unwrap().iter();
@@ -31,9 +31,11 @@ async fn each_drifted_number_is_repaired_and_no_other() {
         product.drift(target(3), VIEW, 4).await;
         product.drift(target(4), LIKE, -1).await;
         product.drift(target(4), BALANCE, -100).await;
+        product.drift(target(4), SHARE, -50).await;
         let report = product.world.report(&["reconcile"]);
-        assert_eq!((&report["drifted"], &report["repaired"]), (&3.into(), &3.into()), "{layout}: {report}");
-        let expected = [("video:3", "view", -4), ("video:4", "balance", 100), ("video:4", "like", 1)];
+        assert_eq!((&report["drifted"], &report["repaired"]), (&4.into(), &4.into()), "{layout}: {report}");
+        let expected =
+            [("video:3", "view", -4), ("video:4", "balance", 100), ("video:4", "like", 1), ("video:4", "share", 50)];
         assert_eq!(listed(&report), expected.map(|(target, metric, added)| (target.into(), metric.into(), added)));
         product.assert_equal().await;
         product.close().await;
@@ -50,9 +52,10 @@ async fn a_full_run_searches_each_metric_for_what_mysql_does_not_know() {
         product.drift(unviewed, VIEW, 7).await;
         product.drift(target(500), BALANCE, -2).await;
         product.drift(target(501), LIKE, 2).await;
-        product.world.drained(&product.world.publisher().await).await;
+        product.drift(target(502), SHARE, -1).await;
+        product.settled().await;
         let report = product.world.report(&["reconcile", "--full"]);
-        assert_eq!((&report["phantoms"], &report["repaired"]), (&3.into(), &3.into()), "{layout}: {report}");
+        assert_eq!((&report["phantoms"], &report["repaired"]), (&4.into(), &4.into()), "{layout}: {report}");
         let again = product.world.report(&["reconcile", "--full"]);
         assert_eq!((&again["phantoms"], &again["drifted"]), (&0.into(), &0.into()), "{layout}: {again}");
         product.assert_equal().await;
@@ -81,7 +84,7 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
 async fn slices_go_through_all_metrics() {
     let mut product = Product::open("metrics_scrub", "[reconcile]\nscrub_parts = 3\n").await;
     product.fill(5, 300).await;
-    product.world.drained(&product.world.publisher().await).await;
+    product.settled().await;
     for metric in METRICS {
         product.drift(target(7), metric, 3).await;
         product.drift(Target { id: tallyd::model::TargetId(900), ..target(7) }, metric, 2).await;
@@ -90,7 +93,7 @@ async fn slices_go_through_all_metrics() {
     for _ in 0..4 {
         repaired += product.world.report(&["reconcile", "--scrub", "--force"])["repaired"].as_u64().unwrap();
     }
-    assert_eq!(repaired, 6);
+    assert_eq!(repaired, 8);
     product.assert_equal().await;
     product.close().await;
 }
@@ -99,7 +102,7 @@ async fn slices_go_through_all_metrics() {
 async fn one_target_is_explained_with_those_of_its_numbers_that_there_are() {
     let product = Product::open("metrics_explained", "").await;
     product.client.add(target(5), VIEW, 4, "a").await.unwrap().counted().unwrap();
-    product.world.drained(&product.world.publisher().await).await;
+    product.settled().await;
     product.drift(target(5), VIEW, 2).await;
     let shown = stdout(&product.world.tallyd(&["reconcile", "--target", "video:5", "--dry-run"]));
     assert!(shown.contains("video:5 view: drifted, Redis 6, MySQL 4"), "{shown}");

@@ -6,6 +6,7 @@
 mod common;
 
 mod compared;
+mod outboxed;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +23,12 @@ const VIEW: Metric = Metric(2);
 /// So they do, and it may be less than zero.
 const BALANCE: Metric = Metric(3);
 
-const METRICS: [Metric; 3] = [LIKE, VIEW, BALANCE];
+/// The daemon adds it to Redis.
+const SHARE: Metric = Metric(4);
 
-const RULES: &str = "[metrics]\nlike = 1\nview = 2\nbalance = 3\n\
+const METRICS: [Metric; 4] = [LIKE, VIEW, BALANCE, SHARE];
+
+const RULES: &str = "[metrics]\nlike = 1\nview = 2\nbalance = 3\nshare = 4\n\
                      [[rule]]\nmetric = \"view\"\nwriter = \"api\"\n\
                      [[rule]]\nmetric = \"balance\"\nwriter = \"api\"\nbelow_zero = true\n";
 
@@ -58,14 +62,14 @@ impl Product {
         let mut dice = Dice::new(seed);
         for number in 0..changes {
             let target = target(1 + dice.below(TARGETS));
-            let metric = METRICS[dice.below(3) as usize];
+            let metric = METRICS[dice.below(4) as usize];
             let delta = match metric {
                 LIKE => {
                     let user = UserId(seed * 1_000_000 + number + 1);
                     self.client.like(target, user, &[]).await.unwrap().counted().unwrap();
                     1
                 }
-                VIEW => 1 + dice.below(9).cast_signed(),
+                VIEW | SHARE => 1 + dice.below(9).cast_signed(),
                 _ => dice.below(20).cast_signed() - 12,
             };
             if metric != LIKE {
@@ -103,9 +107,24 @@ impl Product {
         numbers
     }
 
+    /// Waits until every event is in MySQL, and in Redis what the daemon adds there.
+    async fn settled(&self) {
+        self.world.drained(&self.world.publisher().await).await;
+        eventually("the outbox is in Redis", || async {
+            self.world
+                .count(
+                    "SELECT COUNT(*) FROM partition_owner LEFT JOIN outbox_state USING (`partition`) \
+                     WHERE outbox > COALESCE(applied, 0)",
+                )
+                .await
+                == 0
+        })
+        .await;
+    }
+
     /// Fails unless Redis and MySQL have exactly these numbers.
     async fn assert_equal(&self) {
-        self.world.drained(&self.world.publisher().await).await;
+        self.settled().await;
         assert_eq!(self.in_mysql().await, self.numbers);
         assert_eq!(self.in_redis().await, self.numbers);
     }
