@@ -52,3 +52,26 @@ CREATE TABLE IF NOT EXISTS outbox_state (
     pruned      BIGINT UNSIGNED   NOT NULL DEFAULT 0 COMMENT 'the highest row that was deleted',
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- The newest event that set a number. Whoever writes such a number locks its row first. at_us 0: none has set it yet.
+CREATE TABLE IF NOT EXISTS number_set (
+    kind      TINYINT UNSIGNED NOT NULL,
+    target_id BIGINT UNSIGNED  NOT NULL,
+    metric    TINYINT UNSIGNED NOT NULL,
+    at_us     BIGINT           NOT NULL COMMENT 'the event''s `at`',
+    value     BIGINT           NOT NULL,
+    PRIMARY KEY (kind, target_id, metric)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- What was lately added to numbers that may be set: an event that sets one and comes late still knows what followed it.
+-- Emptied day by day, as applied_event.
+CREATE TABLE IF NOT EXISTS recent_delta (
+    kind      TINYINT UNSIGNED NOT NULL,
+    target_id BIGINT UNSIGNED  NOT NULL,
+    metric    TINYINT UNSIGNED NOT NULL,
+    at_us     BIGINT           NOT NULL COMMENT 'the event''s `at`',
+    id        BINARY(16)       NOT NULL COMMENT 'as in applied_event',
+    delta     BIGINT           NOT NULL,
+    PRIMARY KEY (kind, target_id, metric, at_us, id)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
+  PARTITION BY HASH (at_us DIV 86400000000) PARTITIONS 32;

@@ -32,7 +32,8 @@ CREATE TABLE IF NOT EXISTS watched_target (
     watch     BIGINT UNSIGNED  NOT NULL,
     kind      TINYINT UNSIGNED NOT NULL,
     target_id BIGINT UNSIGNED  NOT NULL,
-    PRIMARY KEY (watch, kind, target_id)
+    metric    TINYINT UNSIGNED NOT NULL,
+    PRIMARY KEY (watch, kind, target_id, metric)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS watched_event (
@@ -44,6 +45,18 @@ CREATE TABLE IF NOT EXISTS watched_event (
     is_del     BOOLEAN          NOT NULL,
     is_former  BOOLEAN          NOT NULL COMMENT 'not an event: the state that the row had before it',
     PRIMARY KEY (watch, kind, target_id, user_id, update_at, is_del, is_former)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- The same of numbers that aren't likes: each change that was applied.
+CREATE TABLE IF NOT EXISTS watched_count (
+    watch      BIGINT UNSIGNED  NOT NULL,
+    kind       TINYINT UNSIGNED NOT NULL,
+    target_id  BIGINT UNSIGNED  NOT NULL,
+    metric     TINYINT UNSIGNED NOT NULL,
+    update_at  DATETIME(6)      NOT NULL COMMENT 'the event''s `at`',
+    id         BINARY(16)       NOT NULL COMMENT 'as in applied_event; zeros where the number was set',
+    delta      BIGINT           NULL     COMMENT 'NULL where the number was set',
+    PRIMARY KEY (watch, kind, target_id, metric, update_at, id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Every number that a reconcile changed, noted before it is changed: an outcome of NULL means that nobody was told.

@@ -65,6 +65,9 @@ pub struct Addition {
     pub delta: i64,
 }
 
+/// One of a target's numbers.
+pub type Number = (Target, Metric);
+
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoardPeriod {

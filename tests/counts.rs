@@ -260,7 +260,9 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/counters.md")).unwrap();
-    let events = text.lines().filter_map(|line| line.split_once("| `{").and_then(|(_, rest)| rest.split_once("}` |")));
+    let (product, _) = text.split_once("## Unread counters").unwrap();
+    let events =
+        product.lines().filter_map(|line| line.split_once("| `{").and_then(|(_, rest)| rest.split_once("}` |")));
     let now = (Micros::now().0 / 1_000_000).to_string();
     let bodies: Vec<(UserId, Vec<u8>)> = events
         .map(|(event, _)| {

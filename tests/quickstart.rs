@@ -156,11 +156,15 @@ async fn use_boards(world: &World, redis_url: &str) {
 
 /// Starts a daemon that finds a day of the ledger which is long over.
 async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
-    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16))";
-    sqlx::query(old).execute(&world.pool).await.unwrap();
+    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16)); \
+               INSERT INTO recent_delta VALUES (1, 1, 3, (UNIX_TIMESTAMP() - 20 * 86400) * 1000000, REPEAT('x', 16), 1)";
+    sqlx::raw_sql(old).execute(&world.pool).await.unwrap();
     let daemon = world.daemon_with(rights);
     daemon.logged("\"consuming\"").await;
     daemon.logged("ledger-emptied").await;
+    for left in ["SELECT COUNT(*) FROM applied_event", "SELECT COUNT(*) FROM recent_delta"] {
+        assert_eq!(world.count(left).await, 0);
+    }
     daemon
 }
 

@@ -131,8 +131,7 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     if ledger {
         ledger::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
     }
-    likes::add_differences(&mut tx, slot, &sums(&counts, &Default::default()), (VIEW, &[]), likes::Outboxed::nothing())
-        .await?;
+    likes::add_differences(&mut tx, slot, &sums(&counts), &[], likes::Outboxed::nothing()).await?;
     tx.commit().await?;
     Ok(())
 }

@@ -78,14 +78,8 @@ async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> 
     let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
     let winners = coalesce(events);
     let before = likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
-    likes::add_differences(
-        &mut tx,
-        0,
-        &differences(Metric(1), &winners, &before),
-        (Metric(1), &[]),
-        likes::Outboxed::nothing(),
-    )
-    .await?;
+    likes::add_differences(&mut tx, 0, &differences(Metric(1), &winners, &before), &[], likes::Outboxed::nothing())
+        .await?;
     tx.commit().await.map_err(sql("commit a batch"))
 }
 

@@ -72,14 +72,8 @@ impl Way {
             Self::Column => column(&mut tx, &winners).await?,
             Self::Staged => staged(&mut tx, &winners).await?,
         };
-        likes::add_differences(
-            &mut tx,
-            0,
-            &differences(Metric(1), &winners, &before),
-            (Metric(1), &[]),
-            likes::Outboxed::nothing(),
-        )
-        .await?;
+        likes::add_differences(&mut tx, 0, &differences(Metric(1), &winners, &before), &[], likes::Outboxed::nothing())
+            .await?;
         tx.commit().await?;
         Ok(())
     }

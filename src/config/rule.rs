@@ -75,6 +75,11 @@ impl Rules {
         rules
     }
 
+    /// Whether any metric is settable.
+    pub fn has_settable(&self) -> bool {
+        self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
+    }
+
     /// How this metric of that kind counts.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
         if self.like == Some(metric) {

@@ -3,12 +3,12 @@
 //! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
 //! comes; and each target's difference is computed from the rows' old states, never added blindly.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::event::{CountEvent, LikeEvent};
-use crate::model::{Metric, Micros};
+use crate::event::{CountEvent, LikeEvent, SetEvent};
+use crate::model::{Metric, Micros, Number};
 use crate::store::jobs;
 use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
@@ -28,7 +28,7 @@ pub struct Origin {
 pub struct Received {
     /// What it says.
     pub event: Event,
-    /// Its target's likes in Redis after it, where it says that.
+    /// Its target's number in Redis after it, where it says that.
     pub count: Option<i64>,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
@@ -43,6 +43,28 @@ pub enum Event {
     Like(LikeEvent),
     /// A number changes.
     Count(CountEvent),
+    /// A number becomes a value.
+    Set(SetEvent),
+}
+
+impl Event {
+    /// Its time.
+    pub fn at(&self) -> Micros {
+        match self {
+            Self::Like(event) => event.at,
+            Self::Count(event) => event.at,
+            Self::Set(event) => event.at,
+        }
+    }
+
+    /// The number that it changes, where likes are counted as `like`.
+    pub fn number(&self, like: Metric) -> Number {
+        match self {
+            Self::Like(event) => (event.target, like),
+            Self::Count(event) => (event.target, event.metric),
+            Self::Set(event) => (event.target, event.metric),
+        }
+    }
 }
 
 impl Received {
@@ -54,6 +76,11 @@ impl Received {
     /// The count that it is.
     pub fn counted(&self) -> Option<CountEvent> {
         if let Event::Count(event) = self.event { Some(event) } else { None }
+    }
+
+    /// What sets a number, if it does.
+    pub fn set(&self) -> Option<SetEvent> {
+        if let Event::Set(event) = self.event { Some(event) } else { None }
     }
 }
 
@@ -163,11 +190,10 @@ pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     distinct
 }
 
-/// What the counters gain or lose by those of `counts` that were not `applied`, sorted by key.
-pub fn sums(counts: &[CountEvent], applied: &HashSet<Entry>) -> Vec<Difference> {
+/// What the counters gain or lose by `counts`, sorted by key.
+pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     let mut sums: Vec<Difference> = counts
         .iter()
-        .filter(|count| !applied.contains(&entry(count)))
         .map(|CountEvent { target, metric, delta, at, .. }| Difference {
             target: *target,
             metric: *metric,
@@ -198,7 +224,7 @@ fn version(state: &State) -> (Micros, bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, HashSet};
 
     use proptest::prelude::*;
 
@@ -338,8 +364,9 @@ mod tests {
                     break;
                 }
                 let (batch, after) = rest.split_at((*cut).min(rest.len()));
-                let batch = distinct(batch.iter().copied());
-                for sum in sums(&batch, &ledger) {
+                let mut batch = distinct(batch.iter().copied());
+                batch.retain(|count| !ledger.contains(&entry(count)));
+                for sum in sums(&batch) {
                     *counters.entry((sum.target, sum.metric)).or_insert(0) += sum.delta;
                 }
                 ledger.extend(batch.iter().map(entry));

@@ -1,7 +1,7 @@
 //! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
@@ -9,20 +9,20 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::batch::{Batch, Received, before, coalesce, differences, distinct, entry, sums};
+use super::batch::{Batch, Received, before, coalesce, differences};
 use super::consumed::Consumed;
 use super::dead;
 use super::seen::Seen;
 use super::sight::Sights;
-use crate::config::{Kinds, Rules, Writes};
-use crate::event::{CountEvent, LikeEvent, Reason};
-use crate::model::{Metric, Micros, Target};
+use super::watch::Watch;
+use crate::config::{Kinds, Metrics, Rules, Writes};
+use crate::event::{LikeEvent, Reason};
+use crate::model::{Metric, Micros, Number};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
-use crate::store::ledger::Entry;
 use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
 use crate::store::partitions::{FenceOf, Ownership};
-use crate::store::{Fate, Store, StoreError, jobs, ledger, letters, partitions};
+use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -31,9 +31,7 @@ pub(super) struct Writer {
     pub owner: String,
     pub queue: String,
     pub metric: Metric,
-    /// Whose numbers the daemon adds to Redis.
-    pub rules: Rules,
-    /// Rung when there is something for it.
+    /// Rung when there is something for Redis.
     pub outbox: watch::Sender<()>,
     pub database_away_max: Duration,
     /// Cancelled when the session ends: a database that is away is then waited for no longer.
@@ -47,17 +45,15 @@ pub(super) struct Writer {
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
     pub kinds: Kinds,
-    /// The targets whose events say another number than `counter`.
+    pub metrics: Metrics,
+    /// Whose numbers the daemon adds to Redis, and which may be set.
+    pub rules: Rules,
+    /// Whether any number may be set.
+    pub has_settable: bool,
+    /// The numbers of which events say another value than `counter`.
     pub sights: Sights,
     pub consumed: Consumed,
     pub seen: Seen,
-}
-
-/// The watch that was last read, by its number.
-#[derive(Default)]
-pub(super) struct Watch {
-    number: Option<u64>,
-    targets: HashSet<Target>,
 }
 
 /// After so many rivals in a row it is waited between two tries.
@@ -88,8 +84,8 @@ pub(super) struct Found {
     pub coalesced: usize,
     /// The outbox has got rows.
     pub outboxed: bool,
-    /// Targets whose newest event carried a number, each with that event's `at`, the number and what MySQL counts.
-    pub said: Vec<(Target, Micros, i64, Counted)>,
+    /// Numbers whose newest event said what Redis has, each with that event's `at`, what it said and what MySQL counts.
+    pub said: Vec<(Number, Micros, i64, Counted)>,
 }
 
 impl Writer {
@@ -245,13 +241,13 @@ impl Writer {
         end: End,
     ) -> Result<Found, StoreError> {
         let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
-        let counts = distinct(received.iter().filter_map(Received::counted));
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
+        self.learn_watch(&mut tx, watch).await?;
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
-        let before = match watch {
+        let before = match self.watch.of_likes(self.metric) {
             Some(watch) => self.write_reading(&mut tx, &winners, Some((watch, &events))).await?,
             None if self.reads_first => self.write_reading(&mut tx, &winners, None).await?,
             None => {
@@ -260,20 +256,19 @@ impl Writer {
             }
         };
         let mut differences = differences(self.metric, &winners, &before);
-        let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
-        let wanted: Vec<Target> = said.iter().map(|(target, ..)| *target).collect();
-        let sums = self.note_counts(&mut tx, &counts).await?;
+        let sums = self.apply_counts(&mut tx, received).await?;
         let coalesced = winners.len() + sums.len();
         if !sums.is_empty() {
             differences.extend(sums);
             differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
         }
+        let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
+        let wanted: Vec<Number> = said.iter().map(|(number, ..)| *number).collect();
         let by_daemon =
             |it: &Difference| it.delta != 0 && self.rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
         let outboxed = differences.iter().any(by_daemon);
         let outbox = Outboxed { last, wants: by_daemon };
-        let counted =
-            likes::add_differences(&mut tx, self.partition, &differences, (self.metric, &wanted), outbox).await?;
+        let counted = likes::add_differences(&mut tx, self.partition, &differences, &wanted, outbox).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
             return Ok(Found { epoch, coalesced, outboxed: false, said: Vec::new() });
@@ -289,23 +284,9 @@ impl Writer {
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
-        let counted: HashMap<Target, Counted> = counted.into_iter().collect();
-        let with = |(target, at, said): (Target, Micros, i64)| Some((target, at, said, *counted.get(&target)?));
+        let counted: HashMap<Number, Counted> = counted.into_iter().collect();
+        let with = |(number, at, said): (Number, Micros, i64)| Some((number, at, said, *counted.get(&number)?));
         Ok(Found { epoch, coalesced, outboxed, said: said.into_iter().filter_map(with).collect() })
-    }
-
-    /// Notes counts in the ledger; gives what those add that were not in it. Nearly none ever is, so that is asked only once a
-    /// transaction has failed: a batch that comes again fails once.
-    async fn note_counts(
-        &self,
-        tx: &mut MySqlConnection,
-        counts: &[CountEvent],
-    ) -> Result<Vec<Difference>, StoreError> {
-        let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
-        let applied = if self.asks_ledger { ledger::applied(tx, &entries).await? } else { HashSet::new() };
-        entries.retain(|entry| !applied.contains(entry));
-        ledger::note_applied(tx, &entries).await?;
-        Ok(sums(counts, &applied))
     }
 
     /// Writes rows by reading their old states first, and logs the events of watched targets.
@@ -324,7 +305,7 @@ impl Writer {
         likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
         likes::update_states(tx, &those(|before| matches!(before, Before::Older(_)))).await?;
         if let Some((watch, events)) = watched {
-            self.log_watched(tx, watch, events, &old).await?;
+            self.log_watched_likes(tx, watch, events, &old).await?;
         }
         Ok(before)
     }
@@ -342,26 +323,6 @@ impl Writer {
                 Ok(Ownership { epoch, ..now })
             }
         }
-    }
-
-    /// Logs each event of a watched target, also those that coalescing or a newer row made void, with the row's former
-    /// state: with them the reconciler knows the value as of any instant.
-    async fn log_watched(
-        &mut self,
-        tx: &mut MySqlConnection,
-        number: u64,
-        events: &[LikeEvent],
-        old: &HashMap<Pair, State>,
-    ) -> Result<(), StoreError> {
-        if self.watch.number != Some(number) {
-            let targets = partitions::watched_targets(tx, number).await?.into_iter().collect();
-            self.watch = Watch { number: Some(number), targets };
-        }
-        let seen: Vec<LikeEvent> =
-            events.iter().filter(|event| self.watch.targets.contains(&event.target)).copied().collect();
-        let pairs: HashSet<Pair> = seen.iter().map(|event| (event.target, event.user)).collect();
-        let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
-        partitions::log_watched(tx, number, &seen, &former).await
     }
 }
 

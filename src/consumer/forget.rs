@@ -1,4 +1,5 @@
-//! Empties the ledger of applied counts, day by day, once they are too old to be taken.
+//! Empties the ledger of applied counts, and what they added to numbers that may be set, day by day, once they are too old to
+//! be taken.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Forgets what is older than `keep`, until the stop.
 pub async fn forget(store: Store, keep: Duration, beat: Beat, stop: CancellationToken) {
-    let mut outage = Outage::new("emptying days of applied_event");
+    let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
         let emptied = async {
             // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
@@ -30,7 +31,7 @@ pub async fn forget(store: Store, keep: Duration, beat: Beat, stop: Cancellation
             Ok(days) => {
                 outage.over();
                 if days > 0 {
-                    info!(event = "ledger-emptied", days, "{days} days of applied_event were emptied");
+                    info!(event = "ledger-emptied", days, "{days} days of applied_event and recent_delta were emptied");
                 }
                 EVERY
             }

@@ -26,29 +26,33 @@
 pub mod batch;
 mod care;
 mod consumed;
+mod counts;
 mod dead;
 mod flush;
 pub mod forget;
 mod seen;
 mod session;
+pub mod settle;
 pub mod sight;
+mod watch;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use tokio::sync::watch;
+use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use care::{Care, Sizes};
 use consumed::Consumed;
-use flush::{Watch, Writer};
+use flush::Writer;
 use seen::Seen;
 use session::{End, NeedsCare};
 use sight::Sights;
+use watch::Watch;
 
 use crate::broker::Broker;
-use crate::config::{Config, Consumer as Limits, Kinds, Rules};
+use crate::config::{Config, Consumer as Limits, Kinds, Metrics};
 use crate::event::Terms;
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
@@ -76,10 +80,10 @@ pub struct Partition {
     store: Store,
     owner: String,
     kinds: Kinds,
+    metrics: Metrics,
     terms: Terms,
     metric: Metric,
-    rules: Rules,
-    outbox: watch::Sender<()>,
+    outbox: Sender<()>,
     limits: Limits,
     prefetch: u16,
     /// How long a difference between events and `counter` must stay to be drift.
@@ -106,10 +110,10 @@ impl Partition {
             store,
             owner: owner.to_owned(),
             kinds: config.kinds.clone(),
+            metrics: config.metrics.clone(),
             terms: Terms::new(config),
             metric: config.metrics.like(),
-            rules: Rules::new(config),
-            outbox: watch::Sender::default(),
+            outbox: Sender::default(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             // Another partition's events are behind by its queue: as far as a fence may be.
@@ -125,7 +129,7 @@ impl Partition {
 
     /// Rings this bell once it has committed something that the daemon adds to Redis. Drops it when it ends.
     #[must_use]
-    pub fn ringing(self, outbox: watch::Sender<()>) -> Self {
+    pub fn ringing(self, outbox: Sender<()>) -> Self {
         Self { outbox, ..self }
     }
 
@@ -227,7 +231,6 @@ impl Partition {
             owner: self.owner.clone(),
             queue: self.queue(),
             metric: self.metric,
-            rules: self.rules.clone(),
             outbox: self.outbox.clone(),
             database_away_max: self.limits.database_away_max.0,
             ends,
@@ -236,6 +239,9 @@ impl Partition {
             asks_ledger: false,
             watch: Watch::default(),
             kinds: self.kinds.clone(),
+            metrics: self.metrics.clone(),
+            rules: self.terms.rules.clone(),
+            has_settable: self.terms.rules.has_settable(),
             sights: Sights::new(self.drift_stays),
             consumed: Consumed::default(),
             seen: Seen::default(),

@@ -7,8 +7,8 @@ use tracing::{debug, warn};
 
 use super::batch::{Batch, Received};
 use super::flush::{Found, Writer, chain};
-use crate::event::LikeEvent;
-use crate::model::{Micros, Target};
+use crate::config::Writes;
+use crate::model::{Micros, Number};
 use crate::runtime::log::Flood;
 use crate::store::likes::Difference;
 
@@ -27,32 +27,40 @@ const KEEP_EVERY: Duration = Duration::from_secs(1);
 /// Drifts that were seen, and are not kept yet.
 #[derive(Default)]
 pub(super) struct Seen {
-    drifts: Vec<(Target, i64)>,
+    drifts: Vec<(Number, i64)>,
     kept: Option<Instant>,
     /// Writes them; gives back what it couldn't.
-    keeping: Option<JoinHandle<Vec<(Target, i64)>>>,
+    keeping: Option<JoinHandle<Vec<(Number, i64)>>>,
     flood: Flood,
 }
 
 impl Writer {
-    /// What events say of some targets' numbers: each target's newest one, where it carries a number.
-    pub(super) fn said(&mut self, received: &[Received], differences: &[Difference]) -> Vec<(Target, Micros, i64)> {
+    /// What events say of some numbers: each one's newest event, where it says what Redis has. Of those alone that API servers
+    /// count there: what the daemon counts it has counted itself.
+    pub(super) fn said(&mut self, received: &[Received], differences: &[Difference]) -> Vec<(Number, Micros, i64)> {
         // A backlog is drained first: what it says of Redis is old.
         let is_spared = received.len() > SPARED_EVENTS && !self.consumed.batches.is_multiple_of(SPARED_BATCHES);
         if is_spared || received.iter().all(|received| received.count.is_none()) {
             return Vec::new();
         }
-        let chosen = self.sights.choose(differences);
+        let is_like = |difference: &Difference| difference.metric == self.metric;
+        let chosen = if differences.iter().all(is_like) {
+            self.sights.choose(differences)
+        } else {
+            let by_api = |it: &&Difference| self.rules.of(it.target.kind, it.metric).writer == Writes::Api;
+            let differences: Vec<Difference> = differences.iter().filter(by_api).copied().collect();
+            self.sights.choose(&differences)
+        };
         let mut said: Vec<_> = received
             .iter()
-            .filter_map(|received| {
-                let LikeEvent { target, at, .. } = received.like()?;
-                chosen.binary_search(&(target, at)).ok()?;
-                Some((target, at, received.count?))
+            .filter_map(|Received { event, count, .. }| {
+                let (number, at) = (event.number(self.metric), event.at());
+                chosen.binary_search(&(number, at)).ok()?;
+                Some((number, at, (*count)?))
             })
             .collect();
-        said.sort_unstable();
-        said.dedup_by_key(|(target, ..)| *target);
+        said.sort_unstable_by_key(|((target, metric), at, said)| (*metric, *target, *at, *said));
+        said.dedup_by_key(|(number, ..)| *number);
         said
     }
 
@@ -62,12 +70,13 @@ impl Writer {
         self.consumed.events += batch.events.len() as u64;
         self.consumed.rows += found.coalesced as u64;
         self.consumed.with_count += batch.events.iter().filter(|received| received.count.is_some()).count() as u64;
-        for (target, at, said, counted) in &found.said {
-            let Some(drift) = self.sights.note((*target, *at), *said, *counted) else { continue };
+        for (number, at, said, counted) in &found.said {
+            let Some(drift) = self.sights.note((*number, *at), *said, *counted) else { continue };
             self.consumed.drift_seen += 1;
+            let (target, metric) = (number.0, self.metrics.name(number.1));
             let (kind, target_id) = (self.kinds.name(target.kind), target.id.0);
             if self.seen.drifts.len() < SEEN_MAX {
-                self.seen.drifts.push((*target, drift));
+                self.seen.drifts.push((*number, drift));
             }
             if let Some(seen) = self.seen.flood.note(1, Instant::now()) {
                 warn!(
@@ -75,9 +84,10 @@ impl Writer {
                     partition = self.partition,
                     kind,
                     target_id,
+                    metric,
                     drift,
                     seen,
-                    "events say that Redis has {drift:+} on {kind}:{target_id}; the next reconcile looks there first"
+                    "events say that Redis has {drift:+} on {kind}:{target_id} ({metric}); the next reconcile looks there first"
                 );
             }
         }
@@ -101,12 +111,19 @@ impl Writer {
         }
         seen.kept = Some(Instant::now());
         let mut drifts = std::mem::take(&mut seen.drifts);
-        drifts.sort_unstable();
-        let (store, metric, partition) = (self.store.clone(), self.metric, self.partition);
+        drifts.sort_unstable_by_key(|((target, metric), drift)| (*metric, *target, *drift));
+        let (store, partition) = (self.store.clone(), self.partition);
         seen.keeping = Some(tokio::spawn(async move {
-            let Err(error) = store.keep_drift_seen(metric, &drifts).await else { return Vec::new() };
-            debug!(event = "drift-not-kept", partition, "{}", chain(&error));
-            drifts
+            let mut unkept = Vec::new();
+            for alike in drifts.chunk_by(|((_, a), _), ((_, b), _)| a == b) {
+                let Some(((_, metric), _)) = alike.first() else { continue };
+                let targets: Vec<_> = alike.iter().map(|((target, _), drift)| (*target, *drift)).collect();
+                if let Err(error) = store.keep_drift_seen(*metric, &targets).await {
+                    debug!(event = "drift-not-kept", partition, "{}", chain(&error));
+                    unkept.extend_from_slice(alike);
+                }
+            }
+            unkept
         }));
     }
 }

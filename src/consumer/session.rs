@@ -234,18 +234,11 @@ impl Session<'_> {
         self.partition.sizes.note(body.len());
         let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
         event::decode_all(&origin.body, &self.partition.terms, now, |verdict, range| {
-            match verdict {
-                Ok(Message::Like(event, count)) => {
-                    open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
-                    let event = Event::Like(event);
-                    open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
-                }
-                Ok(Message::Count(event)) => {
-                    open.oldest = Some(open.oldest.map_or(event.at, |oldest| oldest.min(event.at)));
-                    let (event, origin) = (Event::Count(event), Arc::clone(&origin));
-                    open.batch.events.push(Received { event, count: None, origin, range });
-                }
-                Ok(Message::Fence(fence)) => open.batch.take_fence(fence),
+            let (event, count) = match verdict {
+                Ok(Message::Like(event, count)) => (Event::Like(event), count),
+                Ok(Message::Count(event, count)) => (Event::Count(event), count),
+                Ok(Message::Set(event, count)) => (Event::Set(event), count),
+                Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
                     // Not the sentence: it may quote the message.
                     debug!(
@@ -254,15 +247,12 @@ impl Session<'_> {
                         reason = refusal.reason.code()
                     );
                     let body = origin.body.get(range).unwrap_or(&origin.body);
-                    open.batch.refused.push(dead::refused(
-                        refusal,
-                        body,
-                        &origin.headers,
-                        &self.partition.queue(),
-                        now,
-                    ));
+                    let letter = dead::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
+                    return open.batch.refused.push(letter);
                 }
-            }
+            };
+            open.oldest = Some(open.oldest.map_or(event.at(), |oldest| oldest.min(event.at())));
+            open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
         });
     }
 

@@ -1,6 +1,6 @@
 //! Drift seen at once: what events say of Redis against what MySQL counts, batch by batch. Pure.
 //!
-//! An event may carry its target's number in Redis after it. Once the event is applied, and none newer was, `counter` must
+//! An event may carry its number in Redis after it. Once the event is applied, and none newer was, `counter` must
 //! say the same, but for events that are still on their way: API servers overtake each other, and partitions do. Such
 //! differences come and go. One that stays the same over several batches, for longer than events are on their way, is drift.
 //! Nothing is repaired by it: it only has a reconcile look there first.
@@ -8,10 +8,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::model::{Micros, Target};
+use crate::model::{Micros, Number};
 use crate::store::likes::{Counted, Difference};
 
-/// Targets that one batch compares at most: a fiftieth of what a full batch costs.
+/// Numbers that one batch compares at most: a fiftieth of what a full batch costs.
 const COMPARED_MAX: usize = 100;
 
 /// Differences that are remembered at most: less than a megabyte.
@@ -20,16 +20,16 @@ const REMEMBERED_MAX: usize = 10_000;
 /// How often a difference must be seen before it is called drift.
 const TIMES_MIN: u32 = 3;
 
-/// What is remembered of the targets that differ.
+/// What is remembered of the numbers that differ.
 pub struct Sights {
-    known: HashMap<Target, Sight>,
-    /// Where a batch with too many targets begins to compare.
+    known: HashMap<Number, Sight>,
+    /// Where a batch with too many numbers begins to compare.
     turn: usize,
     /// How long a difference must stay.
     stays: Duration,
 }
 
-/// One target's difference.
+/// One number's difference.
 struct Sight {
     drift: i64,
     since: Micros,
@@ -43,14 +43,14 @@ impl Sights {
         Self { known: HashMap::new(), turn: 0, stays }
     }
 
-    /// Which of a batch's targets are compared, sorted by key, with the `at` of the event that is: those that differed
+    /// Which of a batch's numbers are compared, sorted by key, with the `at` of the event that is: those that differed
     /// before, and some others in turn.
-    pub fn choose(&mut self, differences: &[Difference]) -> Vec<(Target, Micros)> {
-        let newest = |difference: &Difference| (difference.target, difference.at);
+    pub fn choose(&mut self, differences: &[Difference]) -> Vec<(Number, Micros)> {
+        let newest = |difference: &Difference| ((difference.target, difference.metric), difference.at);
         if differences.len() <= COMPARED_MAX {
             return differences.iter().map(newest).collect();
         }
-        let differed = differences.iter().filter(|difference| self.known.contains_key(&difference.target));
+        let differed = differences.iter().filter(|difference| self.known.contains_key(&newest(difference).0));
         let mut chosen: Vec<_> = differed.take(COMPARED_MAX / 2).map(newest).collect();
         let others = COMPARED_MAX - chosen.len();
         let from = self.turn % differences.len();
@@ -61,25 +61,25 @@ impl Sights {
         chosen
     }
 
-    /// Notes what the event at `at` said of its target, and what MySQL counts. The drift where it is one, the first time.
-    pub fn note(&mut self, (target, at): (Target, Micros), said: i64, counted: Counted) -> Option<i64> {
+    /// Notes what the event at `at` said of its number, and what MySQL counts. The drift where it is one, the first time.
+    pub fn note(&mut self, (number, at): (Number, Micros), said: i64, counted: Counted) -> Option<i64> {
         if counted.update_at != at {
             // Something newer was applied: the two are not of one instant.
             return None;
         }
         let drift = said - counted.value;
         if drift == 0 {
-            self.known.remove(&target);
+            self.known.remove(&number);
             return None;
         }
         if self.known.len() >= REMEMBERED_MAX
-            && !self.known.contains_key(&target)
+            && !self.known.contains_key(&number)
             && let Some(other) = self.known.keys().next().copied()
         {
             self.known.remove(&other);
         }
         let new = || Sight { drift, since: at, times: 0, told: false };
-        let sight = self.known.entry(target).or_insert_with(new);
+        let sight = self.known.entry(number).or_insert_with(new);
         if sight.drift != drift {
             *sight = new();
         }
@@ -93,14 +93,18 @@ impl Sights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Kind, Metric, TargetId};
+    use crate::model::{Kind, Metric, Target, TargetId};
 
     fn target(id: u64) -> Target {
         Target { kind: Kind(1), id: TargetId(id) }
     }
 
+    fn number(id: u64) -> Number {
+        (target(id), Metric(1))
+    }
+
     fn note(sights: &mut Sights, at: i64, said: i64, value: i64) -> Option<i64> {
-        sights.note((target(1), Micros(at)), said, Counted { value, update_at: Micros(at) })
+        sights.note((number(1), Micros(at)), said, Counted { value, update_at: Micros(at) })
     }
 
     #[test]
@@ -133,9 +137,22 @@ mod tests {
         let mut sights = Sights::new(Duration::ZERO);
         for at in 1..10 {
             let counted = Counted { value: 5, update_at: Micros(at + 1) };
-            assert_eq!(sights.note((target(1), Micros(at)), 7, counted), None);
+            assert_eq!(sights.note((number(1), Micros(at)), 7, counted), None);
         }
         assert!(sights.known.is_empty());
+    }
+
+    #[test]
+    fn numbers_of_one_target_are_told_apart() {
+        let mut sights = Sights::new(Duration::from_micros(20));
+        let mut note = |metric, at, drift: i64| {
+            let counted = Counted { value: 5, update_at: Micros(at) };
+            sights.note(((target(1), Metric(metric)), Micros(at)), 5 + drift, counted)
+        };
+        for at in [100, 110] {
+            assert_eq!((note(1, at, 2), note(3, at, 0), note(4, at, -1)), (None, None, None));
+        }
+        assert_eq!((note(1, 130, 2), note(3, 130, 0), note(4, 130, -1)), (Some(2), None, Some(-1)));
     }
 
     #[test]
@@ -149,7 +166,7 @@ mod tests {
         for _ in 0..20 {
             let chosen = sights.choose(&batch);
             assert!(chosen.len() <= COMPARED_MAX && chosen.is_sorted(), "{}", chosen.len());
-            assert!(chosen.contains(&(target(1), Micros(5))));
+            assert!(chosen.contains(&(number(1), Micros(5))));
             compared.extend(chosen);
         }
         assert_eq!(compared.len(), 1_000);
@@ -159,7 +176,7 @@ mod tests {
     fn no_more_is_remembered_than_allowed() {
         let mut sights = Sights::new(Duration::ZERO);
         for id in 0..20_000 {
-            sights.note((target(id), Micros(1)), 2, Counted { value: 1, update_at: Micros(1) });
+            sights.note((number(id), Micros(1)), 2, Counted { value: 1, update_at: Micros(1) });
         }
         assert_eq!(sights.known.len(), REMEMBERED_MAX);
     }

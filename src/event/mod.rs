@@ -1,10 +1,11 @@
-//! The event's JSON: the only code that knows it. One message in, one verdict out: a like, a count, a fence, or a refusal
-//! with a stable reason. Pure: "now" is an argument.
+//! The event's JSON: the only code that knows it. One message in, one verdict out: a like, a count, a set, a fence, or a
+//! refusal with a stable reason. Pure: "now" is an argument.
 //!
 //! A field's *shape* never fails the parse: every field is taken as a scalar, then judged by name, so that the
 //! reason says which field is wrong and what is allowed. The format is docs/events.md.
 
 mod encode;
+mod refusal;
 mod scalar;
 
 use std::collections::BTreeMap;
@@ -12,11 +13,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use encode::{encode_count, encode_fence, encode_like, encode_reset, encode_set};
+use refusal::refuse;
+pub use refusal::{Reason, Refusal};
 use scalar::Scalar;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, LIKE};
+use crate::config::{Config, LIKE, Rules};
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// An event's largest JSON in bytes. Real events have about 120.
@@ -34,6 +37,9 @@ pub const ID_MAX: u64 = i64::MAX as u64;
 /// The largest `delta`, and without its sign the least.
 pub const DELTA_MAX: u64 = 1 << 31;
 
+/// The largest `value`, and without its sign the least: every whole number up to it is one in JavaScript and in Lua.
+pub const VALUE_MAX: u64 = 1 << 53;
+
 /// Characters that an `event_id` has at most.
 pub const EVENT_ID_MAX: usize = 64;
 
@@ -42,8 +48,10 @@ pub const EVENT_ID_MAX: usize = 64;
 pub enum Message {
     /// A user likes a target, or does no longer. With the target's number in Redis after it, where the producer says it.
     Like(LikeEvent, Option<i64>),
-    /// A number of a target changes.
-    Count(CountEvent),
+    /// A number of a target changes. With the number in Redis after it, where the producer says it.
+    Count(CountEvent, Option<i64>),
+    /// A number of a target becomes a value. Likewise.
+    Set(SetEvent, Option<i64>),
     /// The marker of a reconcile: once its number is committed, so is every event published before it.
     Fence(u64),
 }
@@ -76,6 +84,19 @@ pub struct CountEvent {
     pub id: EventId,
 }
 
+/// `set`, and `reset`, which sets to zero: of a number the newest one wins, and what was counted until then is void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetEvent {
+    /// Whose number.
+    pub target: Target,
+    /// Which one; its rule is `settable`.
+    pub metric: Metric,
+    /// What it becomes: -2^53 to 2^53.
+    pub value: i64,
+    /// When, by the clock that counts of this number have their `at` from.
+    pub at: Micros,
+}
+
 /// What stands for an `event_id` in the ledger: the first 16 bytes of the SHA-256 of the target, the metric and the id, so that two numbers
 /// of one happening may share its id. Two of a million million events are the same with a probability of 10^-15.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,84 +113,6 @@ impl EventId {
     }
 }
 
-/// Why an event can never be applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Stable, for machines: a column of `dead_letter`.
-    pub reason: Reason,
-    /// A sentence for a person: what is wrong and what is allowed.
-    pub error: String,
-}
-
-/// The stable codes of [`Refusal`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reason {
-    /// The body is larger than [`BODY_BYTES_MAX`].
-    TooLarge,
-    /// Not JSON, not UTF-8, not an object, or a field stands twice.
-    MalformedJson,
-    /// `type` is missing or not one this version takes.
-    UnknownType,
-    /// `kind` is missing or not in `[kinds]`.
-    UnknownKind,
-    /// `target_id` is missing or not 1 to 2^63-1.
-    TargetIdOutOfRange,
-    /// `user_id` is missing or not 1 to 2^63-1.
-    UserIdOutOfRange,
-    /// `metric` is missing, or not in `[metrics]`, or `like`.
-    UnknownMetric,
-    /// `delta` is missing or not -2^31 to 2^31.
-    DeltaOutOfRange,
-    /// `event_id` is missing or no text of 1 to 64 characters.
-    EventIdOutOfRange,
-    /// `at` is missing or no time that a `DATETIME(6)` holds.
-    AtOutOfRange,
-    /// `at` is further ahead of this machine's clock than `future_max`.
-    AtInFuture,
-    /// A `count` event is older than what the ledger remembers: nobody can say whether it was applied.
-    AtTooOld,
-    /// The database refuses this event's row, and no other of its batch.
-    RefusedByDatabase,
-}
-
-impl Reason {
-    /// Every reason, in the order of the checks.
-    pub const ALL: [Self; 13] = [
-        Self::TooLarge,
-        Self::MalformedJson,
-        Self::UnknownType,
-        Self::UnknownKind,
-        Self::TargetIdOutOfRange,
-        Self::UserIdOutOfRange,
-        Self::UnknownMetric,
-        Self::DeltaOutOfRange,
-        Self::EventIdOutOfRange,
-        Self::AtOutOfRange,
-        Self::AtInFuture,
-        Self::AtTooOld,
-        Self::RefusedByDatabase,
-    ];
-
-    /// The code as it stands in `dead_letter.reason`, in logs and metrics.
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::TooLarge => "too-large",
-            Self::MalformedJson => "malformed-json",
-            Self::UnknownType => "unknown-type",
-            Self::UnknownKind => "unknown-kind",
-            Self::TargetIdOutOfRange => "target-id-out-of-range",
-            Self::UserIdOutOfRange => "user-id-out-of-range",
-            Self::UnknownMetric => "unknown-metric",
-            Self::DeltaOutOfRange => "delta-out-of-range",
-            Self::EventIdOutOfRange => "event-id-out-of-range",
-            Self::AtOutOfRange => "at-out-of-range",
-            Self::AtInFuture => "at-in-future",
-            Self::AtTooOld => "at-too-old",
-            Self::RefusedByDatabase => "refused-by-database",
-        }
-    }
-}
-
 /// What events are judged by.
 #[derive(Clone, Debug)]
 pub struct Terms {
@@ -179,8 +122,10 @@ pub struct Terms {
     pub metrics: BTreeMap<String, u8>,
     /// How far ahead of now an `at` may be: further ahead it would win against every later event of its row.
     pub future_max: Duration,
-    /// How far back the `at` of a count may be: so long the ledger remembers which were applied.
+    /// How far back the `at` of a count or set may be: so long the ledger remembers which were applied.
     pub applied_event_keep: Duration,
+    /// Which metrics may be set.
+    pub rules: Rules,
 }
 
 impl Terms {
@@ -191,6 +136,7 @@ impl Terms {
             metrics: config.metrics.0.clone(),
             future_max: config.consumer.future_max.0,
             applied_event_keep: config.consumer.applied_event_keep.0,
+            rules: Rules::new(config),
         }
     }
 }
@@ -257,10 +203,12 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
         Some("like") => like(&raw, true, terms, now),
         Some("unlike") => like(&raw, false, terms, now),
         Some("count") => count(&raw, terms, now),
+        Some("set") => set(&raw, &raw.value, terms, now),
+        Some("reset") => set(&raw, &Scalar::Unsigned(0), terms, now),
         Some("fence") => fence(&raw.fence),
         _ => {
-            let error = format!("type is {}, allowed are \"like\", \"unlike\" and \"count\"", raw.event_type);
-            Err(refuse(Reason::UnknownType, error))
+            let allowed = "allowed are \"like\", \"unlike\", \"count\", \"set\" and \"reset\"";
+            Err(refuse(Reason::UnknownType, format!("type is {}, {allowed}", raw.event_type)))
         }
     }
 }
@@ -274,24 +222,49 @@ fn like(raw: &Raw<'_>, liked: bool, terms: &Terms, now: Micros) -> Result<Messag
 
 fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
     let target = target(raw, terms)?;
-    let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.metrics.get(name));
-    let Some(metric) = metric else {
-        let error = match raw.metric.text() {
-            Some(LIKE) => "metric is \"like\", which events of the types like and unlike count".to_owned(),
-            _ => format!("metric is {}, which is not in [metrics] of config.toml", raw.metric),
-        };
-        return Err(refuse(Reason::UnknownMetric, error));
-    };
+    let metric = metric(raw, terms)?;
     let delta = raw.delta.integer().filter(|delta| delta.unsigned_abs() <= DELTA_MAX);
     let Some(delta) = delta else {
         let error = format!("delta is {}, allowed is an integer, -{DELTA_MAX} to {DELTA_MAX}", raw.delta);
         return Err(refuse(Reason::DeltaOutOfRange, error));
     };
     let id = raw.event_id.text().filter(|id| (1..=EVENT_ID_MAX).contains(&id.chars().count()));
-    let Some(id) = id.map(|id| EventId::of(target, Metric(*metric), id)) else {
+    let Some(id) = id.map(|id| EventId::of(target, metric, id)) else {
         let error = format!("event_id is {}, allowed is text of 1 to {EVENT_ID_MAX} characters", raw.event_id);
         return Err(refuse(Reason::EventIdOutOfRange, error));
     };
+    let at = at_kept(raw, terms, now)?;
+    Ok(Message::Count(CountEvent { target, metric, delta, at, id }, raw.count.integer()))
+}
+
+fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
+    let target = target(raw, terms)?;
+    let metric = metric(raw, terms)?;
+    if !terms.rules.of(target.kind, metric).settable {
+        let error = format!("metric is {}, which no [[rule]] of config.toml makes settable for the kind", raw.metric);
+        return Err(refuse(Reason::NotSettable, error));
+    }
+    let Some(value) = value.integer().filter(|value| value.unsigned_abs() <= VALUE_MAX) else {
+        let error = format!("value is {value}, allowed is an integer, -{VALUE_MAX} to {VALUE_MAX}");
+        return Err(refuse(Reason::ValueOutOfRange, error));
+    };
+    let at = at_kept(raw, terms, now)?;
+    Ok(Message::Set(SetEvent { target, metric, value, at }, raw.count.integer()))
+}
+
+fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
+    let metric = raw.metric.text().filter(|name| *name != LIKE).and_then(|name| terms.metrics.get(name));
+    metric.map(|code| Metric(*code)).ok_or_else(|| {
+        let error = match raw.metric.text() {
+            Some(LIKE) => "metric is \"like\", which events of the types like and unlike count".to_owned(),
+            _ => format!("metric is {}, which is not in [metrics] of config.toml", raw.metric),
+        };
+        refuse(Reason::UnknownMetric, error)
+    })
+}
+
+/// The `at` of what is remembered for `applied_event_keep`.
+fn at_kept(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Micros, Refusal> {
     let at = at(&raw.at, now, terms.future_max)?;
     if at < now.before(terms.applied_event_keep) {
         let keep = terms.applied_event_keep.as_secs();
@@ -301,7 +274,7 @@ fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> 
         );
         return Err(refuse(Reason::AtTooOld, error));
     }
-    Ok(Message::Count(CountEvent { target, metric: Metric(*metric), delta, at, id }))
+    Ok(at)
 }
 
 fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
@@ -311,10 +284,6 @@ fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
     };
     let id = id(&raw.target_id, "target_id", Reason::TargetIdOutOfRange)?;
     Ok(Target { kind: Kind(*kind), id: TargetId(id) })
-}
-
-fn refuse(reason: Reason, error: String) -> Refusal {
-    Refusal { reason, error }
 }
 
 fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {
@@ -391,6 +360,8 @@ struct Raw<'a> {
     metric: Scalar<'a>,
     #[serde(default, borrow)]
     delta: Scalar<'a>,
+    #[serde(default, borrow)]
+    value: Scalar<'a>,
     #[serde(default, borrow)]
     event_id: Scalar<'a>,
     #[serde(default, borrow)]

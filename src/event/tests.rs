@@ -2,16 +2,12 @@ use super::*;
 use proptest::prelude::*;
 
 const NOW: Micros = Micros(1_764_000_000_000_000);
-const FUTURE_MAX: Duration = Duration::from_secs(300);
 
 fn terms() -> Terms {
-    let names = |names: [(&str, u8); 2]| names.map(|(name, code)| (name.to_owned(), code)).into();
-    Terms {
-        kinds: names([("video", 1), ("post", 2)]),
-        metrics: names([("like", 1), ("view", 3)]),
-        future_max: FUTURE_MAX,
-        applied_event_keep: Duration::from_secs(3_600),
-    }
+    let config = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 3\nunread = 4\n\
+                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true\n\
+                  [consumer]\nfuture_max = \"5m\"\napplied_event_keep = \"1h\"";
+    Terms::new(&crate::config::parse(config, "test", []).expect("the terms are a configuration"))
 }
 
 fn judge(body: &str) -> Result<Message, Refusal> {
@@ -71,9 +67,13 @@ fn a_count_is_judged_field_by_field() {
     // printf 1:42:3:e-1 | sha256sum | cut -c1-32
     assert_eq!(id.0, 0xd834_aced_6102_bbdb_286f_8914_1419_beb9_u128.to_be_bytes());
     let expected = CountEvent { target, metric: Metric(3), delta: -2, at: NOW, id };
-    assert_eq!(judge(&counted("new", "1")), Ok(Message::Count(expected)));
-    let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1", Some(7));
-    assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Count(expected)));
+    for (count, said) in [("7", Some(7)), ("-7", Some(-7)), ("\"7\"", None), ("null", None)] {
+        assert_eq!(judge(&counted("count", count)), Ok(Message::Count(expected, said)), "{count}");
+    }
+    for count in [None, Some(7)] {
+        let body = encode_count(TargetId(42), ("video", "view"), -2, NOW, "e-1", count);
+        assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Count(expected, count)));
+    }
     let (longest, longer) = (format!("\"{}\"", "\u{e9}".repeat(64)), format!("\"{}\"", "x".repeat(65)));
     for (field, value) in
         [("delta", "2147483648"), ("delta", "-2147483648"), ("event_id", longest.as_str()), ("at", "1763996400000000")]
@@ -102,6 +102,55 @@ fn a_count_is_judged_field_by_field() {
     }
     let refusal = judge(&counted("metric", "\"like\"")).unwrap_err();
     assert!(refusal.error.contains("of the types like and unlike"), "{}", refusal.error);
+}
+
+#[test]
+fn what_sets_a_number_is_judged_field_by_field() {
+    let set = |field: &str, value: &str| {
+        let mut fields = BTreeMap::from([
+            ("type", "\"set\""),
+            ("kind", "\"video\""),
+            ("target_id", "\"42\""),
+            ("metric", "\"unread\""),
+            ("value", "-2"),
+            ("at", "1764000000000000"),
+        ]);
+        fields.insert(field, value);
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+        format!("{{{}}}", fields.join(","))
+    };
+    let target = Target { kind: Kind(1), id: TargetId(42) };
+    let expected = |value| SetEvent { target, metric: Metric(4), value, at: NOW };
+    assert_eq!(judge(&set("event_id", "7")), Ok(Message::Set(expected(-2), None)));
+    assert_eq!(judge(&set("count", "7")), Ok(Message::Set(expected(-2), Some(7))));
+    assert_eq!(judge(&set("type", "\"reset\"")), Ok(Message::Set(expected(0), None)), "a reset has no value");
+    let names = ("video", "unread");
+    let body = encode_set(TargetId(42), names, -2, NOW);
+    assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Set(expected(-2), None)));
+    let body = encode_reset(TargetId(42), names, NOW);
+    assert_eq!(decode(&body, &terms(), NOW), Ok(Message::Set(expected(0), None)));
+    for value in ["9007199254740992", "-9007199254740992", "0"] {
+        assert!(judge(&set("value", value)).is_ok(), "{value}");
+    }
+    for (field, value, expected) in [
+        ("kind", "\"film\"", Reason::UnknownKind),
+        ("kind", "\"post\"", Reason::NotSettable),
+        ("target_id", "0", Reason::TargetIdOutOfRange),
+        ("metric", "\"share\"", Reason::UnknownMetric),
+        ("metric", "\"like\"", Reason::UnknownMetric),
+        ("metric", "\"view\"", Reason::NotSettable),
+        ("value", "9007199254740993", Reason::ValueOutOfRange),
+        ("value", "-9007199254740993", Reason::ValueOutOfRange),
+        ("value", "18446744073709551615", Reason::ValueOutOfRange),
+        ("value", "1.5", Reason::ValueOutOfRange),
+        ("value", "\"1\"", Reason::ValueOutOfRange),
+        ("value", "null", Reason::ValueOutOfRange),
+        ("at", "0", Reason::AtOutOfRange),
+        ("at", "1764000300000001", Reason::AtInFuture),
+        ("at", "1763996399999999", Reason::AtTooOld),
+    ] {
+        assert_eq!(reason(&set(field, value)), expected, "{field} = {value}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
 use crate::model::{Micros, UserId};
 use crate::store::counters::Truth;
-use crate::store::watches::WatchedEvent;
+use crate::store::watches::{WatchedCount, WatchedEvent};
 
 /// What one look at a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,28 @@ pub fn value_at<'a>(
     Some(now - since)
 }
 
+/// The same of a number that isn't likes, from its value `now` and what changed it since before the cut.
+///
+/// None where it was set after the cut, because then nobody knows what it was before, or where an event is within `skew` of
+/// the cut. Being set before the cut is no matter: what that made void was before the cut, too.
+pub fn counted_at<'a>(
+    cut: Micros,
+    skew: Duration,
+    now: i64,
+    counts: impl IntoIterator<Item = &'a WatchedCount>,
+) -> Option<i64> {
+    let mut value = now;
+    for count in counts {
+        if count.at > cut.before(skew) && count.at <= cut.after(skew) {
+            return None;
+        }
+        if count.at > cut {
+            value = value.checked_sub(count.delta?)?;
+        }
+    }
+    Some(value)
+}
+
 /// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like
 /// that is published late looks like drift in one look, not in both, unless it is later than twice `publish_grace`.
 pub fn agreed(first: i64, second: i64) -> i64 {
@@ -97,9 +119,12 @@ mod tests {
     use super::*;
     use crate::cache::layout::Loaded;
     use crate::consumer::batch::{before as meets, coalesce};
+    use crate::consumer::settle::{newest, settle};
+    use crate::event::{CountEvent, EventId, SetEvent};
     use crate::marks::Marks;
-    use crate::model::{Kind, Target, TargetId};
+    use crate::model::{Kind, Metric, Target, TargetId};
     use crate::store::likes::{Before, State};
+    use crate::store::sets::{LastSet, Standing};
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 
@@ -191,6 +216,85 @@ mod tests {
             let now = count(&rows.into_iter().collect::<Vec<_>>());
             let until_cut = before.iter().chain(&after).filter(|event| event.at <= Micros(cut));
             prop_assert_eq!(value_at(Micros(cut), Duration::ZERO, now, &log), Some(count(&coalesce(until_cut))));
+        }
+
+        /// The same of a number that is counted and set: exact, or not known where it was set after the cut.
+        #[test]
+        fn a_counted_value_as_of_a_cut_is_exact(
+            before in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..20),
+            after in proptest::collection::vec((41..80_i64, prop::bool::weighted(0.1), -5..9_i64), 0..30),
+            late in proptest::collection::vec((1..40_i64, prop::bool::weighted(0.2), -5..9_i64), 0..5),
+            size in 1..6_usize,
+            cut in 40..80_i64,
+        ) {
+            let after: Vec<Change> = after.into_iter().chain(late).collect();
+            let mut number = Number::default();
+            let mut log = Vec::new();
+            number.write(&before);
+            for batch in after.chunks(size) {
+                log.extend(number.write(batch));
+            }
+            let until_cut: Vec<Change> = before.iter().chain(&after).filter(|(at, ..)| *at <= cut).copied().collect();
+            let mut at_cut = Number::default();
+            at_cut.write(&until_cut);
+            let is_set_later = log.iter().any(|it| it.delta.is_none() && it.at > Micros(cut));
+            let expected = if is_set_later { None } else { Some(at_cut.value) };
+            prop_assert_eq!(counted_at(Micros(cut), Duration::ZERO, number.value, &log), expected);
+        }
+    }
+
+    /// `at`, whether it sets, and by or to how much.
+    type Change = (i64, bool, i64);
+
+    /// A number as the consumer keeps it.
+    #[derive(Default)]
+    struct Number {
+        value: i64,
+        known: HashMap<(Target, Metric), LastSet>,
+        recent: Vec<(Micros, i64)>,
+    }
+
+    impl Number {
+        const KEY: (Target, Metric) = (TARGET, Metric(3));
+
+        /// Writes a batch, and gives what is logged of it.
+        fn write(&mut self, batch: &[Change]) -> Vec<WatchedCount> {
+            let (target, metric) = Self::KEY;
+            let of = |sets: bool| batch.iter().filter(move |(_, is_set, _)| *is_set == sets);
+            let sets = of(true).map(|(at, _, value)| SetEvent { target, metric, value: *value, at: Micros(*at) });
+            let counts = of(false).map(|(at, _, delta)| CountEvent {
+                target,
+                metric,
+                delta: *delta,
+                at: Micros(*at),
+                id: EventId([0; 16]),
+            });
+            let settled = settle(&newest(sets), counts.collect(), &self.known);
+            let standing = |(number, set): &(_, LastSet)| {
+                let since =
+                    self.recent.iter().filter(|(at, _)| *at > set.at).map(|(_, delta)| i128::from(*delta)).sum();
+                (*number, Standing { counted: self.value.into(), since, update_at: None })
+            };
+            let standing = settled.won.iter().map(standing).collect();
+            self.value += settled.differences(&standing).unwrap().iter().map(|it| it.delta).sum::<i64>();
+            let added = settled.live.iter().map(|it| WatchedCount { target, at: it.at, delta: Some(it.delta) });
+            let set = settled.won.iter().map(|(_, set)| WatchedCount { target, at: set.at, delta: None });
+            let logged = added.chain(set).collect();
+            self.recent.extend(settled.live.iter().map(|it| (it.at, it.delta)));
+            self.known.extend(settled.won);
+            logged
+        }
+    }
+
+    #[test]
+    fn a_counted_value_is_not_known_where_it_was_set_after_the_cut_or_something_is_too_close_to_it() {
+        let logged = |at, delta| WatchedCount { target: TARGET, at: Micros(at), delta };
+        let value = |skew, counts: &[WatchedCount]| counted_at(Micros(100), Duration::from_micros(skew), 10, counts);
+        assert_eq!(value(0, &[logged(100, Some(3)), logged(101, Some(4)), logged(102, Some(-1))]), Some(7));
+        assert_eq!(value(0, &[logged(100, None), logged(101, Some(4))]), Some(6));
+        assert_eq!(value(0, &[logged(101, Some(4)), logged(102, None)]), None);
+        for (at, expected) in [(90, Some(10)), (91, None), (110, None), (111, Some(9))] {
+            assert_eq!(value(10, &[logged(at, Some(1))]), expected, "{at}");
         }
     }
 }

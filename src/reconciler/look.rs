@@ -90,7 +90,7 @@ impl Run<'_> {
         let limits = &self.on.limits;
         let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
         let partitions = self.on.broker.partitions();
-        self.on.store.watch(watch, targets, partitions, seconds).await?;
+        self.on.store.watch(watch, self.metric, targets, partitions, seconds).await?;
         let samples = self.sample(targets).await?.unwrap_or_default();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;

@@ -19,8 +19,8 @@ const STATEMENT_ENTRIES: usize = 5_000;
 /// Entries that one SELECT asks for: MariaDB makes a join of longer lists.
 const ASKED_ENTRIES: usize = 256;
 
-/// Partitions of the table, as in its migration.
-const DAYS: i64 = 32;
+/// Partitions of `applied_event` and of `recent_delta`, as in their migrations.
+pub(super) const DAYS: i64 = 32;
 
 const DAY_S: i64 = 86_400;
 
@@ -79,18 +79,20 @@ fn listed(entries: &[Entry]) -> String {
 }
 
 impl Store {
-    /// Forgets the events of days that are over for longer than `keep`, at `now`, and says how many days that were. Waits for no
-    /// transaction for longer than some seconds: the next call does what this one couldn't.
+    /// Forgets the events of days that are over for longer than `keep`, at `now`, and what they added to numbers that may be set.
+    /// Says how many days of a table that were. Waits for no transaction for longer than some seconds: the next call does
+    /// what this one couldn't.
     ///
     /// # Errors
-    /// MySQL's, for instance where the account may not ALTER and DROP the table.
+    /// MySQL's, for instance where the account may not ALTER and DROP the tables.
     pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
         const ACTION: &str = "forget which events were applied";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut forgotten = 0;
-            for partition in over(now, keep) {
-                let sql = format!("SELECT 1 FROM applied_event PARTITION (p{partition}) LIMIT 1");
+            let of = |table: &'static str| over(now, keep).into_iter().map(move |partition| (table, partition));
+            for (table, partition) in of("applied_event").chain(of("recent_delta")) {
+                let sql = format!("SELECT 1 FROM {table} PARTITION (p{partition}) LIMIT 1");
                 let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.tried(ACTION)?;
                 if held.is_none() {
                     continue;
@@ -98,7 +100,7 @@ impl Store {
                 // It waits for whoever uses the table, and everybody waits behind it.
                 // Where it fails the connection is thrown away.
                 let sql = format!(
-                    "SET SESSION lock_wait_timeout = 2; ALTER TABLE applied_event TRUNCATE PARTITION p{partition}; \
+                    "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
                 );
                 sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried(ACTION)?;
@@ -112,10 +114,18 @@ impl Store {
 
 /// The partitions of which every day is over: not those from the first kept day, less one for clocks, to the day after tomorrow.
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
-    let today = now.0.div_euclid(1_000_000 * DAY_S);
-    let first = now.before(keep).0.div_euclid(1_000_000 * DAY_S) - 1;
-    let kept: HashSet<i64> = (first..=today + 2).map(|day| day.rem_euclid(DAYS)).collect();
+    let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
+}
+
+/// Days since the epoch.
+pub(super) fn day(at: Micros) -> i64 {
+    at.0.div_euclid(1_000_000 * DAY_S)
+}
+
+/// Where the events of that day are.
+pub(super) fn partition_of(day: i64) -> i64 {
+    day.rem_euclid(DAYS)
 }
 
 #[cfg(test)]

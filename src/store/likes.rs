@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::text::{PACKET_ROWS, Text};
 use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, outbox, placeholders};
-use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
+use crate::model::{Addition, Kind, Metric, Micros, Number, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
 pub type Pair = (Target, UserId);
@@ -243,7 +243,7 @@ impl Outboxed<fn(&Difference) -> bool> {
 }
 
 /// Adds each target's difference to the counter row of this partition's slot, sorted by key. In the same packets, appends those that are
-/// `outboxed` to the partition's outbox; then reads the numbers `metric` of `wanted`, which are some of those targets, sorted by key.
+/// `outboxed` to the partition's outbox; then reads the numbers `wanted`, which are some of those, sorted by metric and target.
 ///
 /// # Errors
 /// MySQL's.
@@ -251,9 +251,9 @@ pub async fn add_differences(
     connection: &mut MySqlConnection,
     slot: u16,
     differences: &[Difference],
-    (metric, wanted): (Metric, &[Target]),
+    wanted: &[Number],
     outboxed: Outboxed<impl Fn(&Difference) -> bool>,
-) -> Result<Vec<(Target, Counted)>> {
+) -> Result<Vec<(Number, Counted)>> {
     const ACTION: &str = "add to counters";
     let mut counted = Vec::with_capacity(wanted.len());
     let packets = differences.len().div_ceil(PACKET_ROWS);
@@ -276,8 +276,8 @@ pub async fn add_differences(
             if last > outboxed.last {
                 outbox::push_last(&mut text, slot, last);
             }
-            for of_kind in wanted.chunk_by(|a, b| a.kind == b.kind) {
-                push_read(&mut text, metric, of_kind);
+            for alike in wanted.chunk_by(|(of, a), (other, b)| (of.kind, a) == (other.kind, b)) {
+                push_read(&mut text, alike);
             }
         }
         for row in text.fetch_all(connection).await.tried(ACTION)? {
@@ -287,21 +287,22 @@ pub async fn add_differences(
     Ok(counted)
 }
 
-/// Adds a statement that reads the numbers of targets of one kind.
-fn push_read(text: &mut Text, metric: Metric, targets: &[Target]) {
-    let Some(Target { kind, .. }) = targets.first() else { return };
-    let ids: Vec<String> = targets.iter().map(|target| target.id.to_string()).collect();
+/// Adds a statement that reads numbers of one metric and kind.
+fn push_read(text: &mut Text, alike: &[Number]) {
+    let Some((Target { kind, .. }, metric)) = alike.first() else { return };
+    let ids: Vec<String> = alike.iter().map(|(target, _)| target.id.to_string()).collect();
     text.push(&format!(
-        "; SELECT kind, target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-         WHERE kind = {kind} AND target_id IN ({}) AND metric = {} GROUP BY kind, target_id",
+        "; SELECT kind, target_id, metric, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+         WHERE kind = {kind} AND target_id IN ({}) AND metric = {} GROUP BY kind, target_id, metric",
         ids.join(","),
         metric.0
     ));
 }
 
-fn read_counted(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Target, Counted), sqlx::Error> {
+fn read_counted(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Number, Counted), sqlx::Error> {
     let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
-    Ok((target, Counted { value: row.try_get(2)?, update_at: micros(row.try_get::<NaiveDateTime, _>(3)?) }))
+    let counted = Counted { value: row.try_get(3)?, update_at: micros(row.try_get::<NaiveDateTime, _>(4)?) };
+    Ok(((target, Metric(row.try_get(2)?)), counted))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod ranges;
 pub mod repairs;
 pub mod runs;
 pub mod schema;
+pub mod sets;
 pub mod sightings;
 pub mod snapshots;
 pub mod status;
@@ -69,6 +70,9 @@ pub enum StoreError {
     /// The server can't do what a faster way needs; a slower one is there.
     #[error("the server has no such {0}")]
     Unsupported(&'static str),
+    /// What an event asks of a number is more than 64 bits hold.
+    #[error("{0}: a number would be out of range")]
+    OutOfRange(&'static str),
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
@@ -77,7 +81,8 @@ pub enum StoreError {
 impl StoreError {
     /// What becomes of the work.
     pub fn fate(&self) -> Fate {
-        if self.number().is_some_and(is_about_a_row) { Fate::Row } else { Fate::Passing }
+        let is_row = matches!(self, Self::OutOfRange(_)) || self.number().is_some_and(is_about_a_row);
+        if is_row { Fate::Row } else { Fate::Passing }
     }
 
     /// The server doesn't know the statement, or what it rests on: a slower one will do.

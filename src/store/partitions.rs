@@ -5,10 +5,11 @@
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
+use super::counters::target;
 use super::likes::{Pair, State};
 use super::{Result, Tried, datetime, in_shapes, placeholders};
 use crate::event::LikeEvent;
-use crate::model::{Kind, Target, TargetId};
+use crate::model::{Metric, Number};
 
 /// What the owner's row says to the batch that has locked it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,19 +110,19 @@ pub async fn pass_fence(
     Ok(())
 }
 
-/// The targets of that watch.
+/// The numbers of that watch.
 ///
 /// # Errors
 /// MySQL's.
-pub async fn watched_targets(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<Target>> {
+pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<Number>> {
     const ACTION: &str = "read the watched targets";
-    let rows = sqlx::query("SELECT kind, target_id FROM watched_target WHERE watch = ?")
+    let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
         .bind(watch)
         .fetch_all(connection)
         .await
         .tried(ACTION)?;
     rows.iter()
-        .map(|row| Ok(Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) }))
+        .map(|row| Ok((target(row, 0)?, Metric(row.try_get(2)?))))
         .collect::<std::result::Result<_, sqlx::Error>>()
         .tried(ACTION)
 }

@@ -6,9 +6,9 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::counters::{Truth, begin_snapshot, read_counted, target};
-use super::{Result, Store, Tried, in_shapes, jobs, micros, placeholders};
-use crate::event::LikeEvent;
-use crate::model::{Metric, Target, UserId};
+use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
+use crate::event::{EventId, LikeEvent};
+use crate::model::{Metric, Micros, Number, Target, UserId};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,8 +19,30 @@ pub struct WatchedEvent {
     pub is_former: bool,
 }
 
+/// A change of a watched number that isn't likes, since the watch began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchedCount {
+    /// Whose number.
+    pub target: Target,
+    /// The event's `at`.
+    pub at: Micros,
+    /// What was added; none where the number was set.
+    pub delta: Option<i64>,
+}
+
+/// The same, as it is logged.
+#[derive(Clone, Copy, Debug)]
+pub struct Logged {
+    /// Which number.
+    pub number: Number,
+    /// The event's `at`.
+    pub at: Micros,
+    /// The event's id, and what was added; none where the number was set.
+    pub delta: Option<(EventId, i64)>,
+}
+
 impl Store {
-    /// What the watch has logged so far, and the counters of `targets`, all as of one instant. None where one of the
+    /// What the watch has logged so far and the counters of `targets`, all as of one instant. None where one of the
     /// `partitions` has not been watched all the time.
     ///
     /// # Errors
@@ -35,15 +57,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit("read watched events", |connection| async move {
             let mut tx = begin_snapshot(connection).await?;
-            let watching: i64 = sqlx::query_scalar(
-                "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
-            )
-            .bind(partitions)
-            .bind(watch)
-            .fetch_one(&mut *tx)
-            .await
-            .tried("check the watch")?;
-            if watching != i64::from(partitions) {
+            if !is_watched(&mut tx, watch, partitions).await? {
                 return Ok(None);
             }
             let truths = read_counted(&mut tx, metric, targets).await?;
@@ -54,25 +68,57 @@ impl Store {
         .await
     }
 
-    /// Starts to log every event of `targets` in every partition, as `watch`, a number never used before, until
+    /// The same of a number that isn't likes: the changes of it that the watch has logged.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watched_counts(
+        &self,
+        metric: Metric,
+        targets: &[Target],
+        watch: u64,
+        partitions: u16,
+    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedCount>)>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read watched counts", |connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            if !is_watched(&mut tx, watch, partitions).await? {
+                return Ok(None);
+            }
+            let truths = read_counted(&mut tx, metric, targets).await?;
+            let counts = read_watched_counts(&mut tx, metric, watch).await?;
+            tx.commit().await.tried("read watched counts")?;
+            Ok(Some((truths, counts)))
+        })
+        .await
+    }
+
+    /// Starts to log every event of that number of `targets` in every partition, as `watch`, a number never used before, until
     /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
     /// stays.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn watch(&self, watch: u64, targets: &[Target], partitions: u16, seconds: u64) -> Result<()> {
+    pub async fn watch(
+        &self,
+        watch: u64,
+        metric: Metric,
+        targets: &[Target],
+        partitions: u16,
+        seconds: u64,
+    ) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             for piece in in_shapes(targets) {
                 let sql = format!(
-                    "INSERT INTO watched_target (watch, kind, target_id) VALUES {}",
-                    placeholders(piece.len(), 3)
+                    "INSERT INTO watched_target (watch, kind, target_id, metric) VALUES {}",
+                    placeholders(piece.len(), 4)
                 );
                 let mut query = sqlx::query(AssertSqlSafe(sql));
                 for target in piece {
-                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0);
+                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
                 }
                 query.execute(&mut *tx).await.tried(ACTION)?;
             }
@@ -111,6 +157,7 @@ impl Store {
                 "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ?",
                 "DELETE FROM watched_target WHERE watch < ?",
                 "DELETE FROM watched_event WHERE watch < ?",
+                "DELETE FROM watched_count WHERE watch < ?",
             ] {
                 // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
                 let next = jobs::number_of(run + 1, 0);
@@ -120,6 +167,60 @@ impl Store {
         })
         .await
     }
+}
+
+/// Logs changes of watched numbers.
+///
+/// # Errors
+/// MySQL's.
+pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[Logged]) -> Result<()> {
+    for piece in in_shapes(logged) {
+        let sql = format!(
+            "INSERT INTO watched_count (watch, kind, target_id, metric, update_at, id, delta) VALUES {} \
+             ON DUPLICATE KEY UPDATE watch = VALUES(watch)",
+            placeholders(piece.len(), 7)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for Logged { number: (target, metric), at, delta } in piece {
+            let id = delta.map_or([0; 16], |(id, _)| id.0);
+            query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
+            query = query.bind(datetime(*at)).bind(id.to_vec()).bind(delta.map(|(_, delta)| delta));
+        }
+        query.execute(&mut *connection).await.tried("log watched counts")?;
+    }
+    Ok(())
+}
+
+/// Whether each partition has been watched all the time.
+async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u16) -> Result<bool> {
+    let watching: i64 = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
+    )
+    .bind(partitions)
+    .bind(watch)
+    .fetch_one(connection)
+    .await
+    .tried("check the watch")?;
+    Ok(watching == i64::from(partitions))
+}
+
+async fn read_watched_counts(
+    connection: &mut MySqlConnection,
+    metric: Metric,
+    watch: u64,
+) -> Result<Vec<WatchedCount>> {
+    const ACTION: &str = "read watched counts";
+    let rows =
+        sqlx::query("SELECT kind, target_id, update_at, delta FROM watched_count WHERE watch = ? AND metric = ?")
+            .bind(watch)
+            .bind(metric.0)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+    let read = |row: &MySqlRow| {
+        Ok(WatchedCount { target: target(row, 0)?, at: micros(row.try_get(2)?), delta: row.try_get(3)? })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }
 
 async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {

@@ -27,8 +27,10 @@ fn kinds() -> BTreeMap<String, u8> {
 
 /// What the vectors' events are judged by. Their times are long ago, and none is too old.
 fn judge(body: &Value) -> Result<Message, &'static str> {
-    let metrics = BTreeMap::from([("like".to_owned(), 1), ("view".to_owned(), 2)]);
-    let terms = Terms { kinds: kinds(), metrics, future_max: Duration::ZERO, applied_event_keep: Duration::MAX };
+    let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
+                 [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
+    let config = tallyd::config::parse(rules, "vectors", []).unwrap();
+    let terms = Terms { future_max: Duration::ZERO, applied_event_keep: Duration::MAX, ..Terms::new(&config) };
     decode(body.to_string().as_bytes(), &terms, Micros::MAX).map_err(|refusal| refusal.reason.code())
 }
 
@@ -176,7 +178,7 @@ fn tallyd_makes_takes_and_refuses_the_counts_of_the_vectors() {
         let (delta, event_id) = (event.delta.as_i64().unwrap(), event.event_id.as_str().unwrap());
         let (target, metric) = (Target { kind: Kind(kinds()[&event.kind]), id }, Metric(2));
         let understood = CountEvent { target, metric, delta, at, id: EventId::of(target, metric, event_id) };
-        assert_eq!(judge(&body), Ok(Message::Count(understood)), "{body}");
+        assert_eq!(judge(&body), Ok(Message::Count(understood, None)), "{body}");
         let encoded = encode_count(id, (&event.kind, &event.metric), delta, at, event_id, None);
         assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
     }

@@ -1,0 +1,84 @@
+//! What a batch's counts and sets do, within its transaction: the ledger keeps what was applied before away, and numbers that
+//! may be set are locked and settled (`settle`).
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use sqlx::MySqlConnection;
+
+use super::batch::{Received, distinct, entry, sums};
+use super::flush::Writer;
+use super::settle::{Settled, newest, settle};
+use crate::event::CountEvent;
+use crate::model::Number;
+use crate::store::StoreError;
+use crate::store::ledger::{self, Entry};
+use crate::store::likes::Difference;
+use crate::store::sets::{self, LastSet};
+
+impl Writer {
+    /// Notes counts and sets; gives what counters gain or lose by them, sorted by key.
+    pub(super) async fn apply_counts(
+        &self,
+        tx: &mut MySqlConnection,
+        received: &[Received],
+    ) -> Result<Vec<Difference>, StoreError> {
+        let counts = distinct(received.iter().filter_map(Received::counted));
+        let sets = newest(received.iter().filter_map(Received::set));
+        if counts.is_empty() && sets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let counts = self.note_counts(tx, counts).await?;
+        let is_settable = |count: &CountEvent| self.rules.of(count.target.kind, count.metric).settable;
+        let (settable, added) = match self.has_settable {
+            true => counts.into_iter().partition(is_settable),
+            false => (Vec::new(), counts),
+        };
+        let (settled, differences) = self.settle(tx, sets, settable).await?;
+        self.log_watched_counts(tx, &added, &settled).await?;
+        let mut all = sums(&added);
+        if !differences.is_empty() {
+            all.extend(differences);
+            all.sort_unstable_by_key(|difference| (difference.target, difference.metric));
+        }
+        Ok(all)
+    }
+
+    /// Notes counts in the ledger; gives those that were not in it. Nearly none ever is, so that is asked only once a
+    /// transaction has failed: a batch that comes again fails once.
+    async fn note_counts(
+        &self,
+        tx: &mut MySqlConnection,
+        mut counts: Vec<CountEvent>,
+    ) -> Result<Vec<CountEvent>, StoreError> {
+        let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
+        let applied = if self.asks_ledger { ledger::applied(tx, &entries).await? } else { HashSet::new() };
+        if !applied.is_empty() {
+            entries.retain(|entry| !applied.contains(entry));
+            counts.retain(|count| !applied.contains(&entry(count)));
+        }
+        ledger::note_applied(tx, &entries).await?;
+        Ok(counts)
+    }
+
+    /// Settles numbers that may be set, and notes what holds. All of them are locked first, in one order: another partition may
+    /// write the same number.
+    async fn settle(
+        &self,
+        tx: &mut MySqlConnection,
+        sets: BTreeMap<Number, LastSet>,
+        counts: Vec<CountEvent>,
+    ) -> Result<(Settled, Vec<Difference>), StoreError> {
+        let counted = counts.iter().map(|count| (count.target, count.metric));
+        let numbers: BTreeSet<Number> = sets.keys().copied().chain(counted).collect();
+        if numbers.is_empty() {
+            return Ok((Settled::default(), Vec::new()));
+        }
+        let numbers: Vec<Number> = numbers.into_iter().collect();
+        let known = sets::lock(tx, &numbers).await?;
+        let settled = settle(&sets, counts, &known);
+        let standing = sets::standing(tx, &settled.won).await?;
+        let differences = settled.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
+        sets::note(tx, &settled.won, &settled.live).await?;
+        Ok((settled, differences))
+    }
+}

@@ -1,0 +1,214 @@
+//! Numbers that events set: which of a batch's events hold, and what `counter` gains by them. Pure: no I/O, no clock.
+//!
+//! A number is what its newest set made it, and all that was added after that one's `at`. What was added until then is void,
+//! whenever it comes. So the order of arrival doesn't matter: a count that comes after a newer set adds nothing, and a set that
+//! comes after newer counts keeps those (`recent_delta`).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::event::{CountEvent, SetEvent};
+use crate::model::{Micros, Number};
+use crate::store::likes::Difference;
+use crate::store::sets::{LastSet, Standing};
+
+/// What of a batch holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// The sets that are newer than the one before, sorted by key.
+    pub won: Vec<(Number, LastSet)>,
+    /// The counts that no set has made void, in the order of the ledger.
+    pub live: Vec<CountEvent>,
+}
+
+/// The newest of each number's sets. Of two with the same `at` the larger value wins, so that the outcome doesn't depend on the
+/// order of arrival.
+pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<Number, LastSet> {
+    let mut newest = BTreeMap::new();
+    for SetEvent { target, metric, value, at } in sets {
+        let set = LastSet { at, value };
+        let last = newest.entry((target, metric)).or_insert(set);
+        *last = set.max(*last);
+    }
+    newest
+}
+
+/// Which events hold, where `known` says what each number was set to before.
+pub fn settle(
+    sets: &BTreeMap<Number, LastSet>,
+    mut counts: Vec<CountEvent>,
+    known: &HashMap<Number, LastSet>,
+) -> Settled {
+    let is_newer = |(number, set): &(&Number, &LastSet)| known.get(*number).is_none_or(|last| *set > last);
+    let won: Vec<(Number, LastSet)> = sets.iter().filter(is_newer).map(|(number, set)| (*number, *set)).collect();
+    counts.retain(|count| {
+        let number = (count.target, count.metric);
+        let last = known.get(&number).max(sets.get(&number));
+        last.is_none_or(|last| count.at > last.at)
+    });
+    Settled { won, live: counts }
+}
+
+impl Settled {
+    /// What `counter` gains or loses, sorted by key, where `standing` says what the numbers that are set were before. None
+    /// where a difference is more than 64 bits hold.
+    pub fn differences(&self, standing: &HashMap<Number, Standing>) -> Option<Vec<Difference>> {
+        let mut gains: BTreeMap<Number, (i128, Micros)> = BTreeMap::new();
+        for (number, set) in &self.won {
+            let Standing { counted, since, .. } = standing.get(number).copied().unwrap_or_default();
+            gains.insert(*number, (i128::from(set.value) + since - counted, set.at));
+        }
+        for CountEvent { target, metric, delta, at, .. } in &self.live {
+            let gain = gains.entry((*target, *metric)).or_insert((0, *at));
+            *gain = (gain.0 + i128::from(*delta), gain.1.max(*at));
+        }
+        let difference = |((target, metric), (delta, at)): (Number, (i128, Micros))| {
+            Some(Difference { target, metric, delta: i64::try_from(delta).ok()?, at })
+        };
+        gains.into_iter().map(difference).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeSet, HashSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::consumer::batch::{Event, distinct, entry};
+    use crate::event::EventId;
+    use crate::model::{Kind, Metric, Target, TargetId};
+
+    /// The tables, written as the consumer writes them.
+    #[derive(Default)]
+    struct Tables {
+        counter: BTreeMap<Number, (i64, Micros)>,
+        ledger: HashSet<crate::store::ledger::Entry>,
+        number_set: HashMap<Number, LastSet>,
+        recent: BTreeMap<(Number, Micros, EventId), i64>,
+    }
+
+    impl Tables {
+        fn write(&mut self, events: &[Event]) {
+            let counts =
+                events.iter().filter_map(|event| if let Event::Count(count) = event { Some(*count) } else { None });
+            let mut counts = distinct(counts);
+            counts.retain(|count| self.ledger.insert(entry(count)));
+            let sets =
+                newest(events.iter().filter_map(|event| if let Event::Set(set) = event { Some(*set) } else { None }));
+            let settled = settle(&sets, counts, &self.number_set);
+            let standing = |(number, set): &(Number, LastSet)| {
+                let counter = self.counter.get(number);
+                let counted = i128::from(counter.map_or(0, |(value, _)| *value));
+                let after = |((of, at, _), _): &(&(Number, Micros, EventId), &i64)| of == number && *at > set.at;
+                let since = self.recent.iter().filter(after).map(|(_, delta)| i128::from(*delta)).sum();
+                (*number, Standing { counted, since, update_at: counter.map(|(_, at)| *at) })
+            };
+            let standing: HashMap<Number, Standing> = settled.won.iter().map(standing).collect();
+            for Difference { target, metric, delta, at } in settled.differences(&standing).expect("small numbers") {
+                let counter = self.counter.entry((target, metric)).or_insert((0, at));
+                *counter = (counter.0 + delta, counter.1.max(at));
+            }
+            self.number_set.extend(settled.won);
+            self.recent.extend(settled.live.iter().map(|it| (((it.target, it.metric), it.at, it.id), it.delta)));
+        }
+
+        fn values(&self) -> BTreeMap<Number, i64> {
+            self.counter.iter().map(|(number, (value, _))| (*number, *value)).filter(|(_, value)| *value != 0).collect()
+        }
+    }
+
+    /// What the events come to, in whatever order.
+    fn model(events: &[Event]) -> BTreeMap<Number, i64> {
+        let numbers: BTreeSet<Number> = events.iter().map(|event| event.number(Metric(1))).collect();
+        let value = |number: &Number| {
+            let of = || events.iter().filter(|event| event.number(Metric(1)) == *number);
+            let set = of()
+                .filter_map(|event| if let Event::Set(set) = event { Some((set.at, set.value)) } else { None })
+                .max();
+            let (since, value) = set.unwrap_or((Micros(0), 0));
+            let added = of().filter_map(|event| match event {
+                Event::Count(count) if count.at > since => Some(count.delta),
+                _ => None,
+            });
+            value + added.sum::<i64>()
+        };
+        numbers.iter().map(|number| (*number, value(number))).filter(|(_, value)| *value != 0).collect()
+    }
+
+    fn event(number: usize, (target, at, is_set, amount): (u64, i64, bool, i64)) -> Event {
+        let (target, metric, at) = (Target { kind: Kind(1), id: TargetId(target) }, Metric(3), Micros(at));
+        match is_set {
+            true => Event::Set(SetEvent { target, metric, value: amount, at }),
+            false => {
+                let id = EventId(u128::try_from(number).expect("a few").to_be_bytes());
+                Event::Count(CountEvent { target, metric, delta: amount, at, id })
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn numbers_that_are_set_end_the_same_in_any_order_batching_and_redelivery(
+            events in proptest::collection::vec((1..3_u64, 1..12_i64, prop::bool::weighted(0.3), -5..9_i64), 1..40),
+            order in proptest::collection::vec(any::<prop::sample::Index>(), 0..80),
+            cuts in proptest::collection::vec(1..7_usize, 1..20),
+        ) {
+            let events: Vec<Event> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
+            // Each once at least, some more often, anywhere.
+            let mut arrived = events.clone();
+            for (place, index) in order.iter().enumerate() {
+                match place % 2 {
+                    0 => arrived.insert(index.index(arrived.len()), events[index.index(events.len())]),
+                    _ => { let by = index.index(arrived.len()); arrived.rotate_left(by); }
+                }
+            }
+            let mut tables = Tables::default();
+            let mut rest = arrived.as_slice();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (batch, after) = rest.split_at((*cut).min(rest.len()));
+                tables.write(batch);
+                rest = after;
+            }
+            prop_assert_eq!(tables.values(), model(&events));
+            let before = tables.counter.clone();
+            tables.write(&arrived);
+            prop_assert_eq!(tables.counter, before, "a redelivered batch changes nothing");
+        }
+    }
+
+    fn set(at: i64, value: i64) -> Event {
+        event(0, (1, at, true, value))
+    }
+
+    #[test]
+    fn at_equal_times_the_larger_value_wins_and_a_count_is_void() {
+        for batches in [
+            vec![vec![set(5, 3)], vec![set(5, 7)]],
+            vec![vec![set(5, 7)], vec![set(5, 3)]],
+            vec![vec![set(5, 7), set(5, 3)]],
+        ] {
+            let mut tables = Tables::default();
+            for batch in &batches {
+                tables.write(batch);
+            }
+            tables.write(&[event(1, (1, 5, false, 100)), event(2, (1, 6, false, 1))]);
+            assert_eq!(tables.values().into_values().collect::<Vec<_>>(), [8], "{batches:?}");
+        }
+    }
+
+    #[test]
+    fn a_difference_that_no_slot_holds_is_none() {
+        let Event::Set(SetEvent { target, metric, .. }) = set(5, 7) else { panic!("a set") };
+        let settled = Settled { won: vec![((target, metric), LastSet { at: Micros(5), value: 7 })], live: Vec::new() };
+        let differences = |counted: i128| {
+            settled.differences(&HashMap::from([((target, metric), Standing { counted, ..Standing::default() })]))
+        };
+        assert_eq!(differences(i128::from(i64::MIN)), None);
+        let least = i128::from(i64::MIN) + 8;
+        assert_eq!(differences(least), Some(vec![Difference { target, metric, delta: i64::MAX, at: Micros(5) }]));
+    }
+}

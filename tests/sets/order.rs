@@ -1,0 +1,159 @@
+//! Any order, two partitions, redelivery, death and rivals: the end is the model's.
+
+use tallyd::model::{Micros, UserId};
+use tallyd::store::Store;
+
+use super::common::{Dice, World, eventually, stderr};
+use super::{Event, UNREAD, What, bodies, model, published, start, unread};
+
+/// So many events of a few targets, of the last minute.
+fn some(seed: u64, count: usize, targets: u64) -> Vec<Event> {
+    let (mut dice, start) = (Dice::new(seed), start());
+    let event = |_| {
+        let what = match dice.below(10) {
+            0 => What::Reset,
+            1 => What::Set(dice.below(50).cast_signed()),
+            _ => What::Count(dice.below(9).cast_signed() - 2),
+        };
+        // Few times, so that many are equal.
+        (1 + dice.below(targets), start + dice.below(200).cast_signed() * 250_000, what)
+    };
+    (0..count).map(event).collect()
+}
+
+/// The events and a part of them again, in any order, through any partition.
+fn shuffled(seed: u64, events: &[Event]) -> Vec<(UserId, Vec<u8>)> {
+    let mut dice = Dice::new(seed);
+    let mut all: Vec<(usize, Event)> = events.iter().copied().enumerate().collect();
+    let again: Vec<_> = all.iter().filter(|_| dice.percent(30)).copied().collect();
+    all.extend(again);
+    for place in (1..all.len()).rev() {
+        all.swap(place, usize::try_from(dice.below(place as u64 + 1)).unwrap());
+    }
+    all.into_iter().map(|(number, event)| published(number, event, dice.below(1_000))).collect()
+}
+
+#[tokio::test]
+async fn sets_and_counts_end_the_same_in_any_order_on_two_partitions() {
+    let settings = format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 40\n{UNREAD}");
+    let world = World::new("sets_order", &settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let events = some(11, 1_500, 12);
+    world.publish(&publisher, &shuffled(1, &events)).await;
+    world.drained(&publisher).await;
+    assert_eq!(unread(&world).await, model(&events));
+    world.publish(&publisher, &shuffled(2, &events)).await;
+    world.drained(&publisher).await;
+    assert_eq!(unread(&world).await, model(&events), "all of it once more");
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_set_survives_the_daemons_death_before_and_after_its_commit() {
+    let world = World::new("sets_killed", &format!("[consumer]\nbatch_events_max = 70\n{UNREAD}")).await;
+    let publisher = world.publisher().await;
+    let events = some(12, 300, 5);
+    world.publish(&publisher, &shuffled(3, &events)).await;
+    for point in ["consumer:before-commit", "consumer:after-commit", "consumer:after-commit", "consumer:before-commit"]
+    {
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(stderr(&crashed).contains("fault-point"), "{}", stderr(&crashed));
+    }
+    let mut daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let more = some(13, 2_000, 5);
+    // Known by other ids than the first ones.
+    let numbered: Vec<_> =
+        more.iter().enumerate().map(|(at, event)| published(at + 1_000, *event, at as u64)).collect();
+    for piece in numbered.chunks(500) {
+        world.publish(&publisher, piece).await;
+        daemon.kill();
+        daemon = world.daemon();
+    }
+    world.drained(&publisher).await;
+    assert_eq!(unread(&world).await, model(&[events, more].concat()));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn what_was_lately_added_is_emptied_while_batches_are_written() {
+    let world = World::new("sets_prune", &format!("[consumer]\nbatch_events_max = 20\n{UNREAD}")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let events = some(14, 2_000, 20);
+    let published = bodies(&events);
+    let store = Store::new(&world.config.mysql, 2).unwrap();
+    let publishing = async { world.publish(&publisher, &published).await };
+    let emptying = async {
+        let old = Micros::now().0 - 20 * 86_400_000_000;
+        for number in 0..8 {
+            let insert = format!("INSERT INTO recent_delta VALUES (1, 1, 4, {}, REPEAT('x', 16), 7)", old + number);
+            sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
+            let keep = world.config.consumer.applied_event_keep.0;
+            eventually("a day is emptied", || async {
+                // Whoever holds the table is waited for, for some seconds.
+                store.forget_applied(Micros::now(), keep).await.is_ok_and(|days| days == 1)
+            })
+            .await;
+        }
+    };
+    tokio::join!(publishing, emptying);
+    world.drained(&publisher).await;
+    assert_eq!(unread(&world).await, model(&events));
+    assert_eq!(world.count("SELECT COUNT(*) FROM recent_delta WHERE delta = 7 AND id = REPEAT('x', 16)").await, 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Locks numbers from the last to the first, against the order of the daemon, with more to undo than a batch has: so that
+/// of the two MySQL ends the batch.
+async fn lock_backwards(world: &World, rounds: u32) {
+    sqlx::query("CREATE TABLE ballast (n INT)").execute(&world.pool).await.unwrap();
+    let rows = vec!["(1)"; 2_000].join(",");
+    for _ in 0..rounds {
+        let mut tx = world.pool.begin().await.unwrap();
+        sqlx::query(sqlx::AssertSqlSafe(format!("INSERT INTO ballast VALUES {rows}"))).execute(&mut *tx).await.unwrap();
+        for id in (1..=6).rev() {
+            let locked =
+                sqlx::query("SELECT value FROM number_set WHERE kind = 1 AND target_id = ? AND metric = 4 FOR UPDATE")
+                    .bind(id)
+                    .fetch_all(&mut *tx)
+                    .await;
+            // Now and then it is the one that is ended.
+            if locked.is_err() {
+                break;
+            }
+        }
+        let _ = tx.rollback().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_partitions_that_set_and_count_the_same_numbers_end_as_the_model_says() {
+    let settings =
+        format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 30\n[log]\nlevel = \"debug\"\n{UNREAD}");
+    let world = World::new("sets_rivals", &settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let events = some(15, 6_000, 6);
+    let bodies = shuffled(4, &events);
+    // The first ones, so that there are rows to lock.
+    world.publish(&publisher, &bodies[..500]).await;
+    world.drained(&publisher).await;
+    let publishing = async { world.publish(&publisher, &bodies[500..]).await };
+    tokio::join!(publishing, lock_backwards(&world, 60));
+    world.drained(&publisher).await;
+    assert_eq!(unread(&world).await, model(&events));
+    let slots = world.count("SELECT COUNT(DISTINCT slot) FROM counter WHERE metric = 4").await;
+    assert_eq!(slots, 2, "both partitions have written");
+    assert!(daemon.log().contains("\"contention\""), "no batch was ended by a deadlock");
+    assert!(daemon.stop().success());
+    world.close().await;
+}

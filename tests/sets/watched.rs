@@ -1,0 +1,158 @@
+//! What reconciles learn from the consumers of numbers that are not likes: changes of watched ones, and drift that events tell of.
+
+use std::time::Duration;
+
+use sqlx::Row;
+use tallyd::event::{LikeEvent, encode_count};
+use tallyd::model::{Metric, Micros, TargetId, UserId};
+use tallyd::reconciler::drift::counted_at;
+use tallyd::store::Store;
+use tallyd::store::jobs::number_of;
+use tallyd::store::watches::WatchedCount;
+
+use super::common::{World, body, eventually, target};
+use super::{Event, UNREAD, What, published, start};
+
+/// When a test's events are, in seconds.
+struct Clock(i64);
+
+impl Clock {
+    fn at(&self, second: i64) -> Micros {
+        Micros(self.0 + second * 1_000_000)
+    }
+
+    /// The event of that number, of unread messages of target `id`.
+    fn unread(&self, number: usize, (id, second, what): Event) -> (UserId, Vec<u8>) {
+        published(number, (id, self.at(second).0, what), 1)
+    }
+
+    fn view(&self, event_id: &str, second: i64) -> (UserId, Vec<u8>) {
+        (UserId(1), encode_count(TargetId(1), ("video", "view"), 3, self.at(second), event_id, None))
+    }
+
+    fn like(&self, user: u64) -> (UserId, Vec<u8>) {
+        body(&LikeEvent { target: target(1), user: UserId(user), at: self.at(9), liked: true })
+    }
+
+    fn logged(&self, second: i64, delta: Option<i64>) -> WatchedCount {
+        WatchedCount { target: target(1), at: self.at(second), delta }
+    }
+
+    /// The value that is `now`, as of then.
+    fn value(&self, second: i64, now: i64, counts: &[WatchedCount]) -> Option<i64> {
+        counted_at(self.at(second), Duration::ZERO, now, counts)
+    }
+}
+
+const VIEW: Metric = Metric(3);
+const UNREAD_METRIC: Metric = Metric(4);
+
+/// The number of target 1 as the watch sees it, and what was logged, by time.
+async fn watched(store: &Store, metric: Metric, watch: u64) -> (i64, Vec<WatchedCount>) {
+    let (truths, mut counts) = store.watched_counts(metric, &[target(1), target(5)], watch, 1).await.unwrap().unwrap();
+    counts.sort_unstable_by_key(|count| count.at);
+    (truths[&target(1)].counted, counts)
+}
+
+#[tokio::test]
+async fn what_changes_a_watched_number_is_logged_once() {
+    let world = World::new("sets_watched", UNREAD).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let clock = Clock(start());
+    let before = [clock.unread(1, (1, 1, What::Count(2))), clock.unread(2, (1, 2, What::Set(10))), clock.view("a", 1)];
+    world.publish(&publisher, &before).await;
+    world.drained(&publisher).await;
+
+    let store = Store::new(&world.config.mysql, 2).unwrap();
+    let watch = number_of(1, 1);
+    store.watch(watch, UNREAD_METRIC, &[target(1), target(5)], 1, 60).await.unwrap();
+    let [again, void, lost] = [(1, 1, What::Count(2)), (1, 2, What::Count(100)), (1, 1, What::Set(100))];
+    let (counted, taken, other) = ((1, 5, What::Count(4)), (1, 7, What::Count(-1)), (2, 7, What::Count(8)));
+    let events = [(1, again), (3, void), (4, lost), (5, counted), (5, counted), (6, taken), (7, other)];
+    let mut bodies: Vec<_> = events.into_iter().map(|(number, event)| clock.unread(number, event)).collect();
+    bodies.extend([clock.view("b", 7), clock.like(1)]);
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    let (now, counts) = watched(&store, UNREAD_METRIC, watch).await;
+    assert_eq!((now, counts.as_slice()), (13, [clock.logged(5, Some(4)), clock.logged(7, Some(-1))].as_slice()));
+    let values = [4, 5, 6, 7].map(|second| clock.value(second, now, &counts));
+    assert_eq!(values, [Some(10), Some(14), Some(14), Some(13)]);
+
+    world.publish(&publisher, &[clock.unread(8, (1, 6, What::Reset))]).await;
+    world.drained(&publisher).await;
+    let (now, counts) = watched(&store, UNREAD_METRIC, watch).await;
+    assert_eq!((now, counts[1]), (-1, clock.logged(6, None)));
+    assert_eq!([5, 6, 7].map(|second| clock.value(second, now, &counts)), [None, Some(0), Some(-1)]);
+    assert_eq!(world.count("SELECT COUNT(*) FROM watched_event").await, 0, "no likes were watched");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
+    let world = World::new("sets_watches", UNREAD).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let (clock, store) = (Clock(start()), Store::new(&world.config.mysql, 2).unwrap());
+    let [first, second, third] = [(1, 1), (2, 1), (2, 2)].map(|(run, number)| number_of(run, number));
+    store.watch(first, UNREAD_METRIC, &[target(1)], 1, 60).await.unwrap();
+    world.publish(&publisher, &[clock.view("a", 6), clock.unread(1, (1, 6, What::Count(1)))]).await;
+    world.drained(&publisher).await;
+    assert_eq!(watched(&store, UNREAD_METRIC, first).await, (1, vec![clock.logged(6, Some(1))]));
+    // A number that can't be set.
+    store.watch(second, VIEW, &[target(1)], 1, 60).await.unwrap();
+    assert!(store.watched_counts(UNREAD_METRIC, &[target(1)], first, 1).await.unwrap().is_none(), "it is over");
+    let bodies = [clock.view("a", 6), clock.view("b", 8), clock.unread(2, (1, 8, What::Count(1))), clock.like(1)];
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert_eq!(watched(&store, VIEW, second).await, (6, vec![clock.logged(8, Some(3))]));
+    // Likes.
+    store.watch(third, Metric(1), &[target(1)], 1, 60).await.unwrap();
+    world.publish(&publisher, &[clock.view("c", 8), clock.like(2)]).await;
+    world.drained(&publisher).await;
+    let (truths, events) = store.watched(Metric(1), &[target(1)], third, 1).await.unwrap().unwrap();
+    assert_eq!((truths[&target(1)].counted, events.len()), (2, 1));
+    assert_eq!(world.count("SELECT COUNT(*) FROM watched_count").await, 2);
+    store.unwatch(2).await.unwrap();
+    for table in [
+        "SELECT COUNT(*) FROM watched_count",
+        "SELECT COUNT(*) FROM watched_target",
+        "SELECT COUNT(*) FROM watched_event",
+    ] {
+        assert_eq!(world.count(table).await, 0, "{table}");
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_drift_of_a_number_that_api_servers_count_is_seen_by_its_events() {
+    let rules = "[metrics]\nlike = 1\nview = 3\nunread = 4\nscore = 5\n[[rule]]\nmetric = \"unread\"\nsettable = true\nwriter = \"api\"\n\
+                 [[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
+    let world = World::new("sets_seen", rules).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let round = std::cell::Cell::new(0);
+    // Redis has two more views than were counted, the right number unread, and what the daemon counts is none of this.
+    eventually("the events tell of it", || async {
+        round.set(round.get() + 1);
+        let (number, at) = (round.get(), Micros::now());
+        let count = |metric, off: i64| {
+            let of = ("video", metric);
+            (UserId(1), encode_count(TargetId(7), of, 1, at, &format!("{metric}-{number}"), Some(number + off)))
+        };
+        world.publish(&publisher, &[count("view", 2), count("unread", 0), count("score", 5)]).await;
+        world.drained(&publisher).await;
+        world.count("SELECT COUNT(*) FROM drift_seen").await == 1
+    })
+    .await;
+    let seen = sqlx::query("SELECT target_id, metric, drift FROM drift_seen").fetch_one(&world.pool).await.unwrap();
+    assert_eq!((seen.get::<u64, _>(0), seen.get::<u8, _>(1), seen.get::<i64, _>(2)), (7, 3, 2));
+    assert!(daemon.log().contains("events say that Redis has +2 on video:7 (view)"), "{}", daemon.log());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
