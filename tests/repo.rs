@@ -278,8 +278,8 @@ fn the_documents_name_every_table() {
 #[test]
 fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
     let examples = [
-        ("python", ["examples/python/like.py", "examples/python/board.py"]),
-        ("js", ["examples/node/client.js", "examples/node/board.js"]),
+        ("python", ["examples/python/like.py", "examples/python/board.py", "examples/python/sets.py"]),
+        ("js", ["examples/node/client.js", "examples/node/board.js", "examples/node/sets.js"]),
     ];
     for (language, files) in examples {
         let example: String = files.iter().map(read).collect();

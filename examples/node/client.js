@@ -98,7 +98,7 @@ export function anId(text, reason = 'target-id-out-of-range') {
 }
 
 // As a number it is exact until the year 2255.
-function aTime(at) {
+export function aTime(at) {
   if (!/^[0-9]{1,18}$/.test(at) || BigInt(at) < 1n || BigInt(at) > AT_MAX) throw new Refused('at-out-of-range', at);
   return Number(at);
 }

@@ -1,10 +1,11 @@
 #!/usr/bin/env node
-// Holds client.js and board.js to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place.
+// Holds client.js, board.js and sets.js to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { pack, periodOf, unpack } from './board.js';
 import { countEventOf, defaults, eventOf, isMissing, keysOf, missingName, numberIn, Refused } from './client.js';
+import { setEventOf } from './sets.js';
 
 function madeOrRefused(make, body, refused) {
   if (!refused) return assert.deepEqual(make(), body);
@@ -26,6 +27,9 @@ const checks = {
   },
   counts({ event: { kind, target_id: target, metric, delta, event_id: id, at }, body, refused }) {
     madeOrRefused(() => countEventOf(defaults, kind, target, metric, delta, id, at), body, refused);
+  },
+  sets({ event: { type, kind, target_id: target, metric, value, at }, body, refused }) {
+    madeOrRefused(() => setEventOf(defaults, type, kind, target, metric, value, at), body, refused);
   },
   scores({ low_bits: lowBits, primary, low, score }) {
     const make = () => pack(Number(primary), Number(low), lowBits);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds like.py and board.py to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place."""
+"""Holds like.py, board.py and sets.py to tests/vectors, which tallyd itself is held to. Needs no server. Put your own client in their place."""
 
 import datetime
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import board
 import like
+import sets
 
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors"
 
@@ -43,6 +44,11 @@ def check_counts(event, body=None, refused=None):
     made_or_refused(lambda: like.count_event_of(**event), body, refused)
 
 
+def check_sets(event, body=None, refused=None):
+    names = ("type", "kind", "target_id", "metric", "value", "at")
+    made_or_refused(lambda: sets.set_event_of(*(event[name] for name in names)), body, refused)
+
+
 def check_scores(low_bits, primary, low, score):
     try:
         packed = board.pack(int(primary), int(low), low_bits)
@@ -60,7 +66,7 @@ def check_periods(period, instant, time_zone, week_starts, name):
 
 def main():
     failed = 0
-    for check in (check_buckets, check_values, check_events, check_counts, check_scores, check_periods):
+    for check in (check_buckets, check_values, check_events, check_counts, check_sets, check_scores, check_periods):
         name = check.__name__.removeprefix("check_")
         vectors = json.loads((VECTORS / f"{name}.json").read_text())
         for vector in vectors:

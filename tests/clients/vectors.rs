@@ -14,7 +14,10 @@ use tallyd::cache::keys::{Keys, KindNames};
 use tallyd::cache::layout::{Form, Layout};
 use tallyd::cache::read::Found;
 use tallyd::config::{Config, Kinds};
-use tallyd::event::{CountEvent, EventId, LikeEvent, Message, Terms, decode, encode_count, encode_like};
+use tallyd::event::{
+    CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
+    encode_set,
+};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::common::{World, stderr, stdout, target};
@@ -180,6 +183,46 @@ fn tallyd_makes_takes_and_refuses_the_counts_of_the_vectors() {
         let understood = CountEvent { target, metric, delta, at, id: EventId::of(target, metric, event_id) };
         assert_eq!(judge(&body), Ok(Message::Count(understood, None)), "{body}");
         let encoded = encode_count(id, (&event.kind, &event.metric), delta, at, event_id, None);
+        assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
+    }
+}
+
+#[derive(Deserialize)]
+struct Set {
+    event: Setting,
+    body: Option<Value>,
+    refused: Option<String>,
+}
+
+/// What a client knows of a number that is set. Some of what is refused is not even of the right type.
+#[derive(Deserialize, serde::Serialize)]
+struct Setting {
+    #[serde(rename = "type")]
+    event_type: String,
+    kind: String,
+    target_id: String,
+    metric: String,
+    value: Value,
+    at: String,
+}
+
+#[test]
+fn tallyd_makes_takes_and_refuses_the_sets_of_the_vectors() {
+    for Set { event, body, refused } in vectors("sets.json") {
+        let Some(body) = body else {
+            let mut unchecked = serde_json::to_value(&event).unwrap();
+            unchecked["at"] = serde_json::from_str(&event.at).unwrap();
+            assert_eq!(judge(&unchecked).unwrap_err(), refused.unwrap(), "{unchecked}");
+            continue;
+        };
+        let (id, at) = (TargetId(event.target_id.parse().unwrap()), Micros(event.at.parse().unwrap()));
+        let is_set = event.event_type == "set";
+        let value = if is_set { event.value.as_i64().unwrap() } else { 0 };
+        let target = Target { kind: Kind(kinds()[&event.kind]), id };
+        let understood = SetEvent { target, metric: Metric(3), value, at };
+        assert_eq!(judge(&body), Ok(Message::Set(understood, None)), "{body}");
+        let names = (event.kind.as_str(), event.metric.as_str());
+        let encoded = if is_set { encode_set(id, names, value, at) } else { encode_reset(id, names, at) };
         assert_eq!(serde_json::from_slice::<Value>(&encoded).unwrap(), body);
     }
 }

@@ -1,0 +1,24 @@
+"""Events that set a number, for instance of unread messages. Published with `like.publish`, as counts are."""
+
+from like import KINDS, METRICS, Refused, a_time, an_id
+
+SETTABLE = {"unread": {"video"}}  # metrics whose [[rule]] says settable = true, and of which kinds
+
+
+def set_event_of(event_type, kind, target_id, metric, value, at):
+    """`set` makes a number the value, `reset` makes it zero. Of two events the newer `at` wins, whichever comes first."""
+    if event_type not in ("set", "reset"):
+        raise Refused("unknown-type", event_type)
+    if kind not in KINDS:
+        raise Refused("unknown-kind", kind)
+    event = {"type": event_type, "kind": kind, "target_id": an_id(target_id), "metric": metric}
+    if metric not in METRICS and metric not in SETTABLE:
+        raise Refused("unknown-metric", metric)
+    if kind not in SETTABLE.get(metric, ()):
+        raise Refused("not-settable", metric)
+    if event_type == "set":
+        # Not 1.0 and not True, of which JSON makes something else.
+        if type(value) is not int or not -(2**53) <= value <= 2**53:
+            raise Refused("value-out-of-range", value)
+        event["value"] = value
+    return {**event, "at": a_time(at)}
