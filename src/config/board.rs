@@ -1,6 +1,6 @@
 //! `[[board]]`: a leaderboard, one zset per period.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use jiff::tz::TimeZone;
 
@@ -9,7 +9,7 @@ use crate::archiver::period::{Calendar, PeriodKind, WeekStart};
 use crate::cache::score::{Packing, Rule, Tie};
 
 /// One board and length of period.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Board {
     /// Its name in keys, tables and commands.

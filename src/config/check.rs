@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl, rule};
+use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl, admin, retired, rule};
 use crate::archiver::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
@@ -41,6 +41,8 @@ pub(super) fn problems(config: &Config) -> Vec<String> {
     if !config.metrics.0.contains_key(LIKE) {
         found.push("[metrics] must name `like`".to_owned());
     }
+    found.extend(retired::problems(&config.retired, &config.kinds, &config.metrics));
+    found.extend(admin::problems(&config.admin));
     found.extend(rule::problems(&config.rules, &config.kinds, &config.metrics));
     boards(&config.boards, &config.metrics, &mut found);
     found

@@ -1,9 +1,9 @@
 //! `[filter]`: which targets have a Bloom filter of who likes them.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// `[filter]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
     /// How many likes a target must have; zero for no filters.

@@ -4,25 +4,33 @@
 //! The way: file -> types (an unknown key is an error with its line) -> environment (`TALLYD__SECTION__KEY`) -> password
 //! files -> cross-checks. All problems are reported, not just the first.
 
+mod admin;
 mod board;
 mod check;
 mod filter;
+mod live;
 mod load;
 mod reconcile;
 mod redis;
+mod reload;
+mod retired;
 mod rule;
 mod values;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+pub use admin::Admin;
 pub use board::Board;
 pub use filter::Filter;
+pub use live::{Current, Live};
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
 pub use redis::{Also, Redis};
+pub use reload::Reload;
+pub use retired::Retired;
 pub use rule::{Rule, Ruled, Rules, Writes};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
@@ -34,13 +42,15 @@ use crate::model::{Kind, Metric};
 pub struct ConfigError(pub Vec<String>);
 
 /// The whole of config.toml.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The process as a whole.
     pub daemon: Daemon,
     /// What is logged, and how.
     pub log: Log,
+    /// The port for those who look after it.
+    pub admin: Admin,
     /// RabbitMQ.
     pub amqp: Amqp,
     /// MySQL or MariaDB.
@@ -61,6 +71,8 @@ pub struct Config {
     pub kinds: Kinds,
     /// Names of the numbers, with their codes (1 to 255) in MySQL and their place in a Redis field.
     pub metrics: Metrics,
+    /// Names that are gone although MySQL has numbers of theirs.
+    pub retired: Retired,
     /// How metrics count that don't count as usual.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
@@ -70,7 +82,7 @@ pub struct Config {
 }
 
 /// `[daemon]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
     /// Seconds that a stop may take until open batches and runs are given up. Shorter than the unit's `TimeoutStopSec`.
@@ -84,7 +96,7 @@ impl Default for Daemon {
 }
 
 /// `[log]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// A filter: a level, or `target=level` pairs with commas (`info,tallyd::consumer=debug`).
@@ -100,7 +112,7 @@ impl Default for Log {
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
@@ -114,7 +126,7 @@ pub enum LogFormat {
 }
 
 /// `[amqp]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
     /// `amqp://user@host:5672/vhost` or `amqps://...`; the vhost `/` is written `%2f`.
@@ -167,7 +179,7 @@ impl Amqp {
 }
 
 /// The kind of a partition's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
     /// Replicated and always on disk; also the faster to drain.
@@ -177,7 +189,7 @@ pub enum QueueType {
 }
 
 /// `[mysql]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mysql {
     /// `mysql://user@host:3306/database`.
@@ -205,7 +217,7 @@ impl Default for Mysql {
 }
 
 /// `[client]`: for API servers, the daemon doesn't use it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
     /// How long a click is remembered in Redis at least: longer than an event takes into MySQL.
@@ -223,7 +235,7 @@ impl Default for Client {
 }
 
 /// `[consumer]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
     /// Events that one transaction writes at most.
@@ -257,7 +269,7 @@ impl Default for Consumer {
 }
 
 /// `[archive]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
     /// When closed periods are looked for: six fields, seconds first, UTC; empty for never.
@@ -273,7 +285,7 @@ impl Default for Archive {
 }
 
 /// `[kinds]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Kinds(pub BTreeMap<String, u8>);
 
@@ -297,7 +309,7 @@ impl Kinds {
 }
 
 /// `[metrics]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Metrics(pub BTreeMap<String, u8>);
 

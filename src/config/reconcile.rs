@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::Pause;
 
 /// `[reconcile]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reconcile {
     /// When targets that changed are compared: six fields, seconds first, UTC; empty for never.
@@ -93,7 +93,7 @@ impl Reconcile {
 }
 
 /// Whose clock gives an event its `at`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventClock {
     /// Redis' own, as lua/like.lua returns it: a cut, told by the same clock, parts events exactly.

@@ -1,12 +1,12 @@
 //! `[redis]`: the server, and how counters are laid out in it.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Secret, ServerUrl};
 use crate::cache::layout::{Form, Layout};
 
 /// `[redis]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Redis {
     /// `redis://host:6379/0` or `rediss://...`.
@@ -34,7 +34,7 @@ pub struct Redis {
 }
 
 /// `[redis.also]`
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Also {
     /// How counters are laid out.

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{Config, Kinds, LIKE, Metrics};
 use crate::model::{Kind, Metric};
 
 /// Rules for one metric.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// A name of `[metrics]`.
@@ -27,7 +27,7 @@ pub struct Rule {
 }
 
 /// Who counts a metric in Redis.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
     /// API servers, at once, with lua/count.lua; likes with lua/like.lua.

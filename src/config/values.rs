@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::{SpanRelativeTo, Unit};
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use url::Url;
 
 /// A password. Prints as `***`.
@@ -21,6 +21,12 @@ impl Secret {
     /// The password itself, for the one call that needs it.
     pub fn expose(&self) -> &str {
         self.0.expose_secret()
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
     }
 }
 
@@ -94,6 +100,12 @@ impl fmt::Display for ServerUrl {
     }
 }
 
+impl Serialize for ServerUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl fmt::Debug for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{self}\"")
@@ -108,6 +120,12 @@ impl Pause {
     /// So many seconds.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
+    }
+}
+
+impl Serialize for Pause {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{:?}", self.0))
     }
 }
 

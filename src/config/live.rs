@@ -1,0 +1,75 @@
+//! The configuration that is in force now. A reload puts another one into its place, as a whole.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::Config;
+
+/// The configuration, for those who outlive it: each asks for it when it begins something.
+#[derive(Clone, Debug)]
+pub struct Live(watch::Receiver<Arc<Config>>);
+
+impl Live {
+    /// With what puts another one into its place.
+    pub fn new(config: Config) -> (watch::Sender<Arc<Config>>, Self) {
+        let (sender, receiver) = watch::channel(Arc::new(config));
+        (sender, Self(receiver))
+    }
+
+    /// The one that is in force.
+    pub fn now(&self) -> Arc<Config> {
+        Arc::clone(&self.0.borrow())
+    }
+
+    /// Waits until there is another one than this has waited for before.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            // Nobody is left who could change it.
+            std::future::pending().await
+        }
+    }
+
+    /// What `make` makes of it, kept: for what is asked for with every event.
+    pub fn current<T>(&self, make: fn(&Config) -> T) -> Current<T> {
+        let mut receiver = self.0.clone();
+        let made = make(&receiver.borrow_and_update());
+        Current { receiver, make, made }
+    }
+}
+
+/// Something that is made of the configuration, and made anew after a reload.
+pub struct Current<T> {
+    receiver: watch::Receiver<Arc<Config>>,
+    make: fn(&Config) -> T,
+    made: T,
+}
+
+impl<T> Current<T> {
+    /// As of now. While nothing has changed this costs a look at one number.
+    pub fn get(&mut self) -> &T {
+        if self.receiver.has_changed().unwrap_or(false) {
+            self.made = (self.make)(&self.receiver.borrow_and_update());
+        }
+        &self.made
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_made_of_the_configuration_follows_it() {
+        let (sender, live) = Live::new(Config::default());
+        let mut bound = live.current(|config| config.daemon.drain_max_s);
+        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (45, 45));
+        let mut next = Config::default();
+        next.daemon.drain_max_s = 7;
+        sender.send(Arc::new(next)).unwrap();
+        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (7, 7));
+        assert_eq!(*live.current(|config| config.daemon.drain_max_s).get(), 7);
+        drop(sender);
+        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (7, 7));
+    }
+}

@@ -1,0 +1,173 @@
+//! What a reload changes: which keys differ, which of them are taken at once and which at the next start. Pure.
+
+use serde_json::Value;
+
+use super::{Config, ConfigError, EventClock, LIKE, ServerUrl, check};
+
+/// What becomes of the configuration that is in force, given another one.
+#[derive(Debug)]
+pub struct Reload {
+    /// In force from now on.
+    pub config: Config,
+    /// What is new in it, as `[section] key`.
+    pub changed: Vec<String>,
+    /// What is taken at the next start.
+    pub needs_restart: Vec<String>,
+}
+
+impl Config {
+    /// Takes of `new`, which [`super::load`] has given, what can be taken while the daemon runs: what tasks ask for each time that
+    /// they begin something. Connections, ports and the number of tasks are made once.
+    ///
+    /// # Errors
+    /// What can be taken doesn't fit what can't.
+    pub fn reloaded(&self, new: Self) -> Result<Reload, ConfigError> {
+        let mut config = Self {
+            daemon: new.daemon.clone(),
+            client: new.client.clone(),
+            reconcile: new.reconcile.clone(),
+            archive: new.archive.clone(),
+            kinds: new.kinds.clone(),
+            metrics: new.metrics.clone(),
+            retired: new.retired.clone(),
+            rules: new.rules.clone(),
+            boards: new.boards.clone(),
+            ..self.clone()
+        };
+        config.log.level.clone_from(&new.log.level);
+        config.filter.false_positive = new.filter.false_positive;
+        config.consumer.future_max = new.consumer.future_max;
+        config.consumer.applied_event_keep = new.consumer.applied_event_keep;
+        if config.redis.also.is_some() {
+            // As when it is loaded: API servers go on counting in two layouts.
+            config.reconcile.event_clock = EventClock::Producer;
+        }
+        let needs_restart = differences(&config, &new);
+        let mut problems = check::problems(&config);
+        for problem in &mut problems {
+            *problem = format!("{problem} (until a restart, with which {} will be taken)", needs_restart.join(", "));
+        }
+        if config.metrics.like() != self.metrics.like() {
+            problems.push(format!("[metrics] {LIKE} has another code: that is taken with a restart alone"));
+        }
+        if !problems.is_empty() {
+            return Err(ConfigError(problems));
+        }
+        Ok(Reload { changed: differences(self, &config), needs_restart, config })
+    }
+}
+
+/// The keys that differ, as `[section] key`.
+fn differences(one: &Config, other: &Config) -> Vec<String> {
+    let mut found = Vec::new();
+    // Nothing in it is of a kind that JSON can't hold.
+    let value = |config: &Config| serde_json::to_value(config).unwrap_or_default();
+    walk(&value(one), &value(other), &mut Vec::new(), &mut found);
+    for (section, one, other) in [
+        ("amqp", &one.amqp.url, &other.amqp.url),
+        ("mysql", &one.mysql.url, &other.mysql.url),
+        ("redis", &one.redis.url, &other.redis.url),
+    ] {
+        // What is not printed of an address: user, password, options.
+        let seen = |url: &ServerUrl| url.to_string();
+        if seen(one) == seen(other) && one.expose() != other.expose() {
+            found.push(format!("[{section}] url or password"));
+        }
+    }
+    found
+}
+
+fn walk(one: &Value, other: &Value, path: &mut Vec<String>, found: &mut Vec<String>) {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let mut keys: Vec<&String> = one.keys().chain(other.keys()).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            for key in keys {
+                path.push(key.clone());
+                walk(one.get(key).unwrap_or(&Value::Null), other.get(key).unwrap_or(&Value::Null), path, found);
+                path.pop();
+            }
+        }
+        (one, other) if one == other => {}
+        _ => found.push(match path.as_slice() {
+            [blocks] => format!("[[{blocks}]]"),
+            [sections @ .., key] => format!("[{}] {key}", sections.join(".")),
+            [] => return,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    fn config(text: &str) -> Config {
+        parse(text, "test", []).unwrap()
+    }
+
+    /// What of the second one is taken, and what isn't.
+    fn reloaded(before: &str, after: &str) -> (Vec<String>, Vec<String>) {
+        let Reload { changed, needs_restart, config: now } = config(before).reloaded(config(after)).unwrap();
+        assert_eq!(differences(&now, &config(after)), needs_restart);
+        (changed, needs_restart)
+    }
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn keys_are_told_apart_by_when_they_are_taken() {
+        let after = "[daemon]\ndrain_max_s = 9\n[log]\nlevel = \"debug\"\nformat = \"json\"\n[amqp]\npartitions = 2\n\
+                     [consumer]\nfuture_max = \"1m\"\nlinger_ms = 6\n[reconcile]\nfull_cron = \"\"\nfence_max = \"61s\"\n\
+                     [kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\n[retired]\nmetrics = [\"search\"]\n\
+                     [admin]\nlisten = \"\"\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n\
+                     [[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+        let (changed, needs_restart) = reloaded("", after);
+        let taken = [
+            "[[board]]",
+            "[consumer] future_max",
+            "[daemon] drain_max_s",
+            "[kinds] post",
+            "[log] level",
+            "[metrics] view",
+            "[reconcile] fence_max",
+            "[reconcile] full_cron",
+            "[retired] metrics",
+            "[[rule]]",
+        ];
+        assert_eq!(changed, names(&taken));
+        let not = ["[admin] listen", "[amqp] partitions", "[consumer] linger_ms", "[log] format"];
+        assert_eq!(needs_restart, names(&not));
+        assert_eq!(reloaded(after, after), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_password_is_seen_to_change_and_not_shown() {
+        let with = |password: &str| format!("[mysql]\nurl = \"mysql://u:{password}@h/db\"\n");
+        let (changed, needs_restart) = reloaded(&with("one"), &with("two"));
+        assert_eq!((changed, needs_restart), (vec![], names(&["[mysql] url or password"])));
+        let written = serde_json::to_string(&config(&with("s3cr3t"))).unwrap();
+        assert!(!written.contains("s3cr3t") && written.contains("mysql://h/db"), "{written}");
+    }
+
+    #[test]
+    fn what_does_not_fit_before_a_restart_is_refused() {
+        let one = "[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}\"\n";
+        let several =
+            "[redis]\nlayout = \"string\"\ncounter_key = \"x:{id}:{metric}\"\n[metrics]\nlike = 1\nview = 2\n";
+        let problems = config(one).reloaded(config(several)).unwrap_err().0;
+        assert!(problems[0].contains("lacks {metric}") && problems[0].contains("[redis] counter_key"), "{problems:?}");
+        let problems = config("").reloaded(config("[metrics]\nlike = 2\n")).unwrap_err().0;
+        assert_eq!(problems, ["[metrics] like has another code: that is taken with a restart alone"]);
+    }
+
+    #[test]
+    fn two_layouts_keep_the_clock_that_they_need_until_a_restart() {
+        let two = "[redis.also]\nbucket_bits = 14\n";
+        let (changed, needs_restart) = reloaded(two, "");
+        assert_eq!((changed, needs_restart), (vec![], names(&["[reconcile] event_clock", "[redis] also"])));
+    }
+}
