@@ -22,3 +22,18 @@ CREATE TABLE IF NOT EXISTS counter (
     PRIMARY KEY (kind, target_id, metric, slot),
     KEY counter_update_span (update_span)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- What each code has meant here: it must never mean anything else while there is a row with it.
+CREATE TABLE IF NOT EXISTS kind_name (
+    kind       TINYINT UNSIGNED NOT NULL,
+    name       VARCHAR(64)      NOT NULL,
+    removed_at DATETIME(6)      NULL COMMENT 'a configuration was without it, and nothing had it',
+    PRIMARY KEY (kind)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS metric_name (
+    metric     TINYINT UNSIGNED NOT NULL,
+    name       VARCHAR(64)      NOT NULL,
+    removed_at DATETIME(6)      NULL COMMENT 'a configuration was without it, and nothing had it',
+    PRIMARY KEY (metric)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use croner::Cron;
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use crate::config::{Config, Live};
 use crate::model::Micros;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
@@ -147,10 +147,14 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
     }
 }
 
+/// A key of the configuration that is a pattern of times; empty for never.
+pub type Pattern = fn(&Config) -> &str;
+
 /// When a mode of a job is due.
 pub struct Timetable {
-    /// Its pattern; none for never.
-    pub cron: Option<Cron>,
+    live: Live,
+    /// Its pattern, which a reload may change.
+    pattern: Pattern,
     /// Set when it is asked for whatever the pattern says.
     pub asked: Arc<AtomicBool>,
     /// The job.
@@ -160,13 +164,9 @@ pub struct Timetable {
 }
 
 impl Timetable {
-    /// A timetable of that pattern, in which empty means never.
-    ///
-    /// # Errors
-    /// The pattern doesn't parse.
-    pub fn new(name: &'static str, mode: &'static str, pattern: &str) -> Result<Self> {
-        let cron = if pattern.is_empty() { None } else { Some(schedule::parse(pattern)?) };
-        Ok(Self { cron, asked: Arc::default(), name, mode })
+    /// A timetable of that pattern.
+    pub fn new(name: &'static str, mode: &'static str, live: &Live, pattern: Pattern) -> Self {
+        Self { live: live.clone(), pattern, asked: Arc::default(), name, mode }
     }
 
     /// Whether a run is missing: the pattern has fired since the last one that was done began.
@@ -177,9 +177,10 @@ impl Timetable {
         if self.asked.load(Ordering::Relaxed) {
             return Ok(true);
         }
-        let Some(cron) = &self.cron else { return Ok(false) };
+        // Empty, or refused when it was loaded.
+        let Ok(cron) = schedule::parse((self.pattern)(&self.live.now())) else { return Ok(false) };
         let last = store.last_done(self.name, self.mode).await?;
-        Ok(match (last, schedule::last_fired(cron, now)) {
+        Ok(match (last, schedule::last_fired(&cron, now)) {
             (_, None) => false,
             (None, Some(_)) => true,
             (Some(started_at), Some(fired)) => started_at < fired,

@@ -35,6 +35,7 @@ pub mod marks;
 pub mod model;
 pub mod outbox;
 pub mod reconciler;
+pub mod registry;
 pub mod runtime;
 pub mod show;
 pub mod store;

@@ -10,6 +10,7 @@ use crate::filters::{self, Filters};
 use crate::job::{self, Job, Ran};
 use crate::model::Micros;
 use crate::reconciler::{self, Order, Reconciler};
+use crate::registry;
 use crate::runtime::show::Show;
 use crate::store::Store;
 use crate::store::schema::Schema;
@@ -61,7 +62,8 @@ impl Servers {
         to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<reconciler::report::Report>> {
-        let reconciler = Reconciler::new(config, self.store.clone(), self.cache.clone(), self.broker.clone())?;
+        let cache = self.cache.named(&config.metrics);
+        let reconciler = Reconciler::new(config, self.store.clone(), cache, self.broker.clone())?;
         let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
         job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
     }
@@ -124,9 +126,19 @@ impl Servers {
     /// # Errors
     /// The run's.
     pub async fn filters(&self, config: &Config, stop: &CancellationToken) -> Result<Ran<filters::report::Report>> {
-        let filters = Filters::new(config, self.store.clone(), self.cache.clone(), self.broker.clone());
+        let cache = self.cache.named(&config.metrics);
+        let filters = Filters::new(config, self.store.clone(), cache, self.broker.clone());
         let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
         job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
+    }
+
+    /// Whether MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it hasn't; MySQL's.
+    pub async fn check(&self, config: &Config) -> Result<()> {
+        self.check_schema().await?;
+        registry::compare(&self.store, config).await.map(drop)
     }
 
     /// Whether MySQL has the schema that this version needs.

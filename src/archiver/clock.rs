@@ -13,9 +13,12 @@ use tracing::warn;
 use super::Archiver;
 use super::plan::LOST_LIVE;
 use super::scope::Scope;
+use crate::cache::Cache;
+use crate::config::Live;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
+use crate::store::Store;
 
 /// How often it looks at most, and at least.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
@@ -23,7 +26,11 @@ const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(1
 /// A daemon's clock for snapshots.
 pub struct SnapshotClock {
     /// Whose boards.
-    pub archiver: Archiver,
+    pub live: Live,
+    /// Where snapshots are.
+    pub store: Store,
+    /// Where boards are.
+    pub cache: Cache,
     /// Set when a snapshot is due.
     pub asked: Arc<AtomicBool>,
     /// Rung then.
@@ -42,12 +49,14 @@ impl SnapshotClock {
     pub async fn run(self, beat: Beat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at boards");
         let mut seen = Seen::default();
-        let every = self.archiver.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
-        // A board that is due waits for a tenth of its time at most.
-        let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
         while !stop.is_cancelled() {
+            let archiver = Archiver::new(&self.live.now(), self.store.clone(), self.cache.clone());
+            let every = archiver.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
+            // A board that is due waits for a tenth of its time at most.
+            let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
             if every.is_some() {
-                let Some(looked) = stop.run_until_cancelled(beat.during(self.look(&mut seen))).await else { return };
+                let looked = beat.during(look(&archiver, &mut seen));
+                let Some(looked) = stop.run_until_cancelled(looked).await else { return };
                 match looked {
                     Ok(due) => {
                         outage.over();
@@ -62,20 +71,20 @@ impl SnapshotClock {
             beat.pause(every.unwrap_or(LOOK_EVERY[1]), &stop).await;
         }
     }
+}
 
-    /// Whether a snapshot is due. A board that is lost at two looks is told of once: at one look a snapshot may be between its two
-    /// notes.
-    async fn look(&self, seen: &mut Seen) -> Result<bool> {
-        let now = Micros::now();
-        let savable = self.archiver.savable(&Scope::default(), now).await?;
-        let are_lost: BTreeSet<BoardPeriod> =
-            savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
-        for at in are_lost.intersection(&seen.lost).filter(|at| !seen.told.contains(*at)) {
-            let BoardPeriod { board, period } = at;
-            warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
-        }
-        seen.told = are_lost.intersection(&seen.lost).cloned().collect();
-        seen.lost = are_lost;
-        Ok(savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
+/// Whether a snapshot is due. A board that is lost at two looks is told of once: at one look a snapshot may be between its two
+/// notes.
+async fn look(archiver: &Archiver, seen: &mut Seen) -> Result<bool> {
+    let now = Micros::now();
+    let savable = archiver.savable(&Scope::default(), now).await?;
+    let are_lost: BTreeSet<BoardPeriod> =
+        savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
+    for at in are_lost.intersection(&seen.lost).filter(|at| !seen.told.contains(*at)) {
+        let BoardPeriod { board, period } = at;
+        warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
     }
+    seen.told = are_lost.intersection(&seen.lost).cloned().collect();
+    seen.lost = are_lost;
+    Ok(savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
 }

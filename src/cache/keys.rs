@@ -45,8 +45,13 @@ pub struct Place {
 impl Keys {
     /// Names in that layout.
     pub fn new(config: &Redis, metrics: &Metrics, layout: Layout) -> Self {
-        let metrics = metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect();
-        Self { prefix: config.key_prefix.clone(), layout, metrics }
+        Self { prefix: config.key_prefix.clone(), layout, metrics: by_code(metrics) }
+    }
+
+    /// The same, where metrics have other names.
+    #[must_use]
+    pub fn named(&self, metrics: &Metrics) -> Self {
+        Self { metrics: by_code(metrics), ..self.clone() }
     }
 
     /// How numbers are laid out.
@@ -179,6 +184,10 @@ impl Keys {
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
     }
+}
+
+fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
+    metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect()
 }
 
 /// The names of kinds by code, as keys need them.

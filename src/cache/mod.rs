@@ -207,6 +207,12 @@ impl Cache {
         Ok(Self { servers, timeout, keys: Keys::new(config, metrics, layout) })
     }
 
+    /// The same servers, where metrics have other names.
+    #[must_use]
+    pub fn named(&self, metrics: &Metrics) -> Self {
+        Self { keys: self.keys.named(metrics), ..self.clone() }
+    }
+
     /// The same servers with the second layout, `[redis.also]`; none where there is none.
     ///
     /// # Errors

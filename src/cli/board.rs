@@ -98,7 +98,7 @@ impl From<RankingArg> for Ranking {
 /// Runs the command.
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     let boards = Boards { boards: &config.boards, store: &servers.store, cache: &servers.cache };
     match command {
         BoardCommand::List { format } => print(&boards.list(Micros::now()).await?, format)?,

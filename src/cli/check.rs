@@ -11,6 +11,7 @@ use crate::cache::space::{LISTPACK_FIELDS, fields_most};
 use crate::config::Config;
 use crate::layouts::FIELDS_MEAN_MAX;
 use crate::model::Micros;
+use crate::registry;
 use crate::runtime::schedule;
 use crate::store::Store;
 
@@ -51,6 +52,9 @@ async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write)
     servers.broker.connect("check-config").await?;
     writeln!(out, "RabbitMQ  answers")?;
     servers.check_schema().await?;
+    for change in registry::compare(&servers.store, config).await? {
+        writeln!(out, "MySQL     {change}: a daemon notes it when it starts or reloads")?;
+    }
     let (version, warnings) = servers.store.durability().await?;
     writeln!(out, "MySQL     answers: {version}, schema up to date")?;
     for (name, store) in Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)? {

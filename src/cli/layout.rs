@@ -71,7 +71,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     match command {
         LayoutCommand::Advise { format } => {
             let servers = Servers::new(config)?;
-            servers.check_schema().await?;
+            servers.check(config).await?;
             print(&layouts::advise(config, &servers.store, &servers.cache).await?, format)?;
             Ok(EXIT_DONE)
         }
@@ -122,7 +122,7 @@ async fn migrate(config: &Config, order: Order, format: Format) -> Result<u8> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {

@@ -189,7 +189,7 @@ fn run(cli: Cli) -> Result<u8> {
     runtime.block_on(async {
         match cli.command {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
-            None => app::run(config).await.map(|()| EXIT_DONE),
+            None => app::run(&cli.config, config).await.map(|()| EXIT_DONE),
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
@@ -214,7 +214,7 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
     let order = Order { mode, dry_run, force, resume, run_time_max, wait_max: None };
     let ran = servers.reconcile(config, &order, to_whom(), &stop).await?;
@@ -237,7 +237,7 @@ async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     let ran = servers.archive(config, &scope, to_whom(), &stop).await?;
     board::report(ran, args.dry_run, args.format)
 }
@@ -252,7 +252,7 @@ async fn rebuild_filters(config: &Config) -> Result<u8> {
         return Err(Usage("there are no filters: [filter] likes_min is 0".to_owned()).into());
     }
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     // Without one before it the next run trusts no filter.
     servers.store.forget_marks(filters::JOB, filters::MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run takes all filters away and builds them anew")
@@ -263,7 +263,7 @@ async fn rebuild_filters(config: &Config) -> Result<u8> {
 async fn show_target(config: &Config, target: &str, format: Format) -> Result<u8> {
     let target = parse_target(target, &config.kinds)?;
     let servers = Servers::new(config)?;
-    servers.check_schema().await?;
+    servers.check(config).await?;
     print(&show::show(config, &servers.store, &servers.cache, target).await?, format)?;
     Ok(EXIT_DONE)
 }

@@ -29,7 +29,7 @@ impl Writer {
         }
         let counts = self.note_counts(tx, counts).await?;
         let is_settable = |count: &CountEvent| self.rules.of(count.target.kind, count.metric).settable;
-        let (settable, added) = match self.has_settable {
+        let (settable, added) = match self.rules.has_settable() {
             true => counts.into_iter().partition(is_settable),
             false => (Vec::new(), counts),
         };

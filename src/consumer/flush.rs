@@ -2,6 +2,7 @@
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
@@ -15,7 +16,7 @@ use super::dead;
 use super::seen::Seen;
 use super::sight::Sights;
 use super::watch::Watch;
-use crate::config::{Kinds, Metrics, Rules, Writes};
+use crate::config::{Current, Live, Rules, Writes};
 use crate::event::{LikeEvent, Reason};
 use crate::model::{Metric, Micros, Number};
 use crate::runtime::fault;
@@ -44,12 +45,12 @@ pub(super) struct Writer {
     pub asks_ledger: bool,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
-    pub kinds: Kinds,
-    pub metrics: Metrics,
-    /// Whose numbers the daemon adds to Redis, and which may be set.
-    pub rules: Rules,
-    /// Whether any number may be set.
-    pub has_settable: bool,
+    /// For names in the log.
+    pub live: Live,
+    /// Whose numbers the daemon adds to Redis, and which may be set: as of now.
+    pub rules_now: Current<Arc<Rules>>,
+    /// As of the batch in hand.
+    pub rules: Arc<Rules>,
     /// The numbers of which events say another value than `counter`.
     pub sights: Sights,
     pub consumed: Consumed,
@@ -95,6 +96,7 @@ impl Writer {
     /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
+        self.rules = Arc::clone(self.rules_now.get());
         let outage = Outage::new(format!("writing partition {}", self.partition));
         let mut tries = Tries { outage, rivals: 0, timeouts: 0, together: false };
         self.write_trying(batch, &mut tries).await

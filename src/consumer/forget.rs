@@ -8,6 +8,7 @@ use tracing::info;
 
 use super::are_apart;
 use super::flush::chain;
+use crate::config::Live;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
@@ -18,10 +19,11 @@ const EVERY: Duration = Duration::from_secs(3_600);
 /// How long it is left alone after a failure: whoever holds the table keeps every batch with counts waiting while this waits for it.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// Forgets what is older than `keep`, until the stop.
-pub async fn forget(store: Store, keep: Duration, beat: Beat, stop: CancellationToken) {
+/// Forgets what is older than `[consumer] applied_event_keep`, until the stop.
+pub async fn forget(store: Store, live: Live, beat: Beat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
+        let keep = live.now().consumer.applied_event_keep.0;
         let emptied = async {
             // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
             let (now, _) = store.clock().await?;

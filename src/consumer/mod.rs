@@ -36,6 +36,7 @@ pub mod settle;
 pub mod sight;
 mod watch;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -52,8 +53,7 @@ use sight::Sights;
 use watch::Watch;
 
 use crate::broker::Broker;
-use crate::config::{Config, Consumer as Limits, Kinds, Metrics};
-use crate::event::Terms;
+use crate::config::{Config, Consumer as Limits, Live, Rules};
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
@@ -72,6 +72,13 @@ fn are_apart(mysql: Micros) -> Option<i64> {
     (apart_s.abs() > CLOCKS_APART_MAX_S).then_some(apart_s)
 }
 
+/// How long a difference between events and `counter` must stay to be drift.
+fn drift_stays(config: &Config) -> Duration {
+    let grace = config.reconcile.publish_grace.0 * 2;
+    // Another partition's events are behind by its queue: as far as a fence may be.
+    if config.amqp.partitions == 1 { grace } else { grace.max(config.reconcile.fence_max.0) }
+}
+
 /// One partition's consumer.
 pub struct Partition {
     /// Its number, from 0.
@@ -79,15 +86,12 @@ pub struct Partition {
     broker: Broker,
     store: Store,
     owner: String,
-    kinds: Kinds,
-    metrics: Metrics,
-    terms: Terms,
+    /// Names and rules may change; what stands below is as it was at the start.
+    live: Live,
     metric: Metric,
     outbox: Sender<()>,
     limits: Limits,
     prefetch: u16,
-    /// How long a difference between events and `counter` must stay to be drift.
-    drift_stays: Duration,
     sizes: Sizes,
     stop: CancellationToken,
     beat: Beat,
@@ -97,30 +101,24 @@ impl Partition {
     /// The consumer of partition `number`, which runs until `stop`.
     pub fn new(
         number: u16,
-        config: &Config,
+        live: &Live,
         broker: Broker,
         store: Store,
         owner: &str,
         stop: CancellationToken,
         beat: Beat,
     ) -> Self {
+        let config = live.now();
         Self {
             number,
             broker,
             store,
             owner: owner.to_owned(),
-            kinds: config.kinds.clone(),
-            metrics: config.metrics.clone(),
-            terms: Terms::new(config),
+            live: live.clone(),
             metric: config.metrics.like(),
             outbox: Sender::default(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
-            // Another partition's events are behind by its queue: as far as a fence may be.
-            drift_stays: match config.amqp.partitions {
-                1 => config.reconcile.publish_grace.0 * 2,
-                _ => config.reconcile.fence_max.0.max(config.reconcile.publish_grace.0 * 2),
-            },
             sizes: Sizes::default(),
             stop,
             beat,
@@ -238,11 +236,10 @@ impl Partition {
             reads_first: self.limits.reads_first,
             asks_ledger: false,
             watch: Watch::default(),
-            kinds: self.kinds.clone(),
-            metrics: self.metrics.clone(),
-            rules: self.terms.rules.clone(),
-            has_settable: self.terms.rules.has_settable(),
-            sights: Sights::new(self.drift_stays),
+            live: self.live.clone(),
+            rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
+            rules: Arc::default(),
+            sights: Sights::new(drift_stays(&self.live.now())),
             consumed: Consumed::default(),
             seen: Seen::default(),
         }

@@ -73,8 +73,9 @@ impl Writer {
         for (number, at, said, counted) in &found.said {
             let Some(drift) = self.sights.note((*number, *at), *said, *counted) else { continue };
             self.consumed.drift_seen += 1;
-            let (target, metric) = (number.0, self.metrics.name(number.1));
-            let (kind, target_id) = (self.kinds.name(target.kind), target.id.0);
+            let config = self.live.now();
+            let (target, metric) = (number.0, config.metrics.name(number.1));
+            let (kind, target_id) = (config.kinds.name(target.kind), target.id.0);
             if self.seen.drifts.len() < SEEN_MAX {
                 self.seen.drifts.push((*number, drift));
             }

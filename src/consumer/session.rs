@@ -24,7 +24,8 @@ use super::care::{self, Care};
 use super::dead;
 use super::flush::Writer;
 use crate::broker::Link;
-use crate::event::{self, Message};
+use crate::config::Current;
+use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
@@ -102,6 +103,7 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     let writer = Some(partition.writer(ends.clone()));
     let mut session = Session {
         partition,
+        terms: partition.live.current(Terms::new),
         care,
         prefetch,
         seen: 0,
@@ -129,6 +131,8 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
 
 struct Session<'a> {
     partition: &'a Partition,
+    /// Asked for with each message: what comes after a reload is judged by it.
+    terms: Current<Terms>,
     care: Care,
     prefetch: u16,
     /// Messages since the prefetch was last looked at.
@@ -233,7 +237,7 @@ impl Session<'_> {
         open.batch.bytes += body.len();
         self.partition.sizes.note(body.len());
         let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
-        event::decode_all(&origin.body, &self.partition.terms, now, |verdict, range| {
+        event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
             let (event, count) = match verdict {
                 Ok(Message::Like(event, count)) => (Event::Like(event), count),
                 Ok(Message::Count(event, count)) => (Event::Count(event), count),

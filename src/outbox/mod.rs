@@ -35,6 +35,7 @@ use tracing::warn;
 use crate::cache::Cache;
 use crate::cache::apply::Left;
 use crate::cache::keys::KindNames;
+use crate::config::Live;
 use crate::marks::Marks;
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
@@ -66,8 +67,8 @@ pub struct Outbox {
     pub store: Store,
     /// Where they are added: in each layout.
     pub caches: Vec<Cache>,
-    /// How kinds are named.
-    pub kinds: KindNames,
+    /// How kinds and metrics are named.
+    pub live: Live,
     /// This daemon: rows of its own partitions are added at once.
     pub owner: String,
 }
@@ -157,9 +158,11 @@ impl Outbox {
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<_> = rows.map(|row| (row.number, row.additions)).collect();
         let Some((last, _)) = rows.last() else { return Ok(()) };
-        for cache in &self.caches {
+        let config = self.live.now();
+        let kinds = KindNames::new(&config.kinds);
+        for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
             fault::point("outbox:adding");
-            let mut applying = cache.applying(&self.kinds, partition, &rows);
+            let mut applying = cache.applying(&kinds, partition, &rows);
             while !applying.is_done() {
                 cache.apply_some(&mut applying).await?;
                 fault::point("outbox:amidst");

@@ -14,6 +14,7 @@ use tracing::warn;
 
 use crate::cache::keys::KindNames;
 use crate::cache::{Cache, CacheError};
+use crate::config::Live;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 
@@ -27,10 +28,8 @@ const MISSING_MAX: usize = 1_000;
 pub struct Lookout {
     /// Where it looks.
     pub cache: Cache,
-    /// Whose buckets.
-    pub kinds: KindNames,
-    /// How often; zero for never.
-    pub every: Duration,
+    /// Whose buckets, and how often: zero for never.
+    pub live: Live,
     /// Set when something is lost.
     pub asked: Arc<AtomicBool>,
     /// Rung then.
@@ -50,8 +49,10 @@ impl Lookout {
         let mut outage = Outage::new("looking at Redis");
         let mut seen = Seen::default();
         while !stop.is_cancelled() {
-            if !self.every.is_zero() {
-                match beat.during(self.look(&mut seen)).await {
+            let config = self.live.now();
+            let every = config.reconcile.watch_every.0;
+            if !every.is_zero() {
+                match beat.during(self.look(&KindNames::new(&config.kinds), &mut seen)).await {
                     Ok(0) => outage.over(),
                     Ok(_) => {
                         outage.over();
@@ -61,12 +62,12 @@ impl Lookout {
                     Err(error) => drop(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
                 }
             }
-            beat.pause(self.every.max(Duration::from_secs(1)), &stop).await;
+            beat.pause(every.max(Duration::from_secs(1)), &stop).await;
         }
     }
 
     /// How many buckets it finds lost, among those that readers found missing and some others.
-    async fn look(&self, seen: &mut Seen) -> Result<u64, CacheError> {
+    async fn look(&self, kinds: &KindNames, seen: &mut Seen) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();
         let range = if seen.data_set.as_ref() == Some(&data_set) {
@@ -76,7 +77,7 @@ impl Lookout {
             0..buckets
         };
         // A hint: without it buckets are found in their turn.
-        let missing = match self.cache.take_missing(&self.kinds, MISSING_MAX).await {
+        let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
             Err(error) if seen.data_set.is_none() => {
                 let error = format!("{:#}", anyhow::Error::from(error));
@@ -86,7 +87,7 @@ impl Lookout {
             Err(_) => Vec::new(),
         };
         let mut lost = 0;
-        for (kind, name) in self.kinds.all() {
+        for (kind, name) in kinds.all() {
             let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket);
             lost += self.cache.count_unloaded(name, range.clone().chain(noted)).await?;
         }

@@ -1,14 +1,14 @@
 //! Where log lines go and how they look.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use crate::config::{Log, LogFormat};
 
@@ -72,17 +72,35 @@ impl Write for Stderr {
     }
 }
 
-/// Starts logging to stderr, or to journald. `RUST_LOG` wins over `[log] level`.
+/// What is logged. `RUST_LOG` wins over `[log] level`.
 ///
 /// # Errors
-/// A filter that doesn't parse, or a journal that isn't there.
-pub fn start(log: &Log) -> Result<()> {
+/// A filter that doesn't parse.
+pub fn filter(log: &Log) -> Result<EnvFilter> {
     let (filter, origin) = match std::env::var("RUST_LOG") {
         Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
         _ => (log.level.clone(), "level"),
     };
-    let filter =
-        EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))?;
+    EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
+}
+
+/// What is logged now, to be changed.
+static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+
+/// Logs by another filter from now on.
+pub fn change(filter: EnvFilter) {
+    if let Some(handle) = FILTER.get() {
+        // Fails only where nothing is logged any more.
+        let _ = handle.reload(filter);
+    }
+}
+
+/// Starts logging to stderr, or to journald.
+///
+/// # Errors
+/// A filter that doesn't parse, or a journal that isn't there.
+pub fn start(log: &Log) -> Result<()> {
+    let (filter, handle) = reload::Layer::new(filter(log)?);
     let lines = match resolve(log.format) {
         LogFormat::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
         LogFormat::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed(),
@@ -92,7 +110,9 @@ pub fn start(log: &Log) -> Result<()> {
             .with_writer(|| Stderr)
             .boxed(),
     };
-    tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")
+    tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")?;
+    let _ = FILTER.set(handle);
+    Ok(())
 }
 
 fn resolve(format: LogFormat) -> LogFormat {

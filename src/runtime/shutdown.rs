@@ -1,12 +1,20 @@
-//! SIGTERM or SIGINT: stop in order. The second one: at once.
+//! SIGTERM or SIGINT: stop in order. The second one: at once. SIGHUP ends nothing.
 
 use anyhow::{Context, Result};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// The exit code of a stop that was not waited for: 128 + SIGINT, as shells have it.
 const ABORTED: i32 = 130;
+
+/// What is told of each SIGHUP from now on, which otherwise would end the process.
+///
+/// # Errors
+/// The signal can't be listened for.
+pub fn hangups() -> Result<Signal> {
+    signal(SignalKind::hangup()).context("listen for SIGHUP")
+}
 
 /// Cancels `stop` at the first signal, ends the process at the second.
 ///

@@ -16,6 +16,14 @@ pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
+/// The configuration is being read again; [`ready`] says that it is done.
+pub fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => tell(&[NotifyState::Reloading, now]),
+        Err(error) => warn!(event = "notify-failed", "systemd could not be told: {error}"),
+    }
+}
+
 /// Open work is being finished.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);

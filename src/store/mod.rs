@@ -12,6 +12,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod letters;
 pub mod likes;
+pub mod names;
 pub mod outbox;
 pub mod partitions;
 pub mod places;
@@ -28,12 +29,13 @@ pub mod watches;
 
 use std::future::Future;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
-use sqlx::{ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
 
 use crate::config::{Mysql, ServerUrl};
 use crate::model::Micros;
@@ -98,6 +100,12 @@ impl StoreError {
         self.number().is_some_and(|number| matches!(number, 1062 | 1213))
     }
 
+    /// The server has ended a statement that took longer than it was given.
+    pub fn is_out_of_time(&self) -> bool {
+        // MariaDB, MySQL
+        self.number().is_some_and(|number| matches!(number, 1969 | 3024))
+    }
+
     /// MySQL's number of the error, where it is MySQL's.
     fn number(&self) -> Option<u16> {
         match self {
@@ -152,12 +160,39 @@ impl Store {
     /// # Errors
     /// The address has an option that the library doesn't know.
     pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
+        Self::with_session(config, connections_max, "")
+    }
+
+    /// A store of at most `connections_max` connections, of which the server itself ends each read after `read_max`: one that nobody
+    /// waits for any more doesn't go on there.
+    ///
+    /// # Errors
+    /// The address has an option that the library doesn't know.
+    pub fn of_short_reads(config: &Mysql, connections_max: u32, read_max: Duration) -> Result<Self> {
+        // The first comment is for MariaDB alone, the second one for MySQL.
+        let (seconds, ms) = (read_max.as_secs_f32(), read_max.as_millis());
+        let limit = format!("SET SESSION /*M! max_statement_time = {seconds} */ /*!80000 max_execution_time = {ms} */");
+        Self::with_session(config, connections_max, &limit)
+    }
+
+    /// A store whose sessions begin with one more statement.
+    fn with_session(config: &Mysql, connections_max: u32, begin: &str) -> Result<Self> {
+        let begin: Arc<str> = begin.into();
         let pool = MySqlPoolOptions::new()
             .max_connections(connections_max)
             // Before the server closes them (wait_timeout, in set_session).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
-            .after_connect(|connection, _| Box::pin(async move { set_session(connection).await }))
+            .after_connect(move |connection, _| {
+                let begin = Arc::clone(&begin);
+                Box::pin(async move {
+                    set_session(connection).await?;
+                    if !begin.is_empty() {
+                        connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;
+                    }
+                    Ok(())
+                })
+            })
             .connect_lazy_with(options(&config.url)?);
         Ok(Self { pool, transaction_max: Duration::from_millis(config.transaction_timeout_ms) })
     }

@@ -70,9 +70,14 @@ impl World {
 
     /// The same servers with other settings, for whatever starts from now on.
     pub fn set(&mut self, settings: &str) {
-        fs::write(self.config_path(), config_text(&self.name, &self.admin_url, settings)).unwrap();
+        self.write(settings);
         self.config = tallyd::config::load(&self.config_path()).unwrap();
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
+    }
+
+    /// Writes other settings, right or wrong, for whoever reads them.
+    pub fn write(&self, settings: &str) {
+        fs::write(self.config_path(), config_text(&self.name, &self.admin_url, settings)).unwrap();
     }
 
     /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
@@ -252,7 +257,7 @@ fn config_text(name: &str, admin_url: &str, settings: &str) -> String {
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{admin_url}{name}\"\n\
          [redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
          [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
-         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n",
+         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n",
         stack("AMQP_URL"),
         stack("REDIS_URL"),
     );

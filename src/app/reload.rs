@@ -1,0 +1,72 @@
+//! SIGHUP: reads the configuration again, from where it was read at the start, and takes it or leaves the old one as it is.
+//!
+//! A: the new configuration is in force. B: `reloaded` is logged. C: somebody publishes an event of a metric that is new. B follows A, so
+//! whatever is received after C is judged by the new one. What was received before A was judged by the old one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use tokio::signal::unix::Signal;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::start;
+use crate::config::{self, Config, ConfigError, Reload};
+use crate::registry;
+use crate::runtime::{log, systemd};
+use crate::store::Store;
+
+/// What takes a new configuration.
+pub(super) struct Reloader {
+    pub path: PathBuf,
+    /// Whoever asks is told of the new one from then on.
+    pub sender: watch::Sender<Arc<Config>>,
+    pub store: Store,
+    pub hangups: Signal,
+}
+
+impl Reloader {
+    /// Reloads at each SIGHUP until the stop.
+    pub async fn run(mut self, stop: CancellationToken) -> String {
+        while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
+            systemd::reloading();
+            if let Err(error) = self.reload().await {
+                let problems = match error.downcast::<ConfigError>() {
+                    Ok(ConfigError(problems)) => problems.join("; "),
+                    Err(error) => format!("{error:#}"),
+                };
+                warn!(event = "reload-refused", problems, "the configuration stays as it was: {problems}");
+            }
+            systemd::ready();
+        }
+        "reloader".to_owned()
+    }
+
+    async fn reload(&self) -> Result<()> {
+        // Reads files: not on a thread that tasks run on.
+        let path = self.path.clone();
+        let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
+        let now = Arc::clone(&self.sender.borrow());
+        let filter = log::filter(&new.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+        let Reload { config, changed, needs_restart } = now.reloaded(new)?;
+        if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
+            let noted = registry::agree(&self.store, &config).await;
+            start::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
+                true => error,
+                false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
+            })?);
+        }
+        log::change(filter);
+        // Everybody asks; that nobody listens is no failure.
+        self.sender.send_replace(Arc::new(config));
+        if !needs_restart.is_empty() {
+            let keys = needs_restart.join(", ");
+            warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");
+        }
+        let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
+        info!(event = "reloaded", changed = keys, "the configuration was read again, changed: {keys}");
+        Ok(())
+    }
+}

@@ -1,0 +1,265 @@
+//! Codes keep their meaning: what `[kinds]` and `[metrics]` call them is compared with what they were called in MySQL
+//! before, by a daemon before it writes anything, at each reload, and by every command.
+//!
+//! A code that is new is noted. One that has another name, or none any more, must have no rows, or its numbers would be taken
+//! for others. One that is gone may have rows if `[retired]` names it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::config::{Config, ConfigError};
+use crate::model::{Kind, Metric};
+use crate::store::Store;
+use crate::store::names::{Noted, Of, Registered};
+
+/// How long it is looked for rows with codes that are in doubt, all together: a start and a reload wait for it.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
+/// How often it is judged anew because another daemon noted something.
+const TRIES_MAX: u32 = 10;
+
+/// A difference between the configuration and what is noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    of: Of,
+    code: u8,
+    name: String,
+    noted: Noted,
+}
+
+/// A difference that is allowed only where nothing has the code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Doubt {
+    change: Change,
+    /// A sentence's beginning: what is configured, and what the code was.
+    found: String,
+    /// Its end: what to do where there are rows.
+    advice: String,
+}
+
+/// Whether there are rows with a code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    None,
+    Some,
+    /// Not found out in time: taken for some.
+    Unknown,
+}
+
+/// Compares, and gives what is to be noted.
+///
+/// # Errors
+/// [`ConfigError`] with every code that would change its meaning; MySQL's.
+pub async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
+    let (mut changes, mut problems) = (Vec::new(), Vec::new());
+    let until = Instant::now() + LOOK_MAX;
+    for (of, configured, retired) in
+        [(Of::Kinds, &config.kinds.0, &config.retired.kinds), (Of::Metrics, &config.metrics.0, &config.retired.metrics)]
+    {
+        let (sure, doubts) = judge(of, configured, retired, &store.registered(of).await?);
+        changes.extend(sure);
+        for doubt in doubts {
+            match rows(store, of, doubt.change.code, until).await? {
+                Rows::None => changes.push(doubt.change),
+                rows => problems.push(doubt.problem(rows)),
+            }
+        }
+    }
+    if problems.is_empty() { Ok(changes) } else { Err(ConfigError(problems).into()) }
+}
+
+/// Compares, and notes what is new. Gives that.
+///
+/// # Errors
+/// As [`compare`].
+pub async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
+    for _ in 0..TRIES_MAX {
+        let changes = compare(store, config).await?;
+        let mut all = true;
+        for Change { of, code, name, noted } in &changes {
+            all &= store.note_name(*of, (*code, name), noted).await?;
+        }
+        if all {
+            return Ok(changes);
+        }
+    }
+    bail!("other daemons note other names of codes all the time")
+}
+
+async fn rows(store: &Store, of: Of, code: u8, until: Instant) -> Result<Rows> {
+    let found = match of {
+        Of::Kinds => Some(store.holds_kind(Kind(code)).await?),
+        Of::Metrics => {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() { None } else { store.holds_metric(Metric(code), left).await? }
+        }
+    };
+    Ok(match found {
+        Some(true) => Rows::Some,
+        Some(false) => Rows::None,
+        None => Rows::Unknown,
+    })
+}
+
+/// What differs: what may be noted at once, and what depends on whether there are rows. Pure.
+fn judge(
+    of: Of,
+    configured: &BTreeMap<String, u8>,
+    retired: &[String],
+    registered: &[Registered],
+) -> (Vec<Change>, Vec<Doubt>) {
+    let (mut changes, mut doubts) = (Vec::new(), Vec::new());
+    let by_code: BTreeMap<u8, &String> = configured.iter().map(|(name, code)| (*code, name)).collect();
+    let section = of.section();
+    for Registered { code, name: former, removed } in registered {
+        let change = |name: &str, noted| Change { of, code: *code, name: name.to_owned(), noted };
+        match by_code.get(code) {
+            Some(name) if *name == former => {
+                if *removed {
+                    changes.push(change(name, Noted::Was(former.clone())));
+                }
+            }
+            Some(name) => doubts.push(Doubt {
+                change: change(name, Noted::Was(former.clone())),
+                found: format!("[{section}] {name} = {code}, but in MySQL {code} is the code of {former}"),
+                advice: format!("a code never changes its meaning: give {name} one that was never used"),
+            }),
+            None if *removed || retired.contains(former) => {}
+            None => doubts.push(Doubt {
+                change: change(former, Noted::Removed),
+                found: match configured.get(former) {
+                    Some(now) => format!("[{section}] {former} = {now}, but in MySQL its code is {code}"),
+                    None => format!("[{section}] has no {former} any more, whose code in MySQL is {code}"),
+                },
+                advice: match configured.get(former) {
+                    Some(_) => format!("give it the code {code} again"),
+                    None => format!("put it back, or name it in [retired] {section}"),
+                },
+            }),
+        }
+    }
+    let is_new = |code: u8| registered.iter().all(|known| known.code != code);
+    let new = by_code.iter().filter(|(code, _)| is_new(**code));
+    changes.extend(new.map(|(code, name)| Change { of, code: *code, name: (*name).clone(), noted: Noted::New }));
+    (changes, doubts)
+}
+
+impl Doubt {
+    fn problem(&self, rows: Rows) -> String {
+        let Self { found, advice, .. } = self;
+        match rows {
+            Rows::Unknown => {
+                let limit = LOOK_MAX.as_secs();
+                format!(
+                    "{found}, and whether there are numbers with it could not be found out within {limit} s: {advice}"
+                )
+            }
+            _ => format!("{found}, and there are numbers with it: {advice}"),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { of, code, name, noted } = self;
+        write!(f, "[{}] {name} = {code}", of.section())?;
+        match noted {
+            Noted::New => write!(f, " is new"),
+            Noted::Was(former) if former == name => write!(f, " is back"),
+            Noted::Was(former) => write!(f, " instead of {former}, which had no numbers"),
+            Noted::Removed => write!(f, " is gone, it had no numbers"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn known(code: u8, name: &str, removed: bool) -> Registered {
+        Registered { code, name: name.to_owned(), removed }
+    }
+
+    fn names(names: &[(&str, u8)]) -> BTreeMap<String, u8> {
+        names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect()
+    }
+
+    /// What may be noted at once, and what would be said if there were rows.
+    fn said(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
+        let retired: Vec<String> = retired.iter().map(|name| (*name).to_owned()).collect();
+        let (changes, doubts) = judge(Of::Metrics, &names(configured), &retired, registered);
+        let doubts = doubts.iter().map(|doubt| doubt.problem(Rows::Some)).collect();
+        (changes.iter().map(Change::to_string).collect(), doubts)
+    }
+
+    #[test]
+    fn what_is_new_is_noted_and_what_is_known_is_fine() {
+        let both: &[(&str, u8)] = &[("like", 1), ("view", 2)];
+        let (changes, doubts) = said(both, &[], &[]);
+        assert_eq!((changes.len(), doubts.len()), (2, 0), "an installation that was there before");
+        assert_eq!(said(both, &[], &[known(1, "like", false), known(2, "view", false)]), (vec![], vec![]));
+        let (changes, doubts) = said(both, &[], &[known(1, "like", false)]);
+        assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is new".to_owned()], vec![]));
+        let (changes, doubts) = said(both, &[], &[known(1, "like", false), known(2, "view", true)]);
+        assert_eq!((changes, doubts), (vec!["[metrics] view = 2 is back".to_owned()], vec![]));
+    }
+
+    #[test]
+    fn a_code_that_would_change_its_meaning_is_in_doubt() {
+        let (changes, doubts) =
+            said(&[("like", 1), ("post", 2)], &[], &[known(1, "like", false), known(2, "view", true)]);
+        assert_eq!(changes, Vec::<String>::new());
+        assert_eq!(
+            doubts,
+            ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code never \
+              changes its meaning: give post one that was never used"]
+        );
+        let swapped = [known(1, "like", false), known(2, "view", false), known(3, "share", false)];
+        assert_eq!(said(&[("like", 1), ("share", 2), ("view", 3)], &["view"], &swapped).1.len(), 2);
+    }
+
+    #[test]
+    fn a_name_that_is_gone_is_in_doubt_unless_it_is_retired_or_was_gone_before() {
+        let registered = [known(1, "like", false), known(2, "view", false)];
+        let (_, doubts) = said(&[("like", 1)], &[], &registered);
+        assert_eq!(
+            doubts,
+            [
+                "[metrics] has no view any more, whose code in MySQL is 2, and there are numbers with it: put it back, or \
+              name it in [retired] metrics"
+            ]
+        );
+        assert_eq!(said(&[("like", 1)], &["view"], &registered), (vec![], vec![]));
+        assert_eq!(said(&[("like", 1)], &[], &[known(1, "like", false), known(2, "view", true)]), (vec![], vec![]));
+        let (changes, doubts) = said(&[("like", 1), ("view", 3)], &[], &registered);
+        assert_eq!(changes, ["[metrics] view = 3 is new"]);
+        assert!(doubts[0].ends_with("in MySQL its code is 2, and there are numbers with it: give it the code 2 again"));
+    }
+
+    proptest! {
+        #[test]
+        fn once_noted_the_same_configuration_differs_in_nothing(
+            configured in proptest::collection::btree_map("[a-d]", 1..6_u8, 0..4),
+            registered in proptest::collection::btree_map(1..6_u8, ("[a-d]", any::<bool>()), 0..5),
+        ) {
+            // Names with the same code are refused before.
+            let mut codes: Vec<u8> = configured.values().copied().collect();
+            codes.sort_unstable();
+            codes.dedup();
+            prop_assume!(codes.len() == configured.len());
+            let mut registered: Vec<Registered> =
+                registered.iter().map(|(code, (name, removed))| known(*code, name, *removed)).collect();
+            let (changes, doubts) = judge(Of::Kinds, &configured, &[], &registered);
+            for Change { code, name, noted, .. } in changes.into_iter().chain(doubts.into_iter().map(|doubt| doubt.change)) {
+                registered.retain(|known| known.code != code);
+                registered.push(known(code, &name, noted == Noted::Removed));
+            }
+            prop_assert_eq!(judge(Of::Kinds, &configured, &[], &registered), (vec![], vec![]));
+        }
+    }
+}
