@@ -17,6 +17,7 @@
 //! [`filters`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
+pub mod admin;
 pub mod app;
 pub mod archiver;
 pub mod boards;

@@ -460,6 +460,13 @@ fn the_unit_restarts_all_but_what_no_restart_helps() {
 }
 
 #[test]
+fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
+    // Of these systemd 252 knows the first alone.
+    assert_eq!(settings("Type"), ["notify"]);
+    assert_eq!(settings("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
+}
+
+#[test]
 fn the_unit_passes_the_credentials_that_config_toml_names() {
     let config = parsed(&with_examples()).unwrap();
     let files = [config.amqp.password_file, config.mysql.password_file, config.redis.password_file];

@@ -18,6 +18,7 @@ use tracing::{error, info};
 
 pub use servers::Servers;
 
+use crate::admin::Admin;
 use crate::config::{Config, Live};
 use crate::runtime::progress::Progress;
 use crate::runtime::{shutdown, systemd};
@@ -27,7 +28,7 @@ use tasks::Task;
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
 ///
 /// # Errors
-/// The schema or the meaning of a code is wrong, a task ended early, or the drain took longer than
+/// The schema or the meaning of a code is wrong, the admin port is taken, a task ended early, or the drain took longer than
 /// `[daemon] drain_max_s`.
 pub async fn run(path: &Path, config: Config) -> Result<()> {
     let stop = CancellationToken::new();
@@ -37,6 +38,9 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     let (sender, live) = Live::new(config);
     let progress = Progress::default();
     let mut tasks: JoinSet<String> = JoinSet::new();
+    if let Some(admin) = Admin::bind(&live).await? {
+        tasks.spawn(admin.run(progress.register("admin"), stop.clone()));
+    }
     let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
     tasks.spawn(reloader.run(stop.clone()));
     // Fed until the drain has ended.

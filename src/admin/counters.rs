@@ -1,0 +1,41 @@
+//! `GET /v1/counters/video/42`: a target's numbers, as `tallyd show` has them.
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::{Asked, busy, json, refused};
+use crate::cache::CacheError;
+use crate::event::ID_MAX;
+use crate::model::{Target, TargetId};
+use crate::show;
+use crate::store::StoreError;
+
+pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(String, String)>) -> Response {
+    let config = asked.live.now();
+    let Some(kind) = config.kinds.named(&kind) else {
+        let known: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
+        return refused(StatusCode::NOT_FOUND, &format!("there is no such kind; there are {}", known.join(", ")));
+    };
+    let Some(id) = id.parse().ok().filter(|id| (1..=ID_MAX).contains(id)) else {
+        return refused(StatusCode::BAD_REQUEST, &format!("an id is a number, 1 to {ID_MAX}"));
+    };
+    let Ok(_asking) = asked.asking.try_acquire() else {
+        return busy("too many ask at once");
+    };
+    let target = Target { kind, id: TargetId(id) };
+    match show::show(&config, &asked.store, &asked.cache.named(&config.metrics), target).await {
+        Ok(shown) => json(StatusCode::OK, &shown),
+        Err(error) => busy(&reason(&error)),
+    }
+}
+
+/// What could not be done with which server. Not the causes, which may quote an address.
+fn reason(error: &anyhow::Error) -> String {
+    let server = match error {
+        error if error.chain().any(|cause| cause.is::<StoreError>()) => "MySQL",
+        error if error.chain().any(|cause| cause.is::<CacheError>()) => "Redis",
+        _ => "tallyd",
+    };
+    format!("{server}: {error}")
+}

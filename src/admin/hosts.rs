@@ -1,0 +1,34 @@
+//! Names that a request may be sent to. A page on the Web may have its own name point to this port (DNS rebinding), and then read what
+//! is answered; but the browser sends that name along. Pure.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// Whether `Host` is an address, `localhost` or one of `names`. A program that sends none is no browser.
+pub(super) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
+    let Some(host) = host else { return true };
+    if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return address.parse::<Ipv6Addr>().is_ok();
+    }
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let known = |known: &str| name.eq_ignore_ascii_case(known);
+    name.parse::<Ipv4Addr>().is_ok() || known("localhost") || names.iter().any(|name| known(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_nobody_has_given_is_refused() {
+        let names = ["tallyd.example.com".to_owned()];
+        for host in ["127.0.0.1", "10.0.0.7:9464", "[::1]:9464", "[::1]", "LocalHost:9464", "Tallyd.example.com:9464"] {
+            assert!(may_be_called(Some(host), &names), "{host}");
+        }
+        assert!(may_be_called(None, &names));
+        for host in
+            ["evil.example", "evil.example:9464", "localhost.evil.example", "1.2.3.4.evil.example", "", "?", "[x]"]
+        {
+            assert!(!may_be_called(Some(host), &names), "{host}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The admin port: what the daemon tells those who look after it, over HTTP.
+//!
+//! It must never slow the tasks: its connections to the servers are its own and few, and requests are bounded in number and
+//! time. One connection is one request. It has no password and changes nothing; a browser is kept out by the name that a request is
+//! sent to ([`hosts`]), and gets no CORS header.
+
+mod counters;
+mod hosts;
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
+
+use crate::cache::Cache;
+use crate::config::{ConfigError, Live};
+use crate::runtime::progress::Beat;
+use crate::store::Store;
+
+/// Connections at once. Others wait to be accepted.
+const CONNECTIONS_MAX: usize = 64;
+
+/// How long a connection may last: to read a request, answer it and send the answer.
+const CONNECTION_MAX: Duration = Duration::from_secs(15);
+
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Requests at once that ask servers.
+const ASKING_MAX: usize = 16;
+
+/// Connections to MySQL: those who ask wait for one.
+const STORE_CONNECTIONS: u32 = 4;
+
+/// How long the stop waits for answers that are under way.
+const DRAIN_MAX: Duration = Duration::from_secs(6);
+
+/// How long it waits after a connection could not be accepted, for instance because there are too many files open.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
+
+/// The port, listened on.
+pub struct Admin {
+    listener: TcpListener,
+    routes: Router,
+}
+
+/// What answers are made of.
+#[derive(Clone)]
+struct Asked {
+    live: Live,
+    store: Store,
+    cache: Cache,
+    /// Who may ask servers.
+    asking: Arc<Semaphore>,
+}
+
+impl Admin {
+    /// Listens where `[admin] listen` says; none where it is empty.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: the port is taken, or may not be listened on.
+    pub async fn bind(live: &Live) -> Result<Option<Self>> {
+        let config = live.now();
+        let Some(address) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
+        let wrong = |error: anyhow::Error| ConfigError(vec![format!("[admin] listen = \"{address}\": {error:#}")]);
+        let listener = TcpListener::bind(address).await.map_err(|error| wrong(error.into()))?;
+        let address = listener.local_addr().context("read the admin port's address")?;
+        info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
+        let asked = Asked {
+            live: live.clone(),
+            store: Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?,
+            cache: Cache::new(&config.redis, &config.metrics)?,
+            asking: Arc::new(Semaphore::new(ASKING_MAX)),
+        };
+        Ok(Some(Self { listener, routes: routes(asked) }))
+    }
+
+    /// Answers until the stop, and then what is under way.
+    pub async fn run(self, beat: Beat, stop: CancellationToken) -> String {
+        let mut connections = JoinSet::new();
+        while let Some(accepted) = stop.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
+            match accepted {
+                Ok(stream) => drop(connections.spawn(serve(stream, self.routes.clone(), stop.clone()))),
+                Err(error) => {
+                    debug!(event = "admin-not-accepted", error = %error, "a connection could not be accepted: {error}");
+                    beat.pause(ACCEPT_AGAIN, &stop).await;
+                }
+            }
+        }
+        drop(self.listener);
+        // What is left after that ends with the process.
+        let _ =
+            tokio::time::timeout(DRAIN_MAX, beat.during(async { while connections.join_next().await.is_some() {} }))
+                .await;
+        "admin port".to_owned()
+    }
+
+    /// The next connection, once there is room for one.
+    async fn accept(&self, connections: &mut JoinSet<()>) -> std::io::Result<TcpStream> {
+        while connections.try_join_next().is_some() {}
+        while connections.len() >= CONNECTIONS_MAX {
+            connections.join_next().await;
+        }
+        Ok(self.listener.accept().await?.0)
+    }
+}
+
+/// All that can be asked.
+fn routes(asked: Asked) -> Router {
+    Router::new()
+        .route("/v1/counters/{kind}/{id}", get(counters::show))
+        .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
+        .method_not_allowed_fallback(async || refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"))
+        .layer(middleware::from_fn_with_state(asked.clone(), guard))
+        .with_state(asked)
+}
+
+/// Answers one request; none that has not come by the stop.
+async fn serve(stream: TcpStream, routes: Router, stop: CancellationToken) {
+    let routes = TowerToHyperService::new(routes);
+    let mut connection = pin!(http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), routes));
+    let served = async {
+        if stop.run_until_cancelled(connection.as_mut()).await.is_none() {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
+    };
+    // Whoever asked has gone, or is too slow: nothing to mend here.
+    let _ = tokio::time::timeout(CONNECTION_MAX, served).await;
+}
+
+/// What holds for every route: who may ask, and for how long.
+async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
+    let host = request.headers().get(axum::http::header::HOST).map(|host| host.to_str().unwrap_or("?"));
+    if !hosts::may_be_called(host, &asked.live.now().admin.hosts) {
+        return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
+    }
+    let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
+    Ok(answer.unwrap_or_else(|_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()))))
+}
+
+/// An answer of JSON.
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// An answer that says why there is none.
+fn refused(status: StatusCode, reason: &str) -> Response {
+    json(status, &serde_json::json!({ "error": reason }))
+}
+
+/// An answer that says that there may be one later.
+fn busy(reason: &str) -> Response {
+    let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
+    response.headers_mut().insert(RETRY_AFTER, axum::http::HeaderValue::from_static("1"));
+    response
+}
