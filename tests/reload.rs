@@ -315,6 +315,34 @@ async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn systemd_is_told_when_a_reload_begins_and_ends() {
+    let world = World::new("reload_systemd", "").await;
+    let path = world.folder.path().join("notify");
+    let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
+    let daemon = world.daemon_with(&[("NOTIFY_SOCKET", path.to_str().unwrap())]);
+    let told = async |beginning: &str| loop {
+        let mut bytes = [0; 1_024];
+        let read = tokio::time::timeout(common::DEADLINE, socket.recv(&mut bytes)).await.unwrap().unwrap();
+        let text = String::from_utf8_lossy(&bytes[..read]).into_owned();
+        if text.starts_with(beginning) {
+            return text;
+        }
+    };
+    told("READY=1").await;
+    for settings in ["[daemon]\ndrain_max_s = 40\n", "[daemon]\ndrain_max_s = 0\n"] {
+        world.write(settings);
+        daemon.signal("HUP");
+        let reloading = told("RELOADING=1").await;
+        let since = reloading.split("MONOTONIC_USEC=").nth(1).unwrap().trim();
+        assert!(since.parse::<u64>().unwrap() > 0, "{reloading}");
+        told("READY=1").await;
+    }
+    assert_eq!((events(&daemon, "reloaded").len(), events(&daemon, "reload-refused").len()), (1, 1));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn daemons_that_start_at_once_note_the_same_names() {
     let world = World::new("reload_at_once", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
     let daemons: Vec<Daemon> = (0..4).map(|_| world.daemon()).collect();

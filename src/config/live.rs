@@ -30,7 +30,7 @@ impl Live {
         }
     }
 
-    /// What `make` makes of it, kept: for what is asked for with every event.
+    /// What `make` makes of it, kept, for what is asked for with every event: `live.current(Rules::new)`.
     pub fn current<T>(&self, make: fn(&Config) -> T) -> Current<T> {
         let mut receiver = self.0.clone();
         let made = make(&receiver.borrow_and_update());

@@ -145,6 +145,8 @@ impl Store {
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "look for a metric";
         let mut lent = self.lend().await?;
+        // No time at all would mean any time to both.
+        let limit = limit.max(Duration::from_millis(1));
         // The first comment is for MariaDB alone, the second one for MySQL.
         let sql = format!(
             "/*M! SET STATEMENT max_statement_time = {} FOR */ SELECT /*+ MAX_EXECUTION_TIME({}) */ 1 \
