@@ -42,7 +42,7 @@ async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
 }
 
 fn counted(id: u64, metric: &str, event_id: &str) -> (UserId, Vec<u8>) {
-    (UserId(id), encode_count(TargetId(id), ("video", metric), 1, Micros::now(), event_id))
+    (UserId(id), encode_count(TargetId(id), ("video", metric), 1, Micros::now(), event_id, None))
 }
 
 async fn dead_letters(world: &World) -> Vec<String> {
