@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
-use crate::model::{Micros, UserId};
+use crate::model::{Micros, Target, UserId};
 use crate::store::counters::Truth;
 use crate::store::watches::{WatchedCount, WatchedEvent};
 
@@ -86,6 +86,43 @@ pub fn counted_at<'a>(
         }
     }
     Some(value)
+}
+
+/// What was logged of watched targets.
+pub enum Logged {
+    /// Of likes: events, with the states before them.
+    Likes(Vec<WatchedEvent>),
+    /// Of another metric.
+    Counts(Vec<WatchedCount>),
+}
+
+impl Logged {
+    /// Events of likes, in any order.
+    pub fn likes(mut events: Vec<WatchedEvent>) -> Self {
+        events.sort_by_key(|logged| logged.event.target);
+        Self::Likes(events)
+    }
+
+    /// Events of another metric, in any order.
+    pub fn counts(mut counts: Vec<WatchedCount>) -> Self {
+        counts.sort_by_key(|logged| logged.target);
+        Self::Counts(counts)
+    }
+
+    /// The target's number as of `cut`, from its value `now`; none where nobody can say.
+    pub fn value_at(&self, target: Target, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
+        match self {
+            Self::Likes(events) => value_at(cut, skew, now, of(events, target, |logged| logged.event.target)),
+            Self::Counts(counts) => counted_at(cut, skew, now, of(counts, target, |logged| logged.target)),
+        }
+    }
+}
+
+/// Those of the target, of all that are sorted by it.
+fn of<T>(logged: &[T], target: Target, target_of: impl Fn(&T) -> Target) -> &[T] {
+    let from = logged.partition_point(|it| target_of(it) < target);
+    let until = logged.partition_point(|it| target_of(it) <= target);
+    logged.get(from..until).unwrap_or_default()
 }
 
 /// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like

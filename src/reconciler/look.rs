@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::Run;
-use super::drift::{Verdict, judge, judge_waiting, value_at};
+use super::drift::{Logged, Verdict, judge, judge_waiting};
 use super::report::Steps;
 use super::waiting::Waiting;
 use crate::cache::counters::Sample;
@@ -71,50 +71,60 @@ impl Run<'_> {
     }
 
     /// The same for busy targets: their events are logged from before the sample until the read. Those that have an event
-    /// within `skew` of the cut stay busy.
+    /// within `skew` of the cut stay busy. What the daemon adds to Redis is only looked at again: it was busy because its rows were deleted.
     pub(super) async fn look_watched(
         &mut self,
         targets: &[Target],
         grace: Duration,
         skew: Duration,
     ) -> Result<BTreeMap<Target, Look>> {
-        if targets.is_empty() {
-            return Ok(BTreeMap::new());
-        }
-        if !self.is_like() {
-            let mut looks = self.look(targets, grace).await?.looks;
-            looks.values_mut().for_each(|look| look.verdict = Verdict::Busy);
+        let (again, watched): (Vec<Target>, Vec<Target>) =
+            targets.iter().partition(|target| self.is_by_daemon(target.kind));
+        let mut looks = self.look(&again, grace).await?.looks;
+        if watched.is_empty() {
             return Ok(looks);
         }
         let watch = self.next_number();
         let limits = &self.on.limits;
         let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
         let partitions = self.on.broker.partitions();
-        self.on.store.watch(watch, self.metric, targets, partitions, seconds).await?;
-        let samples = self.sample(targets).await?.unwrap_or_default();
+        self.on.store.watch(watch, self.metric, &watched, partitions, seconds).await?;
+        let samples = self.sample(&watched).await?.unwrap_or_default();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
-        let watched = self.on.store.watched(self.metric, targets, watch, partitions).await?;
+        let read = self.read_watched(&watched, watch, partitions).await?;
         self.on.store.unwatch(self.number).await?;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
-        let (truths, mut events) =
-            watched.context("the watch ended too early: the process was frozen, or another run has begun")?;
-        events.sort_by_key(|logged| logged.event.target);
-        let look = |(target, sample): (Target, Sample)| {
-            let from = events.partition_point(|logged| logged.event.target < target);
-            let until = events.partition_point(|logged| logged.event.target <= target);
-            let events = events.get(from..until).unwrap_or_default();
+        let (truths, logged) =
+            read.context("the watch ended too early: the process was frozen, or another run has begun")?;
+        looks.extend(samples.into_iter().map(|(target, sample)| {
             let mut truth = truths.get(&target).copied().unwrap_or_default();
             // What a run that isn't dry would have added.
-            truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
-            let verdict = match value_at(sample.cut, skew, truth.counted, events) {
+            truth.counted += self.uncorrected.get(&target).copied().filter(|_| self.is_like()).unwrap_or_default();
+            let verdict = match logged.value_at(target, sample.cut, skew, truth.counted) {
                 Some(value) => Verdict::Drift(sample.value - value),
                 None => Verdict::Busy,
             };
             (target, Look { sample, verdict, truth })
-        };
-        Ok(samples.into_iter().map(look).collect())
+        }));
+        Ok(looks)
+    }
+
+    /// What MySQL says now, and what was logged since the watch began; none where it has ended too early.
+    async fn read_watched(
+        &self,
+        targets: &[Target],
+        watch: u64,
+        partitions: u16,
+    ) -> Result<Option<(HashMap<Target, Truth>, Logged)>> {
+        let (store, metric) = (&self.on.store, self.metric);
+        if self.is_like() {
+            let read = store.watched(metric, targets, watch, partitions).await?;
+            return Ok(read.map(|(truths, events)| (truths, Logged::likes(events))));
+        }
+        let read = store.watched_counts(metric, targets, watch, partitions).await?;
+        Ok(read.map(|(truths, counts)| (truths, Logged::counts(counts))))
     }
 
     /// Samples Redis, without what is unknown; none where nothing is left.

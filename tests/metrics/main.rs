@@ -6,7 +6,7 @@
 mod common;
 
 mod compared;
-mod outboxed;
+mod living;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

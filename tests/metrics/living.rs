@@ -1,34 +1,34 @@
-//! Numbers that the daemon adds to Redis, compared and loaded while it adds.
+//! Numbers compared and loaded while they change all the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tallyd::client::Client;
-use tallyd::model::{Micros, Target};
+use tallyd::model::{Metric, Micros, Target};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::common::{Dice, eventually, lose, target};
-use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS};
+use super::{LAYOUTS, Numbers, Product, SHARE, TARGETS, VIEW};
 
-/// Somebody who shares all the time, half of it one target.
-struct Sharer {
+/// Somebody who adds to one metric all the time, half of it to one target.
+struct Crowd {
     stop: CancellationToken,
-    shared: Arc<AtomicU64>,
+    added: Arc<AtomicU64>,
     ended: JoinHandle<Numbers>,
 }
 
-impl Sharer {
-    fn begin(product: &Product, number: u64) -> Self {
-        let (stop, shared) = (CancellationToken::new(), Arc::<AtomicU64>::default());
-        let ended = tokio::spawn(share(Arc::clone(&product.client), number, stop.clone(), Arc::clone(&shared)));
-        Self { stop, shared, ended }
+impl Crowd {
+    fn begin(product: &Product, metric: Metric, number: u64) -> Self {
+        let (stop, added) = (CancellationToken::new(), Arc::<AtomicU64>::default());
+        let ended = tokio::spawn(add(Arc::clone(&product.client), metric, number, stop.clone(), Arc::clone(&added)));
+        Self { stop, added, ended }
     }
 
-    /// Waits until so much more was shared.
+    /// Waits until so much more was added.
     async fn goes_on(&self, more: u64) {
-        let until = self.shared.load(Ordering::Relaxed) + more;
-        eventually("somebody shares", || async { self.shared.load(Ordering::Relaxed) >= until }).await;
+        let until = self.added.load(Ordering::Relaxed) + more;
+        eventually("somebody adds", || async { self.added.load(Ordering::Relaxed) >= until }).await;
     }
 
     async fn end(self, product: &mut Product) {
@@ -39,7 +39,13 @@ impl Sharer {
     }
 }
 
-async fn share(client: Arc<Client>, number: u64, stop: CancellationToken, shared: Arc<AtomicU64>) -> Numbers {
+async fn add(
+    client: Arc<Client>,
+    metric: Metric,
+    number: u64,
+    stop: CancellationToken,
+    added: Arc<AtomicU64>,
+) -> Numbers {
     let (mut dice, mut numbers) = (Dice::new(number + 1), Numbers::new());
     for event in 0_u64.. {
         if stop.is_cancelled() {
@@ -47,9 +53,9 @@ async fn share(client: Arc<Client>, number: u64, stop: CancellationToken, shared
         }
         let target = if dice.percent(50) { target(1) } else { target(1 + dice.below(TARGETS)) };
         let delta = 1 + dice.below(3).cast_signed();
-        client.add(target, SHARE, delta, &format!("{number}-{event}")).await.unwrap();
-        *numbers.entry((target, SHARE)).or_default() += delta;
-        shared.fetch_add(1, Ordering::Relaxed);
+        client.add(target, metric, delta, &format!("{number}-{event}")).await.unwrap();
+        *numbers.entry((target, metric)).or_default() += delta;
+        added.fetch_add(1, Ordering::Relaxed);
     }
     numbers
 }
@@ -59,8 +65,8 @@ async fn what_the_daemon_adds_is_never_taken_for_drift_and_every_drift_is_found(
     for layout in LAYOUTS {
         let mut product =
             Product::open(&format!("shared_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
-        let sharers = [Sharer::begin(&product, 1), Sharer::begin(&product, 2)];
-        sharers[0].goes_on(200).await;
+        let crowds = [Crowd::begin(&product, SHARE, 1), Crowd::begin(&product, SHARE, 2)];
+        crowds[0].goes_on(200).await;
         for mode in ["--changed", "--full", "--changed"] {
             let report = product.world.report(&["reconcile", mode]);
             assert_eq!((&report["drifted"], &report["busy"]), (&0.into(), &0.into()), "{layout}: {report}");
@@ -70,12 +76,34 @@ async fn what_the_daemon_adds_is_never_taken_for_drift_and_every_drift_is_found(
         product.drift(target(2), SHARE, -3).await;
         let report = product.world.report(&["reconcile"]);
         assert_eq!((&report["repaired"], &report["drift_sum"]), (&2.into(), &8.into()), "{layout}: {report}");
-        for sharer in sharers {
-            sharer.end(&mut product).await;
+        for crowd in crowds {
+            crowd.end(&mut product).await;
         }
         product.assert_equal().await;
         product.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_the_cut() {
+    let mut product = Product::open("viewed", "").await;
+    let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
+    crowds[0].goes_on(200).await;
+    let report = product.world.report(&["reconcile", "--full"]);
+    assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
+    assert!(report["busy"].as_u64().unwrap() > 0, "one is never quiet: {report}");
+    product.drift(target(1), VIEW, 5).await;
+    let report = product.world.report(&["reconcile", "--full"]);
+    assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &5.into()), "{report}");
+    lose(&product.world).await;
+    crowds[0].goes_on(100).await;
+    let report = product.world.report(&["reconcile", "--changed"]);
+    assert_eq!(report["drifted"], 0, "{report}");
+    for crowd in crowds {
+        crowd.end(&mut product).await;
+    }
+    product.assert_equal().await;
+    product.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,19 +112,19 @@ async fn what_redis_loses_while_the_daemon_adds_is_loaded_to_the_last_one() {
         let mut product =
             Product::open(&format!("shared_lost_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
         product.fill(6, 100).await;
-        let sharers = [Sharer::begin(&product, 1), Sharer::begin(&product, 2)];
+        let crowds = [Crowd::begin(&product, SHARE, 1), Crowd::begin(&product, SHARE, 2)];
         for _ in 0..3 {
-            sharers[0].goes_on(60).await;
+            crowds[0].goes_on(60).await;
             if layout != "packed" {
                 forget_shares(&product).await;
             }
             lose(&product.world).await;
-            sharers[1].goes_on(60).await;
+            crowds[1].goes_on(60).await;
             let report = product.world.report(&["reconcile", "--changed"]);
             assert_eq!(report["drifted"], 0, "{layout}: {report}");
         }
-        for sharer in sharers {
-            sharer.end(&mut product).await;
+        for crowd in crowds {
+            crowd.end(&mut product).await;
         }
         product.assert_equal().await;
         product.close().await;
