@@ -9,6 +9,9 @@
 -- ARGV     then for each key two numbers: how many bits of the score the second number has; and, for "earliest", the
 --          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in seconds
 --
+-- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, board:{likes}:added, and ARGV four more: "once", a
+-- partition, and the number and place of what is added in its outbox. What comes again, or is before the last one, is left out; nothing is returned then.
+--
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. low is the second number; or, for
 -- "earliest", the steps that are left until the time runs out, as of when the primary number was last changed, so that
 -- of two equals the one who got there first is ahead. "plain" scores are what was added, of any kind.
@@ -21,9 +24,18 @@
 -- A zset that the archiver has taken away meanwhile is made anew by this: what comes late is merged into the frozen one.
 
 local member, kind = ARGV[1], ARGV[4]
-local scores = {}
+local scores, zsets = {}, #KEYS
+if #ARGV > 10 and ARGV[#ARGV - 3] == 'once' then
+    zsets = #KEYS - 1
+    local partition, number, place = ARGV[#ARGV - 2], tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
+    local last, at = string.match(redis.call('HGET', KEYS[#KEYS], partition) or '0:0', '^(%d+):(%d+)$')
+    if number < tonumber(last) or (number == tonumber(last) and place <= tonumber(at)) then
+        return {}
+    end
+    redis.call('HSET', KEYS[#KEYS], partition, ARGV[#ARGV - 1] .. ':' .. ARGV[#ARGV])
+end
 if kind == 'plain' or not kind then
-    for index = 1, #KEYS do
+    for index = 1, zsets do
         local score = redis.call('ZINCRBY', KEYS[index], ARGV[2], member)
         if tonumber(score) <= 0 then
             redis.call('ZREM', KEYS[index], member)
@@ -42,7 +54,7 @@ if primary_delta ~= math.floor(primary_delta) or low_delta ~= math.floor(low_del
     return redis.error_reply('ERR board.lua: ARGV[2] and ARGV[3] must be whole numbers where a score holds two')
 end
 local now = tonumber(redis.call('TIME')[1])
-for index = 1, #KEYS do
+for index = 1, zsets do
     local at = 5 + 3 * (index - 1)
     local low_end = 2 ^ tonumber(ARGV[at])
     local score = tonumber(redis.call('ZSCORE', KEYS[index], member) or '0')
@@ -68,7 +80,7 @@ for index = 1, #KEYS do
     end
     scores[index] = string.format('%.0f', primary * low_end + low)
 end
-for index = 1, #KEYS do
+for index = 1, zsets do
     if scores[index] == '0' then
         redis.call('ZREM', KEYS[index], member)
     else

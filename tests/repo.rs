@@ -135,7 +135,7 @@ fn the_board_in_config_toml_has_the_defaults_that_it_says() {
 fn the_rule_in_config_toml_has_the_defaults_that_it_says() {
     let rules = |text: &str| format!("{:?}", parsed(text).unwrap().rules);
     let written = rules(&with_examples());
-    assert_eq!(written, rules("[[rule]]\nmetric = \"unread\"\nkind = \"video\""));
+    assert_eq!(written, rules("[[rule]]\nmetric = \"unread\"\nkind = \"video\"\nboard = \"likes\""));
 }
 
 /// Loads the sample with one value changed; what is said of that key.

@@ -160,6 +160,11 @@ impl Keys {
         format!("{}board:{{{board}}}:{period}", self.prefix)
     }
 
+    /// `board:{likes}:added`: which rows of each partition's outbox were added to the board.
+    pub fn board_added(&self, board: &str) -> String {
+        self.board(board, "added")
+    }
+
     /// `board:{likes}:2026-W46:frozen`: a closed period's zset, which nobody writes to any more.
     pub fn frozen_board(&self, board: &str, period: &str) -> String {
         format!("{}:frozen", self.board(board, period))

@@ -12,6 +12,7 @@ pub mod bloom;
 pub mod boards;
 mod cluster;
 pub mod counters;
+pub mod feed;
 pub mod filters;
 pub mod keys;
 pub mod layout;

@@ -7,10 +7,11 @@ use anyhow::{Context, Result, ensure};
 use super::{Client, OnBoard};
 use crate::archiver::period::{Period, PeriodKind};
 use crate::boards::{Read, read};
+use crate::cache::Call;
 use crate::cache::boards::{Part, Zset};
+use crate::cache::feed::Gain;
 use crate::cache::ranks::{Placed, Ranking};
 use crate::cache::score::{Columns, Rule};
-use crate::cache::{BOARD, Call};
 use crate::config::Board;
 use crate::model::{BoardPeriod, Micros};
 
@@ -48,30 +49,8 @@ impl Client {
     }
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
-        let now = Micros::now();
-        let boards: Vec<&Board> = self.boards.iter().filter(|board| board.name == on.board).collect();
-        let first = boards.first().with_context(|| format!("no [[board]] is named {}", on.board))?;
-        let (primary, second) = match first.score.iter().position(|name| name == column) {
-            Some(0) => (delta, 0),
-            Some(_) => (0, delta),
-            None => anyhow::bail!("[[board]] {} has no column {column}: it has {}", on.board, first.score.join(", ")),
-        };
-        let mut call: Option<Call> = None;
-        let mut packings = Vec::with_capacity(boards.len());
-        for board in &boards {
-            let calendar = board.calendar()?;
-            let period = Period::containing(board.period, now, &calendar);
-            let key = self.cache.keys.board(&board.name, &period.to_string());
-            call = Some(match call {
-                Some(call) => call.key(key),
-                None => Call::new(&BOARD, key),
-            });
-            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
-        }
-        let call = call.with_context(|| format!("no [[board]] is named {}", on.board))?;
-        let call = call.arg(on.member).number(primary).number(second).arg(first.rule().name());
-        let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
-        Ok(packings.into_iter().fold(call, with))
+        let OnBoard { board, member } = *on;
+        self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: Micros::now() }, None)
     }
 
     /// A page of the current period: `count` members from place `from` (1 is the best) on.

@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use redis::Value;
+use tracing::warn;
 
 use super::likes::note_also;
-use super::{Client, TakenBack};
+use super::{Client, OnBoard, TakenBack};
 use crate::cache::keys::Place;
 use crate::cache::{COUNT, Cache, Call, text};
 use crate::config::Writes;
@@ -210,6 +211,7 @@ impl Client {
                 let at = text(at).and_then(|at| at.parse().ok()).context("count.lua returned no time")?;
                 let count = if let Value::Int(count) = count { Some(*count) } else { None };
                 self.count_also((target, metric), word, number).await;
+                self.feed((target, metric), *added).await;
                 Ok(Counting::Counted(Changed { target, metric, change, at: Micros(at), count, added: *added }))
             }
             _ => anyhow::bail!("count.lua returned something else"),
@@ -224,8 +226,23 @@ impl Client {
         // Whatever has come since: who has counted down from it is published, or takes that back as well.
         let call = self.count_call(&self.cache, of, "add", -changed.added, true)?;
         self.cache.eval("take back a count", &[call]).await?;
+        self.feed(of, -changed.added).await;
         self.count_also(of, "add", -changed.added).await;
         Ok(())
+    }
+
+    /// On the board that the metric's rule names. A number must not fail for it.
+    async fn feed(&self, (target, metric): (Target, Metric), delta: i64) {
+        let Some(board) = self.rules.board(target.kind, metric).filter(|_| delta != 0) else { return };
+        let member = target.id.to_string();
+        let on = OnBoard { board, member: member.as_bytes() };
+        if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
+            warn!(
+                event = "board-refused",
+                error = format!("{error:#}"),
+                "a number counts, and not on its board: {error:#}"
+            );
+        }
     }
 
     /// The same in the second layout, where there is one. Whether it may be was decided in the first one.

@@ -43,7 +43,7 @@ pub(super) fn problems(config: &Config) -> Vec<String> {
     }
     found.extend(retired::problems(&config.retired, &config.kinds, &config.metrics));
     found.extend(admin::problems(&config.admin));
-    found.extend(rule::problems(&config.rules, &config.kinds, &config.metrics));
+    found.extend(rule::problems(config));
     boards(&config.boards, &config.metrics, &mut found);
     found
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Config, Kinds, LIKE, Metrics};
+use super::{Config, LIKE};
 use crate::model::{Kind, Metric};
 
 /// Rules for one metric.
@@ -24,6 +24,9 @@ pub struct Rule {
     /// Whether events of the types `set` and `reset` are taken.
     #[serde(default)]
     pub settable: bool,
+    /// The board on which what is added to it counts, too: a name of `[[board]]` whose `score` has the metric. The member is the target's id
+    /// in decimal.
+    pub board: Option<String>,
 }
 
 /// Who counts a metric in Redis.
@@ -54,15 +57,21 @@ pub struct Rules {
     like: Option<Metric>,
     of_kind: HashMap<(Kind, Metric), Ruled>,
     of_all: HashMap<Metric, Ruled>,
+    /// By the rules' kinds: which have a board.
+    boards: HashMap<(Option<Kind>, Metric), String>,
 }
 
 impl Rules {
     /// By configuration.
     pub fn new(config: &Config) -> Self {
         let mut rules = Self { like: Some(config.metrics.like()), ..Self::default() };
-        for Rule { metric, kind, writer, below_zero, settable } in &config.rules {
+        for Rule { metric, kind, writer, below_zero, settable, board } in &config.rules {
             let ruled = Ruled { writer: *writer, below_zero: *below_zero, settable: *settable };
             let Some(metric) = config.metrics.named(metric) else { continue };
+            if let Some(board) = board {
+                let kind = kind.as_ref().and_then(|kind| config.kinds.named(kind));
+                rules.boards.insert((kind, metric), board.clone());
+            }
             match kind {
                 None => drop(rules.of_all.insert(metric, ruled)),
                 Some(kind) => {
@@ -80,6 +89,12 @@ impl Rules {
         self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
     }
 
+    /// On which board what is added to this metric of that kind counts, too.
+    pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
+        let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
+        self.boards.get(&(of, metric)).map(String::as_str)
+    }
+
     /// How this metric of that kind counts.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
         if self.like == Some(metric) {
@@ -91,7 +106,8 @@ impl Rules {
 }
 
 /// One sentence per problem.
-pub(super) fn problems(rules: &[Rule], kinds: &Kinds, metrics: &Metrics) -> Vec<String> {
+pub(super) fn problems(config: &Config) -> Vec<String> {
+    let Config { rules, kinds, metrics, boards, .. } = config;
     let mut found = Vec::new();
     let name = |rule: &Rule| match &rule.kind {
         Some(kind) => format!("[[rule]] of {} {}", kind, rule.metric),
@@ -105,6 +121,13 @@ pub(super) fn problems(rules: &[Rule], kinds: &Kinds, metrics: &Metrics) -> Vec<
         }
         if rule.kind.as_ref().is_some_and(|kind| kinds.named(kind).is_none()) {
             found.push(format!("{}: the kind is not in [kinds]", name(rule)));
+        }
+        if let Some(board) = &rule.board {
+            let of_board = boards.iter().find(|it| it.name == *board);
+            if !of_board.is_some_and(|it| it.score.contains(&rule.metric)) {
+                let what = if of_board.is_some() { "has another score" } else { "is not there" };
+                found.push(format!("{}: the board {board} {what}", name(rule)));
+            }
         }
         let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
         if rules.iter().take(place).any(same) {
@@ -139,17 +162,32 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_of_one_kind_without_a_board_feeds_none() {
+        let rules = Rules::new(&config(
+            "\"view\"\nboard = \"hot\"\n[[rule]]\nmetric = \"view\"\nkind = \"inbox\"\n[[rule]]\nmetric = \"score\"\nkind = \"video\"\nboard = \"best\"",
+        ));
+        let boards =
+            [(1, 2), (2, 2), (1, 4), (2, 4), (1, 3)].map(|(kind, metric)| rules.board(Kind(kind), Metric(metric)));
+        assert_eq!(boards, [Some("hot"), None, Some("best"), None, None]);
+    }
+
+    #[test]
     fn rules_that_fit_nothing_are_told() {
         for (rules, problem) in [
             ("\"like\"", "[[rule]] of like: likes follow from who likes what, there are no rules for them"),
             ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
             ("\"view\"\nkind = \"post\"", "[[rule]] of post view: the kind is not in [kinds]"),
             ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view stands twice"),
+            ("\"view\"\nboard = \"hot\"", "[[rule]] of view: the board hot is not there"),
+            (
+                "\"view\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
+                "[[rule]] of view: the board hot has another score",
+            ),
         ] {
             let config = config(rules);
-            assert_eq!(problems(&config.rules, &config.kinds, &config.metrics), [problem]);
+            assert_eq!(problems(&config), [problem]);
         }
         let config = config("\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\"");
-        assert_eq!(problems(&config.rules, &config.kinds, &config.metrics), Vec::<String>::new());
+        assert_eq!(problems(&config), Vec::<String>::new());
     }
 }

@@ -34,15 +34,17 @@ use tracing::warn;
 
 use crate::cache::Cache;
 use crate::cache::apply::Left;
+use crate::cache::feed::{Gain, Once};
 use crate::cache::keys::KindNames;
-use crate::config::Live;
-use crate::marks::Marks;
+use crate::config::{Config, Live, Rules};
+use crate::marks::{CORRECTIONS, Marks};
+use crate::model::Addition;
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
-use crate::store::outbox::End;
+use crate::store::outbox::{End, OutboxRow};
 
 /// How often it looks for rows that others have left, and notes how far it has come.
 const EVERY: Duration = Duration::from_secs(1);
@@ -85,6 +87,7 @@ struct State {
     looked: Option<Instant>,
     pruned: Option<Instant>,
     left: Flood,
+    unfed: Flood,
 }
 
 impl Outbox {
@@ -156,10 +159,12 @@ impl Outbox {
         let full = rows.len() as u64 == ROWS_MAX;
         // From the first on, whatever the clock did: a row that is passed by is never added.
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
-        let rows: Vec<_> = rows.map(|row| (row.number, row.additions)).collect();
-        let Some((last, _)) = rows.last() else { return Ok(()) };
+        let rows: Vec<OutboxRow> = rows.collect();
+        let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
         let config = self.live.now();
         let kinds = KindNames::new(&config.kinds);
+        self.feed(&config, &rows, state).await?;
+        let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
         for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
             fault::point("outbox:adding");
             let mut applying = cache.applying(&kinds, partition, &rows);
@@ -170,9 +175,36 @@ impl Outbox {
             say_left(applying.ended()?, state);
         }
         fault::point("outbox:added");
-        state.added.raise(partition, *last);
+        state.added.raise(partition, last);
         if full {
             state.more.insert(partition);
+        }
+        Ok(())
+    }
+
+    /// Adds to boards what rules say, in the periods in which it was written; not what a run has corrected.
+    async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
+        let rules = Rules::new(config);
+        let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
+        for OutboxRow { partition, number, written_at, additions, .. } in
+            rows.iter().filter(|it| it.partition != CORRECTIONS)
+        {
+            for (place, Addition { target, metric, delta }) in (1..).zip(additions) {
+                let Some(board) = rules.board(target.kind, *metric) else { continue };
+                let (member, column) = (target.id.to_string(), config.metrics.name(*metric));
+                let gain = Gain { board, member: member.as_bytes(), column: &column, delta: *delta, at: *written_at };
+                let once = Once { partition: *partition, number: *number, place };
+                calls.push(cache.gain_call(&config.boards, gain, Some(once))?);
+            }
+        }
+        for error in cache.gain(&calls).await? {
+            if let Some(times) = state.unfed.note(1, Instant::now()) {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                warn!(
+                    event = "board-refused",
+                    times, error, "{times} times something could not be added to a board: {error}"
+                );
+            }
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Kind, Metric, TargetId};
+    use crate::model::{Kind, Metric, Micros, TargetId};
     use crate::store::outbox::OutboxRow;
 
     fn target(id: u64) -> Target {
@@ -78,7 +78,7 @@ mod tests {
                     marks[bucket].raise(partition, number);
                 }
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
-                rows.push(OutboxRow { partition, number, is_old: false, additions });
+                rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions });
             }
             // Known to be in both buckets.
             let applied: Marks =

@@ -10,9 +10,9 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::counters::begin_snapshot;
 use super::text::Text;
-use super::{Result, Store, Tried};
+use super::{Result, Store, Tried, micros};
 use crate::marks::Marks;
-use crate::model::{Addition, Kind, Metric, Target, TargetId};
+use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;
@@ -38,7 +38,9 @@ pub struct OutboxRow {
     pub partition: u16,
     /// Its number.
     pub number: u64,
-    /// Whether it was written longer ago than was asked.
+    /// When it was written, by MySQL's clock.
+    pub written_at: Micros,
+    /// Whether that is longer ago than was asked.
     pub is_old: bool,
     /// What it adds.
     pub additions: Vec<Addition>,
@@ -159,7 +161,7 @@ async fn read_rows(
 ) -> Result<Vec<OutboxRow>> {
     const ACTION: &str = "read the outbox";
     let rows = sqlx::query(
-        "SELECT number, written_at <= NOW(6) - INTERVAL ? MICROSECOND, body FROM outbox \
+        "SELECT number, written_at <= NOW(6) - INTERVAL ? MICROSECOND, body, written_at FROM outbox \
          WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?",
     )
     .bind(u64::try_from(old.as_micros()).unwrap_or(u64::MAX))
@@ -173,7 +175,8 @@ async fn read_rows(
         let number = row.try_get(0)?;
         let additions = decode(row.try_get(2)?)
             .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} holds no additions").into()))?;
-        Ok(OutboxRow { partition, number, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
+        let written_at = micros(row.try_get(3)?);
+        Ok(OutboxRow { partition, number, written_at, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
     };
     rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }

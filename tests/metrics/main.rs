@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod boards;
 mod compared;
 mod living;
 
@@ -42,19 +43,22 @@ type Numbers = BTreeMap<(Target, Metric), i64>;
 /// A product with a daemon, whose Redis has all buckets.
 struct Product {
     world: World,
-    daemon: Daemon,
+    daemon: Option<Daemon>,
     client: Arc<Client>,
     numbers: Numbers,
 }
 
 impl Product {
     async fn open(name: &str, settings: &str) -> Self {
-        let world = World::new(name, &format!("{RULES}{settings}")).await;
+        Self::of(World::new(name, &format!("{RULES}{settings}")).await).await
+    }
+
+    async fn of(world: World) -> Self {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
         let client = Arc::new(Client::new(&world.config).unwrap());
-        Self { world, daemon, client, numbers: Numbers::new() }
+        Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 
     /// Some of everything.
@@ -140,7 +144,7 @@ impl Product {
     }
 
     async fn close(self) {
-        assert!(self.daemon.stop().success());
+        assert!(self.daemon.unwrap().stop().success());
         self.world.close().await;
     }
 }

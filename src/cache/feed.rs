@@ -1,0 +1,88 @@
+//! Adding to a board: one call for all periods that an instant lies in.
+
+use anyhow::{Context, Result, bail};
+
+use super::{BOARD, Cache, Call};
+use crate::archiver::period::Period;
+use crate::config::Board;
+use crate::model::Micros;
+
+/// What is added to a member of a board.
+#[derive(Clone, Copy, Debug)]
+pub struct Gain<'a> {
+    /// Which board.
+    pub board: &'a str,
+    /// Who gains.
+    pub member: &'a [u8],
+    /// Which of its numbers: a name of the board's `score`.
+    pub column: &'a str,
+    /// How much.
+    pub delta: i64,
+    /// When: in the periods that this lies in.
+    pub at: Micros,
+}
+
+/// Which addition of an outbox it is: a call that comes twice, or late, adds nothing twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Once {
+    /// The partition.
+    pub partition: u16,
+    /// The row.
+    pub number: u64,
+    /// Its place in the row, from 1.
+    pub place: usize,
+}
+
+impl Cache {
+    /// The call of lua/board.lua that adds it.
+    ///
+    /// # Errors
+    /// The board, or the column, is not among `boards`.
+    pub(crate) fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call> {
+        let Gain { board: name, member, column, delta, at } = gain;
+        let boards: Vec<&Board> = boards.iter().filter(|board| board.name == name).collect();
+        let first = boards.first().with_context(|| format!("no [[board]] is named {name}"))?;
+        let (primary, second) = match first.score.iter().position(|name| name == column) {
+            Some(0) => (delta, 0),
+            Some(_) => (0, delta),
+            None => bail!("[[board]] {name} has no column {column}: it has {}", first.score.join(", ")),
+        };
+        let mut call: Option<Call> = None;
+        let mut packings = Vec::with_capacity(boards.len());
+        for board in &boards {
+            let calendar = board.calendar()?;
+            let period = Period::containing(board.period, at, &calendar);
+            let key = self.keys.board(&board.name, &period.to_string());
+            call = Some(match call {
+                Some(call) => call.key(key),
+                None => Call::new(&BOARD, key),
+            });
+            packings.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
+        }
+        let call = call.with_context(|| format!("no [[board]] is named {name}"))?;
+        let call = if once.is_some() { call.key(self.keys.board_added(name)) } else { call };
+        let call = call.arg(member).number(primary).number(second).arg(first.rule().name());
+        let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
+        let call = packings.into_iter().fold(call, with);
+        Ok(match once {
+            None => call,
+            Some(Once { partition, number, place }) => call.arg("once").number(partition).number(number).number(place),
+        })
+    }
+
+    /// Makes such calls in their order; gives why some could not be made, which no later try would change.
+    ///
+    /// # Errors
+    /// Redis is away: any of them may have run.
+    pub(crate) async fn gain(&self, calls: &[Call]) -> super::Result<Vec<super::CacheError>> {
+        let mut refused = Vec::new();
+        for answer in self.eval_each("add to a board", calls).await? {
+            match answer {
+                Ok(_) => {}
+                Err(error) if error.is_of_the_key() => refused.push(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(refused)
+    }
+}
