@@ -22,7 +22,8 @@ CREATE TABLE IF NOT EXISTS dead_letter (
     error       TEXT            NOT NULL COMMENT 'a sentence',
     queue       VARCHAR(255)    NOT NULL,
     first_seen  DATETIME(6)     NOT NULL,
-    replayed_at DATETIME(6)     NULL,
+    replayed_at DATETIME(6)     NULL     COMMENT 'NULL: it is open',
+    refusals    INT UNSIGNED    NOT NULL DEFAULT 1 COMMENT 'a replay is noted only where nobody has refused it since',
     PRIMARY KEY (id),
     UNIQUE KEY dead_letter_digest (digest)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

@@ -9,9 +9,10 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use lapin::message::BasicGetMessage;
 use lapin::options::{
-    BasicPublishOptions, ConfirmSelectOptions, ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions,
-    QueueDeclareOptions,
+    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeBindOptions, ExchangeDeclareOptions,
+    QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::tcp::OwnedTLSConfig;
 use lapin::types::{AMQPValue, FieldTable};
@@ -100,8 +101,8 @@ impl Broker {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// What the broker itself gave up on, after too many returns.
-    fn returned(&self) -> String {
+    /// The queue of what the broker itself gave up on, after too many returns.
+    pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
 
@@ -225,6 +226,15 @@ impl Link {
     /// The call's, and the time limit's.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
         limit(self.timeout, action, call).await
+    }
+
+    /// Takes one message from a queue, none where it is empty. What is not acknowledged goes back when the link is dropped.
+    ///
+    /// # Errors
+    /// The broker is away, or there is no such queue.
+    pub async fn get(&self, queue: &str) -> Result<Option<BasicGetMessage>> {
+        let get = self.channel.basic_get(queue.into(), BasicGetOptions::default());
+        self.call("take a message", get).await.with_context(|| format!("queue {queue}"))
     }
 }
 

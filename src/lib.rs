@@ -27,6 +27,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod consumer;
+pub mod dead;
 pub mod event;
 pub mod fence;
 pub mod filters;

@@ -2,6 +2,8 @@
 
 mod board;
 mod check;
+mod dead;
+mod edit;
 mod layout;
 
 use std::io::{IsTerminal, Write};
@@ -19,6 +21,7 @@ use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
+use crate::dead::NoLetter;
 use crate::fence::NotNow;
 use crate::filters;
 use crate::job::Ran;
@@ -71,6 +74,9 @@ enum Command {
     Reconcile(ReconcileArgs),
     /// Archives the boards of closed periods, and ends those that were archived long enough ago.
     Archive(ArchiveArgs),
+    /// Shows messages that could not be applied, sends them again, deletes them.
+    #[command(subcommand)]
+    Dead(dead::DeadCommand),
     /// Shows boards, saves them and puts them back.
     #[command(subcommand)]
     Board(board::BoardCommand),
@@ -193,6 +199,7 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
+            Some(Command::Dead(command)) => dead::run(&config, command).await,
             Some(Command::Show { target, format }) => show_target(&config, &target, format).await,
             Some(Command::RebuildFilters) => rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
@@ -324,7 +331,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         {
             return EXIT_CONFIG;
         }
-        if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() {
+        if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
             return EXIT_USAGE;
         }
         let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)

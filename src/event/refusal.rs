@@ -42,11 +42,13 @@ pub enum Reason {
     AtTooOld,
     /// The database refuses this event's row, and no other of its batch.
     RefusedByDatabase,
+    /// No refusal: the broker gave the message to daemons again and again, and each ended before it was written.
+    ReturnedByBroker,
 }
 
 impl Reason {
     /// Every reason, in the order of the checks.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::TooLarge,
         Self::MalformedJson,
         Self::UnknownType,
@@ -62,6 +64,7 @@ impl Reason {
         Self::AtInFuture,
         Self::AtTooOld,
         Self::RefusedByDatabase,
+        Self::ReturnedByBroker,
     ];
 
     /// The code as it stands in `dead_letter.reason`, in logs and metrics.
@@ -82,6 +85,7 @@ impl Reason {
             Self::AtInFuture => "at-in-future",
             Self::AtTooOld => "at-too-old",
             Self::RefusedByDatabase => "refused-by-database",
+            Self::ReturnedByBroker => "returned-by-broker",
         }
     }
 }

@@ -1,0 +1,292 @@
+//! `tallyd dead`: shows messages that could not be applied, sends them again, deletes them.
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
+use crate::app::Servers;
+use crate::config::Config;
+use crate::dead::replay::Replay;
+use crate::dead::text::printable_json;
+use crate::dead::{self, Which, purge, returned};
+use crate::event::{Reason, Terms};
+use crate::model::Micros;
+use crate::runtime::shutdown;
+use crate::store::letters::Selection;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum DeadCommand {
+    /// Lists the newest ones, after it has taken in those that RabbitMQ itself has set aside.
+    List(ListArgs),
+    /// Shows all that is known of some, and what would become of them now.
+    Show {
+        /// Their numbers.
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<u64>,
+        /// The body of one, byte by byte.
+        #[arg(long, conflicts_with = "format")]
+        raw: bool,
+        /// How they look.
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
+    /// Publishes them again, as producers do. What would be refused again is left, and said.
+    Replay(ReplayArgs),
+    /// Deletes them. Those that were never replayed only by number or with --open.
+    Purge(PurgeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ListArgs {
+    #[command(flatten)]
+    of: OfArgs,
+    /// Only those that were not replayed.
+    #[arg(long)]
+    open: bool,
+    /// How many.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=10_000), conflicts_with = "summary")]
+    limit: u64,
+    /// Counts them by reason instead.
+    #[arg(long)]
+    summary: bool,
+    /// Leaves alone what RabbitMQ has set aside: for an account that may not read that queue.
+    #[arg(long)]
+    no_returned: bool,
+    /// How the list looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+struct OfArgs {
+    /// Only those of this reason.
+    #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
+    reason: Option<String>,
+    /// Only those first seen since: 30m, 2h or 7d ago, or 2026-11-21T10:00:00Z.
+    #[arg(long, value_name = "TIME", value_parser = parse_since)]
+    since: Option<Micros>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReplayArgs {
+    /// Their numbers.
+    #[arg(value_name = "ID", required_unless_present_any = ["reason", "since", "all"], conflicts_with_all = ["reason", "since", "all", "limit"])]
+    ids: Vec<u64>,
+    #[command(flatten)]
+    of: OfArgs,
+    /// All that were not replayed.
+    #[arg(long)]
+    all: bool,
+    /// The oldest so many.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+    /// Sends nothing; says what would be sent and what would be refused again.
+    #[arg(long)]
+    dry_run: bool,
+    /// Opens the body of one in $VISUAL or $EDITOR, and sends what comes back.
+    #[arg(long, conflicts_with_all = ["reason", "since", "all", "dry_run"])]
+    edit: bool,
+    /// Also what would be refused again, and what was replayed before.
+    #[arg(long)]
+    force: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct PurgeArgs {
+    /// Their numbers: also of those that were never replayed.
+    #[arg(value_name = "ID", required_unless_present_any = ["reason", "older_than", "replayed"], conflicts_with_all = ["reason", "older_than", "replayed", "open"])]
+    ids: Vec<u64>,
+    /// Those of this reason that were replayed.
+    #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
+    reason: Option<String>,
+    /// Those first seen longer ago that were replayed: 2h, 30d.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    older_than: Option<Duration>,
+    /// All that were replayed.
+    #[arg(long)]
+    replayed: bool,
+    /// With --reason or --older-than: also those that were never replayed.
+    #[arg(long, conflicts_with = "replayed")]
+    open: bool,
+    /// Deletes nothing; says how many would be.
+    #[arg(long)]
+    dry_run: bool,
+    /// Doesn't ask on a terminal.
+    #[arg(long)]
+    yes: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// Runs the command.
+pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
+    let servers = Servers::new(config)?;
+    servers.check_schema().await?;
+    match command {
+        DeadCommand::List(args) => list(&servers, args).await,
+        DeadCommand::Show { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
+        DeadCommand::Replay(args) if args.edit => edited(config, &servers, &args).await,
+        DeadCommand::Replay(args) => replay(config, &servers, args).await,
+        DeadCommand::Purge(args) => purge_them(&servers, args).await,
+    }
+}
+
+async fn list(servers: &Servers, args: ListArgs) -> Result<u8> {
+    let Servers { store, broker, .. } = servers;
+    let selection = args.of.selection(args.open.then_some(false));
+    let returned = if args.no_returned { None } else { Some(returned::take_in(store, broker).await) };
+    match args.summary {
+        true => print(&dead::summary(store, &selection, returned).await?, args.format)?,
+        false => print(&dead::list(store, &selection, args.limit, returned).await?, args.format)?,
+    }
+    Ok(EXIT_DONE)
+}
+
+async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format: Format) -> Result<u8> {
+    match ids {
+        [id] if raw => {
+            let letter = dead::whole(&servers.store, *id).await?;
+            let mut out = std::io::stdout();
+            out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
+        }
+        _ if raw => return Err(Usage("--raw prints one body: name one dead letter".to_owned()).into()),
+        _ => print(&dead::show(config, &servers.store, ids, Micros::now()).await?, format)?,
+    }
+    Ok(EXIT_DONE)
+}
+
+async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<u8> {
+    let ReplayArgs { ids, of, limit, dry_run, force, format, .. } = args;
+    let which = match ids.is_empty() {
+        // What was replayed is not meant, whatever --force says.
+        true => Which::All(of.selection(Some(false))),
+        false => Which::Ids(ids),
+    };
+    let terms = Terms::new(config);
+    let report = sender(config, servers, &terms, force, dry_run).run(&which, limit, &stopped()?).await?;
+    print(&report, format)?;
+    Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })
+}
+
+async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result<u8> {
+    let [id] = args.ids.as_slice() else {
+        return Err(Usage("--edit opens one body: name one dead letter".to_owned()).into());
+    };
+    let terms = Terms::new(config);
+    let letter = dead::whole(&servers.store, *id).await?;
+    if letter.replayed_at.is_some() && !args.force {
+        return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());
+    }
+    let Some(body) = edit::edit(&letter, &terms, args.force)? else {
+        writeln!(std::io::stderr(), "tallyd: nothing was replayed").context("print")?;
+        return Ok(EXIT_FAILED);
+    };
+    let report = sender(config, servers, &terms, args.force, false).edited(&letter, body).await?;
+    print(&report, args.format)?;
+    Ok(if report.is_done() { EXIT_DONE } else { EXIT_FAILED })
+}
+
+fn sender<'a>(config: &Config, servers: &'a Servers, terms: &'a Terms, force: bool, dry_run: bool) -> Replay<'a> {
+    let (store, broker) = (&servers.store, &servers.broker);
+    Replay { store, broker, terms, has_filters: config.filter.is_on(), force, dry_run }
+}
+
+async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {
+    let PurgeArgs { mut ids, reason, older_than, open, dry_run, yes, format, .. } = args;
+    ids.sort_unstable();
+    ids.dedup();
+    let before = older_than.map(|age| Micros::now().before(age));
+    let which = match ids.is_empty() {
+        true => Which::All(Selection { reason, since: None, before, replayed: (!open).then_some(true) }),
+        false => Which::Ids(ids),
+    };
+    let store = &servers.store;
+    let meant = purge::count(store, &which).await?;
+    if dry_run {
+        print(&purge::Report::dry(meant), format)?;
+        return Ok(EXIT_DONE);
+    }
+    if meant.all > 0 && !yes && std::io::stdin().is_terminal() {
+        let open =
+            if meant.open > 0 { format!(", {} of which were never replayed", meant.open) } else { String::new() };
+        if !asked(&format!("delete {} dead letters{open}? [y/N] ", meant.all), false)? {
+            writeln!(std::io::stderr(), "tallyd: nothing was deleted").context("print")?;
+            return Ok(EXIT_FAILED);
+        }
+    }
+    let report = purge::purge(store, &which, meant, &stopped()?).await?;
+    print(&report, format)?;
+    Ok(if report.stopped { EXIT_FAILED } else { EXIT_DONE })
+}
+
+/// Asks on the terminal; `usual` is what an empty line means. No answer is a no.
+pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
+    let mut out = std::io::stderr();
+    write!(out, "{question}").and_then(|()| out.flush()).context("ask")?;
+    let mut answer = String::new();
+    let read = std::io::stdin().lock().read_line(&mut answer).context("read the answer")?;
+    Ok(match answer.trim().to_lowercase().as_str() {
+        "" => usual && read > 0,
+        answer => matches!(answer, "y" | "yes"),
+    })
+}
+
+impl OfArgs {
+    fn selection(self, replayed: Option<bool>) -> Selection {
+        Selection { reason: self.reason, since: self.since, before: None, replayed }
+    }
+}
+
+/// A time ago, or an instant.
+fn parse_since(text: &str) -> Result<Micros, String> {
+    if let Ok(age) = parse_time(text) {
+        return Ok(Micros::now().before(age));
+    }
+    let day = || text.parse::<jiff::civil::Date>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
+    let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| day().map(|day| day.timestamp()));
+    let instant = instant.ok_or("write it as 30m, 2h or 7d, or as 2026-11-21 or 2026-11-21T10:00:00Z")?;
+    Ok(Micros(instant.as_microsecond()))
+}
+
+/// What a signal cancels.
+fn stopped() -> Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    Ok(stop)
+}
+
+/// As for other commands, but of what strangers have sent: nothing of it does anything to a terminal.
+fn print(report: &(impl Serialize + std::fmt::Display), format: Format) -> Result<()> {
+    let text = match format {
+        Format::Text => report.to_string(),
+        Format::Json => printable_json(&serde_json::to_string(report).context("write the report")?),
+    };
+    writeln!(std::io::stdout(), "{text}").context("print the report")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_told_as_an_age_or_as_an_instant() {
+        let now = Micros::now().0;
+        let ago = parse_since("2h").unwrap().0;
+        assert!((now - 7_200_000_000 - ago).abs() < 60_000_000, "{ago}");
+        assert_eq!(parse_since("2026-11-21T09:36:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));
+        assert_eq!(parse_since("2026-11-21").unwrap(), Micros(1_795_219_200_000_000));
+        for text in ["", "soon", "2026-11", "-2h"] {
+            assert!(parse_since(text).is_err(), "{text}");
+        }
+    }
+}

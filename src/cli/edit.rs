@@ -1,0 +1,62 @@
+//! A dead letter's body in the operator's editor.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use super::dead::asked;
+use crate::dead::text::{pretty_json, printable};
+use crate::dead::verdict::judge;
+use crate::event::Terms;
+use crate::model::Micros;
+use crate::store::letters::Letter;
+
+/// Where neither `$VISUAL` nor `$EDITOR` is set.
+const EDITOR: &str = "vi";
+
+/// The body as it comes back from the editor, once it would be taken; with `force` whatever comes back. None where the operator
+/// gives up: the file is empty, or it would still be refused and is not to be opened again.
+///
+/// # Errors
+/// The editor fails, or the file can't be written or read.
+pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option<Vec<u8>>> {
+    // Not for others to read, and gone when it is dropped.
+    let mut file = tempfile::Builder::new()
+        .prefix(&format!("tallyd-dead-{}-", letter.id))
+        .suffix(".json")
+        .tempfile()
+        .context("make a file to edit")?;
+    let offered = pretty_json(&letter.body).map_or_else(|| letter.body.clone(), String::into_bytes);
+    file.write_all(&offered).and_then(|()| file.flush()).context("write the file to edit")?;
+    loop {
+        open(file.path())?;
+        // By its name: many editors write another file and rename it.
+        let edited = std::fs::read(file.path()).context("read the edited file")?;
+        let body = if edited == offered { letter.body.clone() } else { edited.trim_ascii().to_vec() };
+        if body.is_empty() {
+            return Ok(None);
+        }
+        let verdict = judge(&body, terms, Micros::now());
+        if force || verdict.is_taken() {
+            return Ok(Some(body));
+        }
+        writeln!(std::io::stderr(), "tallyd: {}", printable(&verdict.words())).context("print")?;
+        if !asked("edit it again? [Y/n] ", true)? {
+            return Ok(None);
+        }
+    }
+}
+
+/// Waits until the editor has ended.
+fn open(path: &Path) -> Result<()> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let mut editor = set("VISUAL").or_else(|| set("EDITOR")).unwrap_or_else(|| OsString::from(EDITOR));
+    // By the shell, because it may have arguments.
+    editor.push(" \"$@\"");
+    let ended = Command::new("sh").arg("-c").arg(editor).arg("sh").arg(path).status().context("start the editor")?;
+    ensure!(ended.success(), "the editor ended with {ended}: nothing was replayed");
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! How a message that was not applied is kept: raw, with its headers and the reason. Pure.
+
+use lapin::BasicProperties;
+use lapin::types::{AMQPValue, FieldTable};
+use serde_json::{Map, Value, json};
+
+use crate::event::{Reason, Refusal};
+use crate::model::Micros;
+use crate::store::letters::DeadLetter;
+
+/// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// An event that was refused: `body` is its part of the message.
+pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: Micros) -> DeadLetter {
+    let Refusal { reason, mut error } = refusal;
+    let kept = body.get(..KEPT_BYTES_MAX).unwrap_or(body);
+    if kept.len() < body.len() {
+        error = format!("{error}; of {} bytes the first {KEPT_BYTES_MAX} are kept", body.len());
+    }
+    let headers = if headers.is_empty() { "{}" } else { headers };
+    DeadLetter {
+        body: kept.to_vec(),
+        headers: headers.to_owned(),
+        reason: reason.code(),
+        error,
+        queue: queue.to_owned(),
+        first_seen: now,
+    }
+}
+
+/// A message of the queue of those that the broker has given back too often. Its events were never tried alone.
+pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
+    let death = properties.headers().as_ref().map(Death::of).unwrap_or_default();
+    let queue = death.queue.unwrap_or_else(|| from.to_owned());
+    let why = death.reason.unwrap_or_else(|| "no reason given".to_owned());
+    let error = format!("the broker set it aside ({why}) and it was never written; in {queue} it came back too often");
+    let refusal = Refusal { reason: Reason::ReturnedByBroker, error };
+    let since = death.at.filter(|at| (1..=now.0).contains(&at.0)).unwrap_or(now);
+    refused(refusal, body, &headers(properties), &queue, since)
+}
+
+/// What the broker notes with a message that it sets aside.
+#[derive(Default)]
+struct Death {
+    queue: Option<String>,
+    reason: Option<String>,
+    at: Option<Micros>,
+}
+
+impl Death {
+    fn of(headers: &FieldTable) -> Self {
+        let text = |name: &str| match headers.inner().get(name) {
+            Some(AMQPValue::LongString(text)) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
+            _ => None,
+        };
+        // The newest one stands first.
+        let newest = match headers.inner().get("x-death") {
+            Some(AMQPValue::FieldArray(deaths)) => deaths.as_slice().first(),
+            _ => None,
+        };
+        let at = match newest {
+            Some(AMQPValue::FieldTable(death)) => match death.inner().get("time") {
+                Some(AMQPValue::Timestamp(seconds)) => i64::try_from(*seconds).ok(),
+                _ => None,
+            },
+            _ => None,
+        };
+        Self {
+            queue: text("x-first-death-queue").map(|queue| queue.chars().take(QUEUE_CHARS_MAX).collect()),
+            reason: text("x-first-death-reason"),
+            at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
+        }
+    }
+}
+
+/// The message's headers and what else names its sender, as JSON; empty where there is nothing.
+pub fn headers(properties: &BasicProperties) -> String {
+    let mut all = match properties.headers() {
+        Some(headers) => table(headers, 0),
+        None => Map::new(),
+    };
+    for (name, value) in [
+        ("message_id", properties.message_id()),
+        ("app_id", properties.app_id()),
+        ("user_id", properties.user_id()),
+        ("correlation_id", properties.correlation_id()),
+    ] {
+        if let Some(value) = value {
+            all.insert(name.to_owned(), json!(value.as_str()));
+        }
+    }
+    if all.is_empty() { String::new() } else { Value::Object(all).to_string() }
+}
+
+/// What `dead_letter.queue` holds. AMQP's names have 255 bytes; what is only said to be one may have any.
+const QUEUE_CHARS_MAX: usize = 255;
+
+/// How deep headers are kept. What is nested deeper was made to hurt.
+const DEPTH_MAX: u8 = 16;
+
+fn table(fields: &FieldTable, depth: u8) -> Map<String, Value> {
+    fields.inner().iter().map(|(name, value)| (name.to_string(), to_json(value, depth))).collect()
+}
+
+fn to_json(value: &AMQPValue, depth: u8) -> Value {
+    match value {
+        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) if depth >= DEPTH_MAX => json!("(nested too deep)"),
+        AMQPValue::Boolean(value) => json!(value),
+        AMQPValue::ShortShortInt(value) => json!(value),
+        AMQPValue::ShortShortUInt(value) => json!(value),
+        AMQPValue::ShortInt(value) => json!(value),
+        AMQPValue::ShortUInt(value) => json!(value),
+        AMQPValue::LongInt(value) => json!(value),
+        AMQPValue::LongUInt(value) => json!(value),
+        AMQPValue::LongLongInt(value) => json!(value),
+        AMQPValue::Float(value) => json!(value),
+        AMQPValue::Double(value) => json!(value),
+        AMQPValue::DecimalValue(value) => json!({ "scale": value.scale, "value": value.value }),
+        AMQPValue::ShortString(value) => json!(value.as_str()),
+        AMQPValue::LongString(value) => json!(String::from_utf8_lossy(value.as_bytes())),
+        AMQPValue::FieldArray(values) => values.as_slice().iter().map(|value| to_json(value, depth + 1)).collect(),
+        AMQPValue::Timestamp(value) => json!(value),
+        AMQPValue::FieldTable(fields) => Value::Object(table(fields, depth + 1)),
+        AMQPValue::ByteArray(value) => json!(String::from_utf8_lossy(value.as_slice())),
+        AMQPValue::Void => Value::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_become_json() {
+        assert_eq!(headers(&BasicProperties::default()), "");
+        let mut fields = FieldTable::default();
+        fields.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
+        fields.insert("trace".into(), AMQPValue::LongString("a\"b".into()));
+        let properties = BasicProperties::default().with_headers(fields).with_app_id("api".into());
+        assert_eq!(headers(&properties), r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
+    }
+
+    #[test]
+    fn a_returned_message_says_where_it_came_from_and_when() {
+        let mut death = FieldTable::default();
+        death.insert("time".into(), AMQPValue::Timestamp(1_795_251_385));
+        let mut fields = FieldTable::default();
+        fields.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
+        fields.insert("x-first-death-queue".into(), AMQPValue::LongString("tally.events.3".into()));
+        fields.insert("x-first-death-reason".into(), AMQPValue::LongString("delivery_limit".into()));
+        let properties = BasicProperties::default().with_headers(fields);
+        let letter = returned(b"{}", &properties, "tally.returned", Micros(1_795_251_999_000_000));
+        assert_eq!((letter.queue.as_str(), letter.reason), ("tally.events.3", "returned-by-broker"));
+        assert_eq!(letter.first_seen, Micros(1_795_251_385_000_000));
+        assert!(letter.error.contains("(delivery_limit)"), "{}", letter.error);
+        // A clock that is ahead, and a message that somebody has put there by hand.
+        assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
+        let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
+        assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));
+    }
+
+    #[test]
+    fn a_huge_body_is_cut_and_that_is_said() {
+        let refusal = Refusal { reason: Reason::TooLarge, error: "large".to_owned() };
+        let letter = refused(refusal, &vec![b'x'; KEPT_BYTES_MAX + 1], "", "q", Micros(1));
+        assert_eq!((letter.body.len(), letter.headers.as_str()), (KEPT_BYTES_MAX, "{}"));
+        assert!(letter.error.contains("1048577 bytes"), "{}", letter.error);
+    }
+}

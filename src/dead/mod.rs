@@ -1,0 +1,322 @@
+//! Dead letters as an operator handles them: looked at, sent again, deleted. The consumer keeps them (`letter` says how); what
+//! the broker itself has set aside is taken in from its queue first (`returned`).
+//!
+//! The races, and what decides them:
+//!
+//! * A: a letter is sent again, and confirmed. B: the command is killed before it notes that. The letter is still open, and is
+//!   sent once more: applying an event twice changes nothing.
+//! * A: a letter is sent again. B: the consumer refuses it at once, and opens it again. C: only now the replay is noted. It is
+//!   noted only where nobody has refused the letter since it was read (`refusals`), so it stays open.
+//! * A: a message is taken from the queue of what came back and is written. B: the command is killed before it acknowledges. The
+//!   message comes again, has the same digest, and is the same row.
+//! * A: letters are chosen to be deleted because they were sent again. B: the consumer opens one of them. The statement that
+//!   deletes looks again.
+//!
+//! What it must never do: acknowledge a message that is not committed; take one where it could not be written, because messages
+//! that are given back often are dropped; delete what was not sent again, unless that was asked for.
+
+pub mod letter;
+pub mod purge;
+pub mod replay;
+pub mod returned;
+pub mod text;
+pub mod verdict;
+
+use std::fmt;
+
+use anyhow::Result;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::event::Terms;
+use crate::model::Micros;
+use crate::store::Store;
+use crate::store::letters::{Letter, Selection, Total};
+use returned::Returned;
+use text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
+use verdict::{Verdict, judge};
+
+/// Ids in one statement.
+const PAGE: usize = 500;
+
+/// Characters of an error that a list shows.
+const ERROR_SHOWN: usize = 160;
+
+/// A letter that was named isn't there: a mistake of the caller.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no dead letter {}", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
+pub struct NoLetter(pub Vec<u64>);
+
+/// Which letters a command is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those that were named.
+    Ids(Vec<u64>),
+    /// Those that are so.
+    All(Selection),
+}
+
+/// The newest letters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct List {
+    /// What came of the queue of returned messages; none where it was not to be looked at.
+    pub returned: Option<Returned>,
+    /// The newest first.
+    pub letters: Vec<Row>,
+    /// There are older ones.
+    pub more: bool,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// Its number.
+    pub id: u64,
+    /// In UTC.
+    pub first_seen: String,
+    /// When it was sent again, likewise; none while it is open.
+    pub replayed_at: Option<String>,
+    /// How often it was refused.
+    pub refusals: u32,
+    /// The reason's code.
+    pub reason: String,
+    /// The reason as a sentence.
+    pub error: String,
+    /// Where it came from.
+    pub queue: String,
+    /// How long its body is.
+    pub bytes: u64,
+    /// The beginning of its body, with what is not printable escaped.
+    pub body: String,
+}
+
+/// How many there are, by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// As in [`List`].
+    pub returned: Option<Returned>,
+    /// By reason.
+    pub reasons: Vec<OfReason>,
+}
+
+/// How many have that reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OfReason {
+    /// The reason's code.
+    pub reason: String,
+    /// Those that were not sent again.
+    pub open: u64,
+    /// Those that were.
+    pub replayed: u64,
+    /// When the first one was first seen.
+    pub oldest: String,
+    /// When the last one was.
+    pub newest: String,
+}
+
+/// The newest letters of a selection, at most so many.
+///
+/// # Errors
+/// MySQL's.
+pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Option<Returned>) -> Result<List> {
+    let mut found = store.dead_letters(selection, limit + 1).await?;
+    let more = found.len() as u64 > limit;
+    if more {
+        found.pop();
+    }
+    Ok(List { returned, letters: found.into_iter().map(Row::from).collect(), more })
+}
+
+/// How many letters of a selection there are.
+///
+/// # Errors
+/// MySQL's.
+pub async fn summary(store: &Store, selection: &Selection, returned: Option<Returned>) -> Result<Summary> {
+    let of = |total: Total| OfReason {
+        reason: total.reason,
+        open: total.open,
+        replayed: total.replayed,
+        oldest: instant(total.oldest),
+        newest: instant(total.newest),
+    };
+    Ok(Summary { returned, reasons: store.dead_letter_totals(selection).await?.into_iter().map(of).collect() })
+}
+
+/// Letters with all that is known of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Shown(pub Vec<Whole>);
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Whole {
+    /// What a list says of it.
+    #[serde(flatten)]
+    pub row: Row,
+    /// Its headers.
+    pub headers: Value,
+    /// Its body in hex, where it is no UTF-8; `body` is the whole of it in all other cases.
+    pub body_hex: Option<String>,
+    /// What the consumer would say of it now.
+    pub now: Now,
+    #[serde(skip)]
+    raw: Vec<u8>,
+}
+
+/// What the consumer would say of a body now, with this configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Now {
+    /// Events that would be taken.
+    pub taken: usize,
+    /// Events that would be refused.
+    pub refused: usize,
+    /// In words.
+    pub words: String,
+    /// Where it would go.
+    pub routing_key: String,
+}
+
+/// The letters of these ids.
+///
+/// # Errors
+/// [`NoLetter`], MySQL's.
+pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
+    let terms = Terms::new(config);
+    let mut shown = Vec::new();
+    for id in ids {
+        let letter = whole(store, *id).await?;
+        let verdict = judge(&letter.body, &terms, now);
+        shown.push(Whole::new(letter, verdict));
+    }
+    Ok(Shown(shown))
+}
+
+/// One letter.
+///
+/// # Errors
+/// [`NoLetter`], MySQL's.
+pub async fn whole(store: &Store, id: u64) -> Result<Letter> {
+    store.whole_dead_letters(&[id]).await?.pop().ok_or_else(|| NoLetter(vec![id]).into())
+}
+
+/// Fails unless all of these letters are there.
+///
+/// # Errors
+/// [`NoLetter`], MySQL's.
+async fn all_there(store: &Store, ids: &[u64]) -> Result<()> {
+    let mut missing = Vec::new();
+    for page in ids.chunks(PAGE) {
+        let there = store.dead_letters_of(page).await?;
+        missing.extend(page.iter().filter(|id| there.binary_search_by_key(id, |(there, _)| there).is_err()));
+    }
+    if missing.is_empty() { Ok(()) } else { Err(NoLetter(missing).into()) }
+}
+
+impl From<Letter> for Row {
+    fn from(letter: Letter) -> Self {
+        Self {
+            id: letter.id,
+            first_seen: instant(letter.first_seen),
+            replayed_at: letter.replayed_at.map(instant),
+            refusals: letter.refusals,
+            body: printable_bytes(&letter.body, letter.bytes > letter.body.len() as u64),
+            reason: letter.reason,
+            error: letter.error,
+            queue: letter.queue,
+            bytes: letter.bytes,
+        }
+    }
+}
+
+impl Whole {
+    fn new(letter: Letter, verdict: Verdict) -> Self {
+        let raw = letter.body.clone();
+        // Headers are ours; what somebody has changed by hand is shown as text.
+        let headers = serde_json::from_str(&letter.headers).unwrap_or_else(|_| Value::String(letter.headers.clone()));
+        let now = Now {
+            taken: verdict.taken,
+            refused: verdict.refused,
+            words: verdict.words(),
+            routing_key: verdict.routing_key,
+        };
+        let mut row = Row::from(letter);
+        let body_hex = match std::str::from_utf8(&raw) {
+            Ok(text) => {
+                text.clone_into(&mut row.body);
+                None
+            }
+            Err(_) => Some(raw.iter().map(|byte| format!("{byte:02x}")).collect()),
+        };
+        Self { row, headers, body_hex, now, raw }
+    }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, first_seen, replayed_at, reason, error, bytes, body, .. } = self;
+        let state = replayed_at.as_ref().map_or_else(|| "open".to_owned(), |at| format!("replayed {at}"));
+        let short: String = error.chars().take(ERROR_SHOWN).collect();
+        let goes_on = if short.len() < error.len() { "…" } else { "" };
+        writeln!(f, "{id}  {first_seen}  {}  {state}", printable(reason))?;
+        writeln!(f, "    {}{goes_on}", printable(&short))?;
+        write!(f, "    {body} ({bytes} bytes)")
+    }
+}
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let returned = self.returned.as_ref().map(ToString::to_string).filter(|words| !words.is_empty());
+        let mut parts: Vec<String> = returned.into_iter().collect();
+        parts.extend(self.letters.iter().map(ToString::to_string));
+        if self.letters.is_empty() {
+            parts.push("no dead letters".to_owned());
+        }
+        if self.more {
+            parts.push("there are more: --limit, --summary".to_owned());
+        }
+        f.write_str(&parts.join("\n"))
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let returned = self.returned.as_ref().map(ToString::to_string).filter(|words| !words.is_empty());
+        if let Some(words) = returned {
+            writeln!(f, "{words}")?;
+        }
+        write!(f, "{:<28}{:>10}{:>10}  {:<29}newest", "reason", "open", "replayed", "oldest")?;
+        for OfReason { reason, open, replayed, oldest, newest } in &self.reasons {
+            write!(f, "\n{:<28}{open:>10}{replayed:>10}  {oldest:<29}{newest}", printable(reason))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&parts.join("\n\n"))
+    }
+}
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Row { id, first_seen, replayed_at, refusals, reason, error, queue, bytes, .. } = &self.row;
+        writeln!(f, "dead letter {id}")?;
+        writeln!(f, "  reason      {}", printable(reason))?;
+        writeln!(f, "  error       {}", printable(error))?;
+        writeln!(f, "  queue       {}", printable(queue))?;
+        writeln!(f, "  first seen  {first_seen}")?;
+        writeln!(f, "  refused     {refusals} times")?;
+        writeln!(f, "  replayed    {}", replayed_at.as_deref().unwrap_or("no"))?;
+        writeln!(f, "  headers     {}", printable(&self.headers.to_string()))?;
+        writeln!(f, "  now         {}", printable(&self.now.words))?;
+        writeln!(f, "  body        {bytes} bytes")?;
+        match (pretty_json(&self.raw), std::str::from_utf8(&self.raw)) {
+            (Some(pretty), _) => f.write_str(&printable_lines(&pretty)),
+            (None, Ok(text)) => f.write_str(&printable_lines(text)),
+            (None, Err(_)) => f.write_str(&hex_dump(&self.raw)),
+        }
+    }
+}

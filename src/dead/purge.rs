@@ -1,0 +1,110 @@
+//! Deletes dead letters that nobody needs any more.
+
+use std::fmt;
+
+use anyhow::Result;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{Which, all_there};
+use crate::runtime::fault;
+use crate::store::Store;
+use crate::store::letters::Selection;
+
+/// Letters that one statement deletes: at most 100 MiB.
+const AT_ONCE: usize = 100;
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Nothing was deleted.
+    pub dry_run: bool,
+    /// Letters that were deleted; in a dry run those that would be.
+    pub deleted: u64,
+    /// Letters that are otherwise meant, and were left because they are open.
+    pub open_left: u64,
+    /// It was told to stop before it was through.
+    pub stopped: bool,
+}
+
+/// How many letters would be deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meant {
+    /// All of them.
+    pub all: u64,
+    /// Those among them that were never sent again.
+    pub open: u64,
+    /// Those that are left because they are open.
+    pub open_left: u64,
+}
+
+/// Counts what is meant.
+///
+/// # Errors
+/// [`super::NoLetter`], MySQL's.
+pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
+    match which {
+        Which::Ids(ids) => {
+            all_there(store, ids).await?;
+            Ok(Meant { all: ids.len() as u64, ..Meant::default() })
+        }
+        Which::All(selection) => {
+            let totals = store.dead_letter_totals(&Selection { replayed: None, ..selection.clone() }).await?;
+            let open = totals.iter().map(|total| total.open).sum();
+            let replayed: u64 = totals.iter().map(|total| total.replayed).sum();
+            Ok(match selection.replayed {
+                Some(true) => Meant { all: replayed, open: 0, open_left: open },
+                Some(false) => Meant { all: open, open, open_left: 0 },
+                None => Meant { all: replayed + open, open, open_left: 0 },
+            })
+        }
+    }
+}
+
+/// Deletes what is meant, statement by statement.
+///
+/// # Errors
+/// MySQL's. What was deleted until then stays deleted.
+pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &CancellationToken) -> Result<Report> {
+    let mut report = Report { open_left: meant.open_left, ..Report::default() };
+    let until = store.newest_dead_letter().await?;
+    let (mut after, mut rest) = (0, which.clone());
+    loop {
+        let (page, selection) = match &mut rest {
+            Which::Ids(ids) => (ids.split_off(ids.len().saturating_sub(AT_ONCE)), Selection::default()),
+            Which::All(selection) => {
+                let page = store.dead_letters_after(selection, (after, until), AT_ONCE as u64).await?;
+                (page.into_iter().map(|(id, _)| id).collect(), selection.clone())
+            }
+        };
+        let Some(last) = page.last() else { return Ok(report) };
+        if stop.is_cancelled() {
+            return Ok(Report { stopped: true, ..report });
+        }
+        after = *last;
+        // One that was refused again meanwhile is in the selection no more.
+        report.deleted += store.delete_dead_letters(&page, &selection).await?;
+        fault::point("dead:deleted");
+    }
+}
+
+impl Report {
+    /// What a dry run says.
+    pub fn dry(meant: Meant) -> Self {
+        Self { dry_run: true, deleted: meant.all, open_left: meant.open_left, stopped: false }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dry_run, deleted, open_left, stopped } = self;
+        write!(f, "{deleted} dead letters {}", if *dry_run { "would be deleted" } else { "deleted" })?;
+        if *open_left > 0 {
+            write!(f, "\n{open_left} more were never replayed and are left: --open means them, too")?;
+        }
+        if *stopped {
+            write!(f, "\nstopped: the others are as they were")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! Sends dead letters again, through the front door: published as producers publish, confirmed, and noted after that.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use futures_util::{StreamExt, stream};
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::text::{instant, printable};
+use super::verdict::judge;
+use super::{PAGE, Which, all_there};
+use crate::broker::{Broker, Publisher};
+use crate::event::Terms;
+use crate::model::Micros;
+use crate::runtime::fault;
+use crate::store::Store;
+use crate::store::letters::Letter;
+
+/// Letters that are in memory, on the way, and noted at once.
+const AT_ONCE: usize = 64;
+
+/// Bytes of letters in memory, beside the last one.
+const BYTES_AT_ONCE: u64 = 4 << 20;
+
+/// Letters that were left alone and are named in the report.
+const LEFT_NAMED_MAX: usize = 1_000;
+
+/// How letters are sent again.
+pub struct Replay<'a> {
+    /// MySQL.
+    pub store: &'a Store,
+    /// RabbitMQ.
+    pub broker: &'a Broker,
+    /// What events are judged by.
+    pub terms: &'a Terms,
+    /// There are filters that must learn of likes.
+    pub has_filters: bool,
+    /// Also what would be refused, and what was sent again before.
+    pub force: bool,
+    /// Nothing is sent.
+    pub dry_run: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Nothing was sent.
+    pub dry_run: bool,
+    /// Letters that were looked at.
+    pub found: u64,
+    /// Those that were sent and confirmed; in a dry run those that would be.
+    pub replayed: u64,
+    /// Of those, how many are open all the same: they were refused again at once, or are deleted.
+    pub open_again: u64,
+    /// How many were left alone.
+    pub left: u64,
+    /// The first 1,000 of those.
+    pub left_because: Vec<Left>,
+    /// Likes are among them, and there are filters: what is to be done about that.
+    pub filters: Option<&'static str>,
+    /// It was told to stop before it was through.
+    pub stopped: bool,
+}
+
+/// A letter that was left alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Its number.
+    pub id: u64,
+    /// Why.
+    pub because: String,
+}
+
+/// What lua/like.lua has not counted lately is in no filter.
+const REBUILD: &str = "likes were among them: run `tallyd rebuild-filters` once they are written";
+
+impl Replay<'_> {
+    /// Sends letters, in the order in which they were kept, at most so many.
+    ///
+    /// # Errors
+    /// [`super::NoLetter`], before anything is sent; the servers'. What was sent until then is noted.
+    pub async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
+        let mut report = Report { dry_run: self.dry_run, ..Report::default() };
+        if let Which::Ids(ids) = which {
+            all_there(self.store, ids).await?;
+        }
+        let publisher = self.connect().await?;
+        let done = self.pages(which, limit.unwrap_or(u64::MAX), publisher.as_ref(), &mut report, stop).await;
+        done.with_context(|| {
+            format!("{} dead letters were replayed until then, and the others are as they were", report.replayed)
+        })?;
+        Ok(report)
+    }
+
+    /// Sends one letter with another body.
+    ///
+    /// # Errors
+    /// The servers'.
+    pub async fn edited(&self, letter: &Letter, body: Vec<u8>) -> Result<Report> {
+        let mut report = Report { found: 1, ..Report::default() };
+        let publisher = self.connect().await?;
+        let changed = Letter { body, ..letter.clone() };
+        self.send(vec![changed], publisher.as_ref(), &mut report).await?;
+        Ok(report)
+    }
+
+    async fn connect(&self) -> Result<Option<Publisher>> {
+        if self.dry_run { Ok(None) } else { self.broker.connect_publisher("replay").await.map(Some) }
+    }
+
+    async fn pages(
+        &self,
+        which: &Which,
+        limit: u64,
+        publisher: Option<&Publisher>,
+        report: &mut Report,
+        stop: &CancellationToken,
+    ) -> Result<()> {
+        // What is refused again while this goes on keeps its number, and what comes new is not looked at.
+        let until = self.store.newest_dead_letter().await?;
+        let mut after = 0;
+        loop {
+            let wanted = limit.saturating_sub(report.found).min(PAGE as u64);
+            let page = match which {
+                Which::Ids(ids) => page_of(self.store, ids, after, wanted).await?,
+                Which::All(selection) => self.store.dead_letters_after(selection, (after, until), wanted).await?,
+            };
+            let Some((last, _)) = page.last() else { return Ok(()) };
+            after = *last;
+            for piece in pieces(&page) {
+                if stop.is_cancelled() {
+                    report.stopped = true;
+                    return Ok(());
+                }
+                let letters = self.store.whole_dead_letters(&piece).await?;
+                report.found += letters.len() as u64;
+                self.send(letters, publisher, report).await?;
+            }
+        }
+    }
+
+    /// Sends what is to be sent of these letters, waits for the confirms, and notes those.
+    async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
+        let mut chosen = Vec::new();
+        for letter in letters {
+            let verdict = judge(&letter.body, self.terms, Micros::now());
+            let because = match letter.replayed_at {
+                // Nobody waits for it, and the partition that gets it could be another one.
+                _ if verdict.is_fence => Some(verdict.words()),
+                Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
+                _ if !self.force && !verdict.is_taken() => Some(verdict.words()),
+                _ => None,
+            };
+            match because {
+                Some(because) => report.leave(letter.id, because),
+                None => {
+                    if verdict.has_likes && self.has_filters {
+                        report.filters = Some(REBUILD);
+                    }
+                    chosen.push((letter, verdict.routing_key));
+                }
+            }
+        }
+        let Some(publisher) = publisher else {
+            report.replayed += chosen.len() as u64;
+            return Ok(());
+        };
+        let exchange = &self.broker.exchange();
+        let sent: Vec<(&Letter, Result<()>)> = stream::iter(&chosen)
+            .map(|(letter, key)| async move { (letter, publisher.publish(exchange, key, &letter.body).await) })
+            .buffered(AT_ONCE)
+            .collect()
+            .await;
+        fault::point("dead:confirmed");
+        let confirmed: Vec<(u64, u32)> =
+            sent.iter().filter(|(_, sent)| sent.is_ok()).map(|(letter, _)| (letter.id, letter.refusals)).collect();
+        report.replayed += confirmed.len() as u64;
+        let noted = self.store.note_replayed(&confirmed, Micros::now()).await?;
+        report.open_again += (confirmed.len() as u64).saturating_sub(noted);
+        match sent.into_iter().find_map(|(letter, sent)| Some((letter.id, sent.err()?))) {
+            Some((id, error)) => Err(error.context(format!("replay dead letter {id}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Report {
+    fn leave(&mut self, id: u64, because: String) {
+        self.left += 1;
+        if self.left_because.len() < LEFT_NAMED_MAX {
+            self.left_because.push(Left { id, because });
+        }
+    }
+
+    /// Whether all were sent and are closed.
+    pub fn is_done(&self) -> bool {
+        self.left == 0 && self.open_again == 0 && !self.stopped
+    }
+}
+
+/// The next of these ids, after one.
+async fn page_of(store: &Store, ids: &[u64], after: u64, limit: u64) -> Result<Vec<(u64, u64)>> {
+    let mut next: Vec<u64> = ids.iter().copied().filter(|id| *id > after).collect();
+    next.sort_unstable();
+    next.dedup();
+    next.truncate(usize::try_from(limit).unwrap_or(PAGE));
+    Ok(store.dead_letters_of(&next).await?)
+}
+
+/// Ids whose bodies are read at once: few enough, and not too long.
+fn pieces(page: &[(u64, u64)]) -> Vec<Vec<u64>> {
+    let mut pieces: Vec<Vec<u64>> = Vec::new();
+    let mut bytes = 0;
+    for (id, length) in page {
+        match pieces.last_mut() {
+            Some(piece) if piece.len() < AT_ONCE && bytes < BYTES_AT_ONCE => piece.push(*id),
+            _ => {
+                bytes = 0;
+                pieces.push(vec![*id]);
+            }
+        }
+        bytes += length;
+    }
+    pieces
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = if self.dry_run { "would be replayed" } else { "replayed" };
+        write!(f, "{} of {} dead letters {what}", self.replayed, self.found)?;
+        if self.open_again > 0 {
+            write!(f, "\n{} of those were refused again at once, or deleted", self.open_again)?;
+        }
+        for Left { id, because } in &self.left_because {
+            write!(f, "\n{id} is left: {}", printable(because))?;
+        }
+        let unnamed = self.left.saturating_sub(self.left_because.len() as u64);
+        if unnamed > 0 {
+            write!(f, "\n{unnamed} more are left")?;
+        }
+        if let Some(filters) = self.filters {
+            write!(f, "\n{filters}")?;
+        }
+        if self.stopped {
+            write!(f, "\nstopped: the others are as they were")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_are_read_in_pieces_of_few_and_not_too_long_ones() {
+        let short: Vec<(u64, u64)> = (1..=130).map(|id| (id, 100)).collect();
+        let lengths: Vec<usize> = pieces(&short).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [64, 64, 2]);
+        let long: Vec<(u64, u64)> = (1..=9).map(|id| (id, 1 << 20)).collect();
+        let lengths: Vec<usize> = pieces(&long).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [4, 4, 1]);
+        assert_eq!(pieces(&long).concat(), (1..=9).collect::<Vec<_>>());
+        assert!(pieces(&[]).is_empty());
+    }
+}

@@ -1,0 +1,119 @@
+//! Takes what the broker has given back too often out of its queue, into the table.
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+use lapin::Acker;
+use lapin::options::BasicAckOptions;
+use serde::Serialize;
+
+use super::letter;
+use crate::broker::{Broker, Link};
+use crate::model::Micros;
+use crate::store::letters::DeadLetter;
+use crate::store::{Fate, Store, StoreError};
+
+/// Messages in one transaction.
+const AT_ONCE: usize = 100;
+
+/// Bytes in one transaction, beside its last message.
+const BYTES_AT_ONCE: usize = 4 << 20;
+
+/// Messages that one call takes in at most.
+const TAKEN_MAX: u64 = 10_000;
+
+/// AMQP's code for "nothing is wrong".
+const REPLY_SUCCESS: u16 = 200;
+
+/// What came of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Returned {
+    /// The queue's name.
+    pub queue: String,
+    /// Messages that are rows now.
+    pub taken_in: u64,
+    /// Messages that are still there, where one call doesn't take more.
+    pub left: u32,
+    /// Why it could not be looked at, or not to its end.
+    pub problem: Option<String>,
+}
+
+/// Takes in what waits. What goes wrong is no failure: it is said, and the messages stay where they are.
+pub async fn take_in(store: &Store, broker: &Broker) -> Returned {
+    let mut returned = Returned { queue: broker.returned(), ..Returned::default() };
+    if let Err(error) = take(store, broker, &mut returned).await {
+        returned.problem = Some(format!("{error:#}"));
+    }
+    returned
+}
+
+async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result<()> {
+    // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
+    store.may_keep_dead_letters().await?;
+    let link = broker.connect("dead letters").await?;
+    while returned.taken_in < TAKEN_MAX {
+        let Some(mut taken) = gather(&link, &returned.queue).await? else { break };
+        keep(store, &mut taken.letters).await?;
+        let acknowledged = taken.last.ack(BasicAckOptions { multiple: true });
+        ensure!(link.call("acknowledge", acknowledged).await?, "the delivery is stale: the broker has taken it back");
+        returned.taken_in += taken.letters.len() as u64;
+        returned.left = taken.left;
+    }
+    // The answer says that the acknowledgements have arrived.
+    link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await
+}
+
+/// Messages in hand.
+struct Taken {
+    letters: Vec<DeadLetter>,
+    /// Acknowledges the last one and, with `multiple`, all before it.
+    last: Acker,
+    left: u32,
+}
+
+async fn gather(link: &Link, queue: &str) -> Result<Option<Taken>> {
+    let mut taken: Option<Taken> = None;
+    let mut bytes = 0;
+    while taken.as_ref().is_none_or(|taken| taken.letters.len() < AT_ONCE && bytes < BYTES_AT_ONCE) {
+        let Some(message) = link.get(queue).await? else { break };
+        let (delivery, left) = (message.delivery, message.message_count);
+        bytes += delivery.data.len();
+        let letter = letter::returned(&delivery.data, &delivery.properties, queue, Micros::now());
+        let mut letters = taken.map(|taken| taken.letters).unwrap_or_default();
+        letters.push(letter);
+        taken = Some(Taken { letters, last: delivery.acker, left });
+    }
+    Ok(taken)
+}
+
+/// Writes them; in ASCII where the table's character set has not all of a header's or a queue's characters.
+async fn keep(store: &Store, letters: &mut [DeadLetter]) -> Result<(), StoreError> {
+    match store.keep_dead_letters(letters).await {
+        Err(error) if error.fate() == Fate::Row => {
+            for letter in letters.iter_mut() {
+                for text in [&mut letter.headers, &mut letter.error, &mut letter.queue] {
+                    *text = text.chars().map(|character| if character.is_ascii() { character } else { '?' }).collect();
+                }
+            }
+            store.keep_dead_letters(letters).await
+        }
+        kept => kept,
+    }
+}
+
+impl fmt::Display for Returned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queue, taken_in, left, problem } = self;
+        let mut parts = Vec::new();
+        if *taken_in > 0 {
+            parts.push(format!("{taken_in} messages were taken in from {queue}"));
+        }
+        if *left > 0 {
+            parts.push(format!("{left} more wait there: list again"));
+        }
+        if let Some(problem) = problem {
+            parts.push(format!("{queue} could not be looked at: {}", super::text::printable(problem)));
+        }
+        f.write_str(&parts.join("\n"))
+    }
+}
