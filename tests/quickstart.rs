@@ -16,6 +16,8 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::archiver::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -235,6 +237,7 @@ async fn the_documented_rights_are_enough() {
 
     repair_and_archive(&world, &tallyd, &mut redis).await;
     save_boards(&world, &tallyd, &mut redis).await;
+    handle_dead_letters(&world, &tallyd).await;
 
     assert!(daemon.stop().success());
     for account in [&daemon_account, &producer] {
@@ -261,6 +264,22 @@ async fn repair_and_archive(
     let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(redis).await.unwrap();
     assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
     tallyd(&["reconcile", "--changed"]);
+}
+
+/// A message that the broker has set aside: taken in, shown, sent again and deleted.
+async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
+    let like = LikeEvent { target: target(45), user: UserId(7), at: Micros::now(), liked: true };
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    publisher.publish("", &world.broker.returned(), &common::body(&like).1).await.unwrap();
+    let listed = tallyd(&["dead", "list"]);
+    assert!(listed.contains("1 messages were taken in") && !listed.contains("looked at"), "{listed}");
+    tallyd(&["dead", "list", "--summary"]);
+    assert!(tallyd(&["dead", "replay", "--reason", "returned-by-broker"]).contains("1 of 1"));
+    eventually("it is in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 45").await == 1
+    })
+    .await;
+    assert!(tallyd(&["dead", "purge", "--replayed"]).contains("1 dead letters deleted"));
 }
 
 /// A board that is saved, lost and restored, and one that is put back from its archive.
@@ -303,7 +322,7 @@ async fn the_documented_steps_bring_an_older_table_over() {
     let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
     execute(&world, AssertSqlSafe(later.to_owned())).await;
     let client = Client::new(&world.config).unwrap();
-    let counted = client.count(target(42), tallyd::model::UserId(2), true, &[]).await.unwrap();
+    let counted = client.count(target(42), UserId(2), true, &[]).await.unwrap();
     client.publish(&counted).await.unwrap();
     eventually("the event is in MySQL", || async {
         world.count("SELECT COUNT(*) FROM like_record WHERE update_at > '2026-01-01'").await == 1

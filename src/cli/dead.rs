@@ -76,7 +76,7 @@ struct OfArgs {
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {
     /// Their numbers.
-    #[arg(value_name = "ID", required_unless_present_any = ["reason", "since", "all"], conflicts_with_all = ["reason", "since", "all", "limit"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["reason", "since", "all", "limit"])]
     ids: Vec<u64>,
     #[command(flatten)]
     of: OfArgs,
@@ -103,7 +103,7 @@ pub(super) struct ReplayArgs {
 #[derive(Debug, Args)]
 pub(super) struct PurgeArgs {
     /// Their numbers: also of those that were never replayed.
-    #[arg(value_name = "ID", required_unless_present_any = ["reason", "older_than", "replayed"], conflicts_with_all = ["reason", "older_than", "replayed", "open"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["reason", "older_than", "replayed", "open"])]
     ids: Vec<u64>,
     /// Those of this reason that were replayed.
     #[arg(long, value_parser = PossibleValuesParser::new(Reason::ALL.map(Reason::code)), hide_possible_values = true)]
@@ -130,6 +130,12 @@ pub(super) struct PurgeArgs {
 
 /// Runs the command.
 pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
+    match &command {
+        DeadCommand::Replay(args) => args.check()?,
+        DeadCommand::Purge(args) => args.check()?,
+        DeadCommand::Show { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
+        _ => {}
+    }
     let servers = Servers::new(config)?;
     servers.check_schema().await?;
     match command {
@@ -153,14 +159,12 @@ async fn list(servers: &Servers, args: ListArgs) -> Result<u8> {
 }
 
 async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format: Format) -> Result<u8> {
-    match ids {
-        [id] if raw => {
-            let letter = dead::whole(&servers.store, *id).await?;
-            let mut out = std::io::stdout();
-            out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
-        }
-        _ if raw => return Err(Usage("--raw prints one body: name one dead letter".to_owned()).into()),
-        _ => print(&dead::show(config, &servers.store, ids, Micros::now()).await?, format)?,
+    if raw {
+        let letter = dead::whole(&servers.store, only_one(ids, "--raw prints one body")?).await?;
+        let mut out = std::io::stdout();
+        out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
+    } else {
+        print(&dead::show(config, &servers.store, ids, Micros::now()).await?, format)?;
     }
     Ok(EXIT_DONE)
 }
@@ -179,11 +183,9 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
 }
 
 async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result<u8> {
-    let [id] = args.ids.as_slice() else {
-        return Err(Usage("--edit opens one body: name one dead letter".to_owned()).into());
-    };
+    let id = only_one(&args.ids, "--edit opens one body")?;
     let terms = Terms::new(config);
-    let letter = dead::whole(&servers.store, *id).await?;
+    let letter = dead::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
         return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());
     }
@@ -241,6 +243,33 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
+/// The only number that is named.
+fn only_one(ids: &[u64], why: &str) -> Result<u64, Usage> {
+    match ids {
+        [id] => Ok(*id),
+        _ => Err(Usage(format!("{why}: name one dead letter"))),
+    }
+}
+
+impl ReplayArgs {
+    fn check(&self) -> Result<(), Usage> {
+        if self.edit {
+            return only_one(&self.ids, "--edit opens one body").map(drop);
+        }
+        let is_said = !self.ids.is_empty() || self.all || self.of.reason.is_some() || self.of.since.is_some();
+        is_said.then_some(()).ok_or_else(|| Usage("say which: by number, --reason, --since, or --all".to_owned()))
+    }
+}
+
+impl PurgeArgs {
+    fn check(&self) -> Result<(), Usage> {
+        let is_said = !self.ids.is_empty() || self.replayed || self.reason.is_some() || self.older_than.is_some();
+        is_said
+            .then_some(())
+            .ok_or_else(|| Usage("say which: by number, --reason, --older-than, or --replayed".to_owned()))
+    }
+}
+
 impl OfArgs {
     fn selection(self, replayed: Option<bool>) -> Selection {
         Selection { reason: self.reason, since: self.since, before: None, replayed }
@@ -283,7 +312,7 @@ mod tests {
         let now = Micros::now().0;
         let ago = parse_since("2h").unwrap().0;
         assert!((now - 7_200_000_000 - ago).abs() < 60_000_000, "{ago}");
-        assert_eq!(parse_since("2026-11-21T09:36:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));
+        assert_eq!(parse_since("2026-11-21T08:56:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));
         assert_eq!(parse_since("2026-11-21").unwrap(), Micros(1_795_219_200_000_000));
         for text in ["", "soon", "2026-11", "-2h"] {
             assert!(parse_since(text).is_err(), "{text}");
