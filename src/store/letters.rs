@@ -214,8 +214,8 @@ impl Store {
             let total = |row: &MySqlRow| {
                 Ok(Total {
                     reason: row.try_get(0)?,
-                    open: row.try_get_unchecked(1)?,
-                    replayed: row.try_get_unchecked(2)?,
+                    open: row.try_get(1)?,
+                    replayed: row.try_get(2)?,
                     oldest: micros(row.try_get(3)?),
                     newest: micros(row.try_get(4)?),
                 })
@@ -233,8 +233,9 @@ impl Store {
         const ACTION: &str = "look for the newest dead letter";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let sql = "SELECT COALESCE(MAX(id), 0) FROM dead_letter";
-            sqlx::query(sql).fetch_one(connection).await.and_then(|row| row.try_get_unchecked(0)).tried(ACTION)
+            let newest: Option<u64> =
+                sqlx::query_scalar("SELECT MAX(id) FROM dead_letter").fetch_one(connection).await.tried(ACTION)?;
+            Ok(newest.unwrap_or(0))
         })
         .await
     }
@@ -336,14 +337,14 @@ fn selected<'q>(query: Query<'q, MySql, MySqlArguments>, of: &Selection) -> Quer
 fn letters_of(rows: &[MySqlRow]) -> std::result::Result<Vec<Letter>, sqlx::Error> {
     let letter = |row: &MySqlRow| {
         Ok(Letter {
-            id: row.try_get_unchecked(0)?,
+            id: row.try_get(0)?,
             bytes: row.try_get_unchecked(1)?,
             reason: row.try_get_unchecked(2)?,
             error: row.try_get_unchecked(3)?,
             queue: row.try_get_unchecked(4)?,
             first_seen: micros(row.try_get(5)?),
             replayed_at: row.try_get::<Option<NaiveDateTime>, _>(6)?.map(micros),
-            refusals: row.try_get_unchecked(7)?,
+            refusals: row.try_get(7)?,
             body: row.try_get_unchecked(8)?,
             headers: row.try_get_unchecked(9)?,
         })
@@ -352,7 +353,7 @@ fn letters_of(rows: &[MySqlRow]) -> std::result::Result<Vec<Letter>, sqlx::Error
 }
 
 fn sizes_of(rows: &[MySqlRow]) -> std::result::Result<Vec<(u64, u64)>, sqlx::Error> {
-    rows.iter().map(|row| Ok((row.try_get_unchecked(0)?, row.try_get_unchecked(1)?))).collect()
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get_unchecked(1)?))).collect()
 }
 
 fn comma_separated(ids: &[u64]) -> String {

@@ -178,6 +178,24 @@ async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
+    let world = World::new("dead_endless", "[consumer]\nlinger_ms = 1\n").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    // Each is a list of ten that come back, each a letter of its own.
+    let list = |number: u64| {
+        let events: Vec<Vec<u8>> = (0..10).map(|user| film(number, 1 + user)).collect();
+        [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat()
+    };
+    put_bodies(&world, Reason::ReturnedByBroker, &(1..=300).map(list).collect::<Vec<_>>()).await;
+    assert_exits(&world.tallyd(&["dead", "replay", "--all", "--force"]), 0, "300 of 300 dead letters replayed");
+    world.drained(&world.publisher().await).await;
+    assert_eq!(open(&world).await, 3_000);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn replayed_likes_are_said_to_be_missing_in_filters() {
     let world = World::new("dead_filters", &format!("{METRICS}[filter]\nlikes_min = 1000\n")).await;
     world.publisher().await;
