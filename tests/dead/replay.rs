@@ -1,5 +1,7 @@
 //! Letters that are sent again.
 
+use std::process::{Child, Command, Stdio};
+
 use sqlx::Row;
 use tallyd::event::{LikeEvent, Reason};
 use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
@@ -155,21 +157,48 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     world.close().await;
 }
 
+/// Starts a command and waits until it has stopped after its first confirms.
+async fn paused(world: &World, arguments: &[&str]) -> Child {
+    let mut command = world.command();
+    command.args(arguments).env("TALLYD_PAUSE_POINT", "dead:confirmed").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let stat = format!("/proc/{}/stat", child.id());
+    eventually("the command has stopped", || async { std::fs::read_to_string(&stat).unwrap().contains(") T ") }).await;
+    child
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([format!("-{name}"), child.id().to_string()]).status().unwrap();
+    assert!(sent.success(), "kill -{name}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
+    let world = World::new("dead_stopped", "").await;
+    world.publisher().await;
+    let like = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros::now(), liked: true };
+    put_bodies(&world, Reason::ReturnedByBroker, &(1..=150).map(|user| body(&like(user)).1).collect::<Vec<_>>()).await;
+    let replay = paused(&world, &["dead", "replay", "--all"]).await;
+    signal(&replay, "TERM");
+    signal(&replay, "CONT");
+    let output = replay.wait_with_output().unwrap();
+    assert_exits(&output, 1, "stopped: the others are as they were");
+    let sent = take(&world, 64).await.len();
+    assert_eq!(open(&world).await, 150 - i64::try_from(sent).unwrap());
+    assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "86 of 86");
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_letter_that_is_refused_before_its_replay_is_noted_stays_open() {
     let world = World::new("dead_race", "").await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     put_bodies(&world, Reason::MalformedJson, &[b"nonsense".to_vec()]).await;
-    let mut command = world.command();
-    command.args(["dead", "replay", "1", "--force"]).env("TALLYD_PAUSE_POINT", "dead:confirmed");
-    let replay = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let replay = paused(&world, &["dead", "replay", "1", "--force"]).await;
     let refusals = "SELECT CAST(refusals AS SIGNED) FROM dead_letter WHERE id = 1";
     eventually("it is refused again", || async { world.count(refusals).await == 2 }).await;
-    let pid = replay.id().to_string();
-    let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    eventually("the command has stopped", || async { state().contains(") T ") }).await;
-    assert!(std::process::Command::new("kill").args(["-CONT", &pid]).status().unwrap().success());
+    signal(&replay, "CONT");
     let output = replay.wait_with_output().unwrap();
     assert_exits(&output, 1, "1 of those were refused again at once");
     assert_eq!(ids(&world).await, [(1, true)]);
