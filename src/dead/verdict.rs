@@ -90,14 +90,13 @@ fn guessed(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
     use crate::event::Reason;
 
     const NOW: Micros = Micros(1_795_251_385_004_538);
 
     fn judged(body: &str) -> Verdict {
-        let mut config = Config::default();
-        config.metrics.0.insert("view".to_owned(), 3);
+        let text = "[metrics]\nlike = 1\nview = 3\nstock = 4\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
+        let config = crate::config::parse(text, "test", []).unwrap();
         judge(body.as_bytes(), &Terms::new(&config), NOW)
     }
 
@@ -116,6 +115,9 @@ mod tests {
         let verdict = judged(&count);
         assert!(verdict.is_taken() && !verdict.has_likes);
         assert_eq!(verdict.routing_key, "42");
+        let set = format!(r#"{{"type":"set","kind":"video","target_id":43,"metric":"stock","value":9,"at":{NOW}}}"#);
+        let verdict = judged(&set);
+        assert_eq!((verdict.is_taken(), verdict.routing_key.as_str()), (true, "43"), "{}", verdict.words());
         let old = judged(&count.replace(&NOW.to_string(), "1"));
         assert_eq!(old.refusal.unwrap().reason, Reason::AtTooOld);
     }
