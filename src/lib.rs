@@ -23,6 +23,7 @@ pub mod archiver;
 pub mod boards;
 pub mod broker;
 pub mod cache;
+pub mod caution;
 pub mod cli;
 pub mod client;
 pub mod config;

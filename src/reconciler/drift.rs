@@ -125,16 +125,6 @@ fn of<T>(logged: &[T], target: Target, target_of: impl Fn(&T) -> Target) -> &[T]
     logged.get(from..until).unwrap_or_default()
 }
 
-/// What to add, given two drifts of one target measured at two cuts: the smaller one if they agree in direction. A like
-/// that is published late looks like drift in one look, not in both, unless it is later than twice `publish_grace`.
-pub fn agreed(first: i64, second: i64) -> i64 {
-    match (first.signum(), second.signum()) {
-        (1, 1) => -first.min(second),
-        (-1, -1) => -first.max(second),
-        _ => 0,
-    }
-}
-
 fn newer<'a>(known: Option<&'a LikeEvent>, event: &'a LikeEvent) -> Option<&'a LikeEvent> {
     let version = |event: &LikeEvent| (event.at, !event.liked);
     match known {
@@ -204,13 +194,6 @@ mod tests {
         };
         for (at, value) in [(90, Some(1)), (91, None), (110, None), (111, Some(0))] {
             assert_eq!(value_at(Micros(100), skew, 1, [&logged(at)]), value, "{at}");
-        }
-    }
-
-    #[test]
-    fn only_agreeing_drifts_are_repaired_and_only_by_the_smaller() {
-        for (first, second, added) in [(3, 2, -2), (2, 3, -2), (-3, -1, 1), (3, -1, 0), (0, 2, 0), (2, 0, 0)] {
-            assert_eq!(agreed(first, second), added, "{first}, {second}");
         }
     }
 

@@ -27,7 +27,6 @@
 //!
 //! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
 
-mod brake;
 pub mod drift;
 mod look;
 pub mod lookout;
@@ -55,6 +54,7 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
+use crate::caution::{Brake, Braked};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
@@ -62,8 +62,6 @@ use crate::runtime::show::{self, Show};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
-use brake::Brake;
-pub use brake::Braked;
 use pace::Pace;
 use page::Pending;
 use progress::Progress;

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::warn;
 
-use super::drift::{Verdict, agreed};
+use super::drift::Verdict;
 use super::look::{Look, Looks};
 use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
+use crate::caution::agreed;
 use crate::model::Target;
 use crate::runtime::fault;
 use crate::store::counters::Truth;

@@ -1,17 +1,18 @@
-//! What is too much to be true: a run that would change more than that stops before it changes anything more. Pure.
+//! What a run may change, be it a reconcile or a recount: only what two looks agree on; and nothing once it is too much to be true, before
+//! a person has looked. Pure.
 
 /// Up to so many targets may drift, whatever the percentage: of ten targets one is ten percent.
 const TARGETS_MIN: u64 = 100;
 
 /// The limits of one run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Brake {
+pub struct Brake<'a> {
     /// Of the checked targets at most so many percent may have drifted.
     pub targets_max_percent: u8,
     /// No counter may be off by more.
     pub abs_max: i64,
     /// What repairs all the same.
-    pub command: &'static str,
+    pub command: &'a str,
 }
 
 /// The brake has been tripped.
@@ -19,12 +20,12 @@ pub(super) struct Brake {
 #[error("{0}")]
 pub struct Braked(pub String);
 
-impl Brake {
+impl Brake<'_> {
     /// Whether `drifted` of `checked` targets may be repaired, the largest drift being `largest` without its sign.
     ///
     /// # Errors
     /// [`Braked`] with the reason.
-    pub(super) fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), Braked> {
+    pub fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), Braked> {
         if largest > self.abs_max.unsigned_abs() {
             return Err(Braked(format!(
                 "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}; if that is right, run {}",
@@ -42,9 +43,26 @@ impl Brake {
     }
 }
 
+/// What to add, given two drifts of one number measured at two instants: the smaller one if they agree in direction. What was on its way at
+/// one of them looks like drift there, not at both.
+pub fn agreed(first: i64, second: i64) -> i64 {
+    match (first.signum(), second.signum()) {
+        (1, 1) => -first.min(second),
+        (-1, -1) => -first.max(second),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_agreeing_drifts_are_repaired_and_only_by_the_smaller() {
+        for (first, second, added) in [(3, 2, -2), (2, 3, -2), (-3, -1, 1), (3, -1, 0), (0, 2, 0), (2, 0, 0)] {
+            assert_eq!(agreed(first, second), added, "{first}, {second}");
+        }
+    }
 
     #[test]
     fn it_holds_what_is_too_much_and_lets_the_rest_through() {
