@@ -6,6 +6,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     taken_at     DATETIME(6)      NOT NULL,
     fence        BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest fence of a reconcile that is committed',
     filter_fence BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest one of those who build filters',
+    recount_fence BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the highest one of a recount',
     outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox',
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',

@@ -3,8 +3,8 @@
 //! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
 //! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none.
 //!
-//! Two jobs send fences, the reconciler and the one that keeps filters. Each has numbers of its own, so that one does not take the
-//! other's for its own.
+//! Three jobs send fences, the reconciler, the recounter and the one that keeps filters. Each has numbers of its own, so that one does not
+//! take the other's for its own.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::broker::{Broker, Depth, Publisher};
 use crate::event::encode_fence;
 use crate::runtime::fault;
 use crate::store::Store;
-use crate::store::jobs;
+use crate::store::jobs::FenceOf;
 
 /// A run can't be done now, through no fault of the data: the same call may do later.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ impl Fences<'_> {
 
     /// Looks at every partition once; the reason of the first that is waited for, none when all are through.
     async fn look(&self, number: u64, sent: &mut [bool], began: Instant) -> Result<Option<String>> {
-        let fences = self.store.fences(jobs::is_of_filters(number), self.broker.partitions()).await?;
+        let fences = self.store.fences(FenceOf::of(number), self.broker.partitions()).await?;
         let mut waiting = None;
         for (partition, ((fence, owner), sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
             let standing = self.stand(partition, (number, fence), owner, sent, began).await?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::event::{CountEvent, LikeEvent, SetEvent};
 use crate::model::{Metric, Micros, Number};
-use crate::store::jobs;
+use crate::store::jobs::FenceOf;
 use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
@@ -91,10 +91,8 @@ pub struct Batch {
     pub events: Vec<Received>,
     /// What can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence of a reconcile among them.
-    pub fence: Option<u64>,
-    /// The highest fence among them of those who build filters.
-    pub filter_fence: Option<u64>,
+    /// The highest fence of each job among them.
+    pub fences: [Option<u64>; FenceOf::ALL.len()],
     /// How many messages it holds.
     pub messages: usize,
     /// How many bytes their bodies have.
@@ -109,8 +107,9 @@ impl Batch {
 
     /// Notes a fence that follows what it holds.
     pub fn take_fence(&mut self, fence: u64) {
-        let known = if jobs::is_of_filters(fence) { &mut self.filter_fence } else { &mut self.fence };
-        *known = (*known).max(Some(fence));
+        if let Some(known) = self.fences.get_mut(FenceOf::of(fence) as usize) {
+            *known = (*known).max(Some(fence));
+        }
     }
 
     /// Whether there is more than one thing to write.
@@ -127,8 +126,7 @@ impl Batch {
         Self {
             events: self.events.split_off(keeps(events, refused)),
             refused: self.refused.split_off(if events > 0 { 0 } else { refused / 2 }),
-            fence: self.fence.take(),
-            filter_fence: self.filter_fence.take(),
+            fences: std::mem::take(&mut self.fences),
             ..Self::default()
         }
     }
@@ -289,7 +287,7 @@ mod tests {
             let mut first = Batch {
                 events: vec![received; events],
                 refused: vec![letter; refused],
-                fence: Some(7),
+                fences: [Some(7), None, None],
                 ..Batch::default()
             };
             prop_assume!(first.can_split());
@@ -297,7 +295,7 @@ mod tests {
             let size = |batch: &Batch| batch.events.len() + batch.refused.len();
             prop_assert!(size(&first) > 0 && size(&second) > 0);
             prop_assert_eq!(size(&first) + size(&second), events + refused);
-            prop_assert_eq!((first.fence, second.fence), (None, Some(7)));
+            prop_assert_eq!((first.fences, second.fences), ([None; 3], [Some(7), None, None]));
         }
 
         #[test]

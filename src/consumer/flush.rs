@@ -22,8 +22,8 @@ use crate::model::{Metric, Micros, Number};
 use crate::runtime::fault;
 use crate::runtime::retry::Outage;
 use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
-use crate::store::partitions::{FenceOf, Ownership};
-use crate::store::{Fate, Store, StoreError, jobs, letters, partitions};
+use crate::store::partitions::Ownership;
+use crate::store::{Fate, Store, StoreError, letters, partitions};
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -276,11 +276,8 @@ impl Writer {
             return Ok(Found { epoch, coalesced, outboxed: false, said: Vec::new() });
         }
         letters::keep_dead_letters(&mut tx, &batch.refused).await?;
-        if let Some(fence) = batch.fence {
-            partitions::pass_fence(&mut tx, FenceOf::Reconcile, self.partition, fence, jobs::run_of(fence)).await?;
-        }
-        if let Some(fence) = batch.filter_fence {
-            partitions::pass_fence(&mut tx, FenceOf::Filters, self.partition, fence, jobs::run_of(fence)).await?;
+        for fence in batch.fences.iter().flatten() {
+            partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.

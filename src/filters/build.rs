@@ -11,7 +11,7 @@ use crate::cache::filters::Built;
 use crate::fence::{Fences, NotNow};
 use crate::model::{Target, UserId};
 use crate::runtime::fault;
-use crate::store::jobs::filters_number_of;
+use crate::store::jobs::FenceOf;
 
 /// Bytes of a bit string that are in memory at once. A filter that is larger is made part by part, and its likers are read as often:
 /// this one holds 2.8 million of them, the largest there is takes 32 parts.
@@ -61,7 +61,7 @@ impl Run<'_> {
         let publisher = self.publisher.take().context("there is no publisher")?;
         let fences = Fences { store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
         self.fences_sent += 1;
-        let number = filters_number_of(self.number, self.fences_sent);
+        let number = FenceOf::Filters.number(self.number, self.fences_sent);
         let grace: Duration = on.publish_grace;
         let passed = async {
             tokio::time::sleep(grace).await;

@@ -7,6 +7,7 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
+use super::jobs::FenceOf;
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
@@ -131,27 +132,24 @@ impl Store {
             .execute(&mut *tx)
             .await
             .tried(ACTION)?;
-            repairs::note_correction(&mut tx, run, pass, metric, intent).await?;
+            repairs::note_corrections(&mut tx, run, pass, metric, &[intent]).await?;
             tx.commit().await.tried(ACTION)
         })
         .await
     }
 
-    /// Each partition's highest committed fence, of reconciles or of those who build filters, and its holder, for `partitions`
-    /// partitions.
+    /// Each partition's highest committed fence of that job, and its holder, for `partitions` partitions.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn fences(&self, of_filters: bool, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
+    pub async fn fences(&self, of: FenceOf, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
         const ACTION: &str = "read the fences";
         let mut lent: Lent = self.lend().await?;
         let rows = lent
             .limit(ACTION, |connection| async move {
-                let sql = match of_filters {
-                    false => "SELECT `partition`, fence, owner FROM partition_owner WHERE `partition` < ?",
-                    true => "SELECT `partition`, filter_fence, owner FROM partition_owner WHERE `partition` < ?",
-                };
-                sqlx::query(sql).bind(partitions).fetch_all(connection).await.tried(ACTION)
+                let sql =
+                    format!("SELECT `partition`, {}, owner FROM partition_owner WHERE `partition` < ?", of.column());
+                sqlx::query(AssertSqlSafe(sql)).bind(partitions).fetch_all(connection).await.tried(ACTION)
             })
             .await?;
         let mut fences = vec![(0, None); usize::from(partitions)];

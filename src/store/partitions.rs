@@ -6,6 +6,7 @@
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
+use super::jobs::{FenceOf, run_of};
 use super::likes::{Pair, State};
 use super::{Result, Tried, datetime, in_shapes, placeholders};
 use crate::event::LikeEvent;
@@ -71,31 +72,13 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Whose fences: each kind has a column, or one run would take the other's for a sign that it was overtaken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FenceOf {
-    /// A reconcile's.
-    Reconcile,
-    /// Those of who builds filters.
-    Filters,
-}
-
 /// Notes that every event before the fence is committed with this transaction. A fence that no running job sent is
 /// ignored: whoever can publish could forge one.
 ///
 /// # Errors
 /// MySQL's.
-pub async fn pass_fence(
-    connection: &mut MySqlConnection,
-    of: FenceOf,
-    partition: u16,
-    fence: u64,
-    run: u64,
-) -> Result<()> {
-    let column = match of {
-        FenceOf::Reconcile => "fence",
-        FenceOf::Filters => "filter_fence",
-    };
+pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
+    let (column, run) = (FenceOf::of(fence).column(), run_of(fence));
     let sql = format!(
         "UPDATE partition_owner SET {column} = GREATEST({column}, ?) \
          WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)"

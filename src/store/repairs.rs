@@ -95,18 +95,18 @@ impl Store {
     }
 }
 
-/// Notes the correction of a row of `counter`, in its transaction.
+/// Notes corrections of rows of `counter`, in their transaction.
 ///
 /// # Errors
 /// MySQL's.
-pub(super) async fn note_correction(
+pub(super) async fn note_corrections(
     connection: &mut MySqlConnection,
     run: u64,
     pass: u64,
     metric: Metric,
-    intent: Intent,
+    intents: &[Intent],
 ) -> Result<()> {
-    insert(connection, run, pass, metric, "mysql", Some("done"), &[intent]).await
+    insert(connection, run, pass, metric, "mysql", Some("done"), intents).await
 }
 
 async fn insert(

@@ -1,7 +1,7 @@
 //! Targets of which the events say another number than `counter`, kept for the next reconcile.
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::{Result, Store, Tried, in_shapes, micros, placeholders};
@@ -16,42 +16,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
-        const ACTION: &str = "keep drifts that were seen";
         let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            // Those that are there already need no room, and must not be taken for ones that were seen no more.
-            for piece in in_shapes(seen) {
-                let sql = format!(
-                    "UPDATE drift_seen SET seen_at = NOW(6) WHERE metric = ? AND (kind, target_id) IN ({})",
-                    placeholders(piece.len(), 2)
-                );
-                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0);
-                for (target, _) in piece {
-                    query = query.bind(target.kind.0).bind(target.id.0);
-                }
-                query.execute(&mut *connection).await.tried(ACTION)?;
-            }
-            let kept: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen")
-                .fetch_one(&mut *connection)
-                .await
-                .tried(ACTION)?;
-            let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
-            // Sorted by whoever calls, so that two of them don't wait for each other.
-            for piece in in_shapes(seen.get(..room.min(seen.len())).unwrap_or_default()) {
-                let sql = format!(
-                    "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES {} \
-                     ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
-                    vec!["(?, ?, ?, ?, NOW(6))"; piece.len()].join(", ")
-                );
-                let mut query = sqlx::query(AssertSqlSafe(sql));
-                for (target, drift) in piece {
-                    query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(drift);
-                }
-                query.execute(&mut *connection).await.tried(ACTION)?;
-            }
-            Ok(())
-        })
-        .await
+        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await
     }
 
     /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each
@@ -104,4 +70,42 @@ impl Store {
         })
         .await
     }
+}
+
+const ACTION: &str = "keep drifts that were seen";
+
+/// Keeps them in a transaction of the caller's.
+///
+/// # Errors
+/// MySQL's.
+pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
+    // Those that are there already need no room, and must not be taken for ones that were seen no more.
+    for piece in in_shapes(seen) {
+        let sql = format!(
+            "UPDATE drift_seen SET seen_at = NOW(6) WHERE metric = ? AND (kind, target_id) IN ({})",
+            placeholders(piece.len(), 2)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0);
+        for (target, _) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0);
+        }
+        query.execute(&mut *connection).await.tried(ACTION)?;
+    }
+    let kept: i64 =
+        sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.tried(ACTION)?;
+    let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
+    // Sorted by whoever calls, so that two of them don't wait for each other.
+    for piece in in_shapes(seen.get(..room.min(seen.len())).unwrap_or_default()) {
+        let sql = format!(
+            "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES {} \
+             ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
+            vec!["(?, ?, ?, ?, NOW(6))"; piece.len()].join(", ")
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for (target, drift) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(drift);
+        }
+        query.execute(&mut *connection).await.tried(ACTION)?;
+    }
+    Ok(())
 }
