@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS job_lock (
 CREATE TABLE IF NOT EXISTS job_run (
     run         BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
     job         VARCHAR(64)     NOT NULL,
-    mode        VARCHAR(64)     NOT NULL,
+    mode        VARCHAR(80)     NOT NULL,
     owner       VARCHAR(255)    NOT NULL,
     started_at  DATETIME(6)     NOT NULL,
     heartbeat_at DATETIME(6)    NULL COMMENT 'when it was last alive; looked for on the replicas',
@@ -59,7 +59,7 @@ CREATE TABLE IF NOT EXISTS watched_count (
     PRIMARY KEY (watch, kind, target_id, metric, update_at, id)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Every number that a reconcile changed, noted before it is changed: an outcome of NULL means that nobody was told.
+-- Every number that a reconcile or a recount changed, noted before it is changed: an outcome of NULL means that nobody was told.
 CREATE TABLE IF NOT EXISTS repair (
     pass        BIGINT UNSIGNED   NOT NULL COMMENT 'the repair''s number: its run, and its place in the run',
     kind        TINYINT UNSIGNED  NOT NULL,

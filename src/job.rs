@@ -33,7 +33,7 @@ const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 /// A job and the way it is run this time.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Its name: `reconcile`, `archive`.
+    /// Its name: `reconcile`, `archive`, `recount`.
     pub name: &'static str,
     /// What kind of run: `full`, `changed`. What is due is computed per mode.
     pub mode: &'a str,
@@ -148,7 +148,7 @@ async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
 }
 
 /// A key of the configuration that is a pattern of times; empty for never.
-pub type Pattern = fn(&Config) -> &str;
+type Pattern = Box<dyn Fn(&Config) -> &str + Send + Sync>;
 
 /// When a mode of a job is due.
 pub struct Timetable {
@@ -160,13 +160,18 @@ pub struct Timetable {
     /// The job.
     pub name: &'static str,
     /// Its mode.
-    pub mode: &'static str,
+    pub mode: String,
 }
 
 impl Timetable {
     /// A timetable of that pattern.
-    pub fn new(name: &'static str, mode: &'static str, live: &Live, pattern: Pattern) -> Self {
-        Self { live: live.clone(), pattern, asked: Arc::default(), name, mode }
+    pub fn new(
+        name: &'static str,
+        mode: &str,
+        live: &Live,
+        pattern: impl Fn(&Config) -> &str + Send + Sync + 'static,
+    ) -> Self {
+        Self { live: live.clone(), pattern: Box::new(pattern), asked: Arc::default(), name, mode: mode.to_owned() }
     }
 
     /// Whether a run is missing: the pattern has fired since the last one that was done began.
@@ -179,7 +184,7 @@ impl Timetable {
         }
         // Empty, or refused when it was loaded.
         let Ok(cron) = schedule::parse((self.pattern)(&self.live.now())) else { return Ok(false) };
-        let last = store.last_done(self.name, self.mode).await?;
+        let last = store.last_done(self.name, &self.mode).await?;
         Ok(match (last, schedule::last_fired(&cron, now)) {
             (_, None) => false,
             (None, Some(_)) => true,

@@ -9,12 +9,13 @@
 //!                                                   \--> dead_letter, in the same transaction
 //! outbox:      what the same transaction noted there -> Redis counters that no API server counts
 //! reconciler:  sample Redis (the cut) -> fence through every partition -> read MySQL as of the cut -> add the drift
+//! recounter:   what a query says of another table beside counter -> fence -> the same again -> add the drift
 //! archiver:    closed period -> freeze the zset -> copy to leaderboard_archive -> verify -> only then expire
 //! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
 //! ```
 //!
-//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], [`reconciler`], [`archiver`] and
-//! [`filters`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
+//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], [`reconciler`], [`recounter`],
+//! [`archiver`] and [`filters`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
 pub mod admin;
@@ -38,6 +39,7 @@ pub mod marks;
 pub mod model;
 pub mod outbox;
 pub mod reconciler;
+pub mod recounter;
 pub mod registry;
 pub mod runtime;
 pub mod show;

@@ -11,7 +11,7 @@ pub struct Kind(pub u8);
 pub struct Metric(pub u8);
 
 /// The id of a target within its kind: 1 to 2^63-1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TargetId(pub u64);
 
 /// The id of a user: 1 to 2^63-1.

@@ -10,7 +10,7 @@ use std::process::Command;
 use tallyd::archiver::Outcome;
 use tallyd::config::{self, Config};
 use tallyd::event::Reason;
-use tallyd::{cli, reconciler};
+use tallyd::{cli, reconciler, recounter};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -138,6 +138,14 @@ fn the_rule_in_config_toml_has_the_defaults_that_it_says() {
     assert_eq!(written, rules("[[rule]]\nmetric = \"unread\"\nkind = \"video\"\nboard = \"likes\""));
 }
 
+#[test]
+fn the_recount_in_config_toml_has_the_defaults_that_it_says() {
+    let recounts = |text: &str| format!("{:?}", parsed(text).unwrap().recounts);
+    let query = &parsed(&with_examples()).unwrap().recounts[0].query;
+    let least = format!("[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"{query}\"");
+    assert_eq!(recounts(&with_examples()), recounts(&least));
+}
+
 /// Loads the sample with one value changed; what is said of that key.
 fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -228,6 +236,14 @@ fn the_documents_list_every_log_event_with_its_level() {
 fn the_documents_explain_every_number_of_a_reconcile() {
     let report = serde_json::to_value(reconciler::report::Report::default()).unwrap();
     let rows = table("docs/operations.md", "The report of a reconcile");
+    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
+    assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
+}
+
+#[test]
+fn the_documents_explain_every_number_of_a_recount() {
+    let report = serde_json::to_value(recounter::report::Report::default()).unwrap();
+    let rows = table("docs/operations.md", "The report of a recount");
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
     assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
 }

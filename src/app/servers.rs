@@ -5,20 +5,21 @@ use tokio_util::sync::CancellationToken;
 use crate::archiver::{self, Archiver, Restore, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Recount};
 use crate::filters::{self, Filters};
 use crate::job::{self, Job, Ran};
 use crate::model::Micros;
 use crate::reconciler::{self, Order, Reconciler};
+use crate::recounter::{self, Recounter};
 use crate::registry;
 use crate::runtime::show::Show;
 use crate::store::Store;
 use crate::store::schema::Schema;
 use anyhow::Result;
 
-/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for the lease of each,
-/// one for the clock of snapshots, one for the outbox, and spare ones.
-const CONNECTIONS_FOR_JOBS: u32 = 12;
+/// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for a recount, one for the
+/// lease of each, one for the clock of snapshots, one for the outbox, and spare ones.
+const CONNECTIONS_FOR_JOBS: u32 = 14;
 
 /// What the tasks stand on. Nothing is connected before it is used.
 #[derive(Clone)]
@@ -130,6 +131,24 @@ impl Servers {
         let filters = Filters::new(config, self.store.clone(), cache, self.broker.clone());
         let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
         job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
+    }
+
+    /// One `[[recount]]`, under the job's lock.
+    ///
+    /// # Errors
+    /// The run's.
+    pub async fn recount(
+        &self,
+        config: &Config,
+        recount: &Recount,
+        order: recounter::Order,
+        to: Show,
+        stop: &CancellationToken,
+    ) -> Result<Ran<recounter::report::Report>> {
+        let recounter = Recounter::new(config, recount, self.store.clone(), self.broker.clone())?;
+        let mode = recount.name();
+        let job = Job { name: recounter::JOB, mode: &mode, owner: &self.owner };
+        job::run_once(&self.store, job, |run| async move { recounter.run(run, order, to, stop).await }).await
     }
 
     /// Whether MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.

@@ -11,14 +11,15 @@ use tracing::error;
 use super::Servers;
 use crate::archiver::clock::SnapshotClock;
 use crate::archiver::{self, Scope};
-use crate::config::{Config, Live};
+use crate::config::{Config, Live, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
 use crate::filters;
-use crate::job::{self, Next, Pattern, Ran, Timetable};
+use crate::job::{self, Next, Ran, Timetable};
 use crate::outbox::Outbox;
 use crate::reconciler::lookout::Lookout;
 use crate::reconciler::{self, Mode, Order};
+use crate::recounter;
 use crate::runtime::progress::{Beat, Progress};
 use crate::runtime::schedule::Bells;
 use crate::runtime::show::Show;
@@ -31,8 +32,11 @@ pub(super) struct Task {
     pub stop: CancellationToken,
 }
 
-/// Who is woken by which schedule.
-type Ringing = Vec<(Pattern, Arc<Notify>)>;
+/// Schedules of the configuration, and who is woken by them.
+type Ringing = Vec<(Patterns, Arc<Notify>)>;
+
+/// Keys of the configuration that are patterns of times; empty ones for never.
+type Patterns = fn(&Config) -> Vec<&str>;
 
 impl Task {
     /// Starts all of them.
@@ -44,6 +48,7 @@ impl Task {
         let mut ringing = self.start_reconciler(progress, tasks);
         ringing.extend(self.start_archiver(progress, tasks));
         ringing.extend(self.start_filters(progress, tasks));
+        ringing.extend(self.start_recounter(progress, tasks));
         // Patterns that can't be used end the start.
         let rung = patterns(&self.live.now(), &ringing);
         let bells = Bells::start(with_bells(&rung, &ringing)).await?;
@@ -88,15 +93,12 @@ impl Task {
 
     fn start_reconciler(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
         let Self { live, servers, stop } = self;
-        let patterns: [(Mode, Pattern); 4] = [
-            (Mode::Rebuild, |_| ""),
-            (Mode::Full, |config| &config.reconcile.full_cron),
-            (Mode::Scrub, |config| &config.reconcile.scrub_cron),
-            (Mode::Changed, |config| &config.reconcile.changed_cron),
+        let timetables = vec![
+            Timetable::new(reconciler::JOB, Mode::Rebuild.name(), live, |_| ""),
+            Timetable::new(reconciler::JOB, Mode::Full.name(), live, |config| &config.reconcile.full_cron),
+            Timetable::new(reconciler::JOB, Mode::Scrub.name(), live, |config| &config.reconcile.scrub_cron),
+            Timetable::new(reconciler::JOB, Mode::Changed.name(), live, |config| &config.reconcile.changed_cron),
         ];
-        let timetable =
-            |(mode, pattern): &(Mode, Pattern)| Timetable::new(reconciler::JOB, mode.name(), live, *pattern);
-        let timetables: Vec<Timetable> = patterns.iter().map(timetable).collect();
         let bell = Arc::new(Notify::new());
         let lookout = Lookout {
             cache: servers.cache.clone(),
@@ -110,15 +112,18 @@ impl Task {
             "lookout".to_owned()
         });
         tasks.spawn(self.clone().reconcile(timetables, Arc::clone(&bell), progress.register("reconciler")));
-        patterns.into_iter().map(|(_, pattern)| (pattern, Arc::clone(&bell))).collect()
+        let patterns: Patterns = |config| {
+            let limits = &config.reconcile;
+            vec![&limits.full_cron, &limits.scrub_cron, &limits.changed_cron]
+        };
+        vec![(patterns, bell)]
     }
 
     fn start_archiver(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
         let Self { live, servers, stop } = self;
         let bell = Arc::new(Notify::new());
-        let pattern: Pattern = |config| &config.archive.cron;
         let timetables = vec![
-            Timetable::new(archiver::JOB, archiver::MODE, live, pattern),
+            Timetable::new(archiver::JOB, archiver::MODE, live, |config| &config.archive.cron),
             Timetable::new(archiver::JOB, archiver::SNAPSHOT_MODE, live, |_| ""),
         ];
         let clock = SnapshotClock {
@@ -134,7 +139,7 @@ impl Task {
             "snapshot clock".to_owned()
         });
         tasks.spawn(self.clone().archive(timetables, Arc::clone(&bell), progress.register("archiver")));
-        vec![(pattern, bell)]
+        vec![(|config| vec![&config.archive.cron], bell)]
     }
 
     /// The task that keeps filters, or the one that sees to it that none is trusted later.
@@ -149,10 +154,16 @@ impl Task {
             return Ringing::new();
         }
         let bell = Arc::new(Notify::new());
-        let pattern: Pattern = |config| config.filter.schedule();
-        let timetables = vec![Timetable::new(filters::JOB, filters::MODE, &self.live, pattern)];
+        let timetables =
+            vec![Timetable::new(filters::JOB, filters::MODE, &self.live, |config| config.filter.schedule())];
         tasks.spawn(self.clone().filters(timetables, Arc::clone(&bell), beat));
-        vec![(pattern, bell)]
+        vec![(|config| vec![config.filter.schedule()], bell)]
+    }
+
+    fn start_recounter(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
+        let bell = Arc::new(Notify::new());
+        tasks.spawn(self.clone().recount(Arc::clone(&bell), progress.register("recounter")));
+        vec![(|config| config.recounts.iter().map(|recount| recount.cron.as_str()).collect(), bell)]
     }
 
     async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
@@ -194,8 +205,44 @@ impl Task {
         "filters".to_owned()
     }
 
+    /// What is to be recounted may become another list with a reload: then the loop begins anew with that, between two runs.
+    async fn recount(mut self, bell: Arc<Notify>, beat: Beat) -> String {
+        while !self.stop.is_cancelled() {
+            let names = recounts(&self.live.now());
+            if names.is_empty() {
+                beat.during(self.stop.run_until_cancelled(self.live.changed())).await;
+                continue;
+            }
+            let Self { live, servers, stop } = &mut self;
+            let (now, until) = (live.clone(), stop.child_token());
+            let timetables: Vec<Timetable> = names.iter().map(|name| recount_timetable(&now, name)).collect();
+            let serving = job::serve(&servers.store, &timetables, &bell, &beat, &until, |place| {
+                let config = now.now();
+                let name = names.get(place);
+                let (servers, stop) = (&*servers, &*stop);
+                async move {
+                    let recount = config.recounts.iter().find(|recount| Some(&recount.name()) == name);
+                    let Some(recount) = recount else { return Next::Bell };
+                    next(servers.recount(&config, recount, recounter::Order::default(), Show::Log, stop).await)
+                }
+            });
+            let changing = async {
+                while recounts(&live.now()) == names {
+                    live.changed().await;
+                }
+                until.cancel();
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = serving => {}
+                () = changing => {}
+            }
+        }
+        "recounter".to_owned()
+    }
+
     /// Rings bells by the patterns that are in force, until the stop.
-    async fn ring(mut self, mut bells: Bells, ringing: Ringing, mut rung: Vec<String>) -> String {
+    async fn ring(mut self, mut bells: Bells, ringing: Ringing, mut rung: Vec<Vec<String>>) -> String {
         while self.stop.run_until_cancelled(self.live.changed()).await.is_some() {
             let wanted = patterns(&self.live.now(), &ringing);
             if wanted == rung {
@@ -218,12 +265,28 @@ impl Task {
     }
 }
 
-fn patterns(config: &Config, ringing: &Ringing) -> Vec<String> {
-    ringing.iter().map(|(pattern, _)| pattern(config).to_owned()).collect()
+/// Of each bell, by what it rings.
+fn patterns(config: &Config, ringing: &Ringing) -> Vec<Vec<String>> {
+    let owned = |patterns: Vec<&str>| patterns.into_iter().map(str::to_owned).collect();
+    ringing.iter().map(|(patterns, _)| owned(patterns(config))).collect()
 }
 
-fn with_bells(patterns: &[String], ringing: &Ringing) -> Vec<(String, Arc<Notify>)> {
-    patterns.iter().cloned().zip(ringing.iter().map(|(_, bell)| Arc::clone(bell))).collect()
+fn with_bells(patterns: &[Vec<String>], ringing: &Ringing) -> Vec<(String, Arc<Notify>)> {
+    let bells = patterns.iter().zip(ringing);
+    bells.flat_map(|(patterns, (_, bell))| patterns.iter().map(|pattern| (pattern.clone(), Arc::clone(bell)))).collect()
+}
+
+/// The names of the `[[recount]]`s that have a schedule.
+fn recounts(config: &Config) -> Vec<String> {
+    config.recounts.iter().filter(|recount| !recount.cron.is_empty()).map(Recount::name).collect()
+}
+
+fn recount_timetable(live: &Live, name: &str) -> Timetable {
+    let wanted = name.to_owned();
+    Timetable::new(recounter::JOB, name, live, move |config| {
+        let found = config.recounts.iter().find(|recount| recount.name() == wanted);
+        found.map_or("", |recount| &recount.cron)
+    })
 }
 
 /// When the loop looks again, after what became of a run.

@@ -8,9 +8,10 @@ use super::EXIT_DONE;
 use crate::app::Servers;
 use crate::cache::keys::KindNames;
 use crate::cache::space::{LISTPACK_FIELDS, fields_most};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::layouts::FIELDS_MEAN_MAX;
 use crate::model::Micros;
+use crate::recounter::{Recounter, Refused};
 use crate::registry;
 use crate::runtime::schedule;
 use crate::store::Store;
@@ -41,6 +42,13 @@ pub(super) async fn check_config(config: &Config, offline: bool) -> Result<u8> {
     for board in &config.boards {
         writeln!(out, "board     {} by {:?}, {}", board.name, board.period, board.time_zone)?;
     }
+    for recount in &config.recounts {
+        let next = match schedule::parse(&recount.cron) {
+            Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),
+            Err(_) => "only by hand".to_owned(),
+        };
+        writeln!(out, "recount   {} {next}", recount.name())?;
+    }
     if !offline {
         check_servers(config, &servers, &mut out).await?;
     }
@@ -68,6 +76,7 @@ async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write)
     for warning in warnings {
         writeln!(out, "MySQL     warning: {warning}")?;
     }
+    check_recounts(config, servers, out).await?;
     servers.cache.ping().await?;
     writeln!(out, "Redis     answers")?;
     for policy in servers.cache.eviction_policies().await?.iter().filter(|policy| policy.starts_with("allkeys-")) {
@@ -78,6 +87,24 @@ async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write)
         )?;
     }
     check_buckets(config, servers, out).await
+}
+
+/// A query that can't be run is a mistake in the configuration.
+async fn check_recounts(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
+    let mut problems = Vec::new();
+    for recount in &config.recounts {
+        let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
+        match recounter.explain().await {
+            Ok(lines) => {
+                for line in lines {
+                    writeln!(out, "recount   {}: {line}", recount.name())?;
+                }
+            }
+            Err(error) if error.is::<Refused>() => problems.push(error.to_string()),
+            Err(error) => return Err(error),
+        }
+    }
+    if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems).into()) }
 }
 
 /// Past the server's limit a bucket takes ten times the room.

@@ -5,6 +5,7 @@ mod check;
 mod dead;
 mod edit;
 mod layout;
+mod recount;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -72,6 +73,8 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run
 enum Command {
     /// Compares Redis' counters with MySQL once, and repairs what has drifted.
     Reconcile(ReconcileArgs),
+    /// Compares `counter` with the tables that [[recount]] names, and corrects it.
+    Recount(recount::RecountArgs),
     /// Archives the boards of closed periods, and ends those that were archived long enough ago.
     Archive(ArchiveArgs),
     /// Shows messages that could not be applied, sends them again, deletes them.
@@ -197,6 +200,7 @@ fn run(cli: Cli) -> Result<u8> {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
             None => app::run(&cli.config, config).await.map(|()| EXIT_DONE),
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
+            Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl, admin, retired, rule};
+use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl, admin, recount, retired, rule};
 use crate::archiver::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
 use crate::cache::score::{SECOND_BITS_MAX, Tie};
@@ -44,6 +44,7 @@ pub(super) fn problems(config: &Config) -> Vec<String> {
     found.extend(retired::problems(&config.retired, &config.kinds, &config.metrics));
     found.extend(admin::problems(&config.admin));
     found.extend(rule::problems(config));
+    found.extend(recount::problems(config));
     boards(&config.boards, &config.metrics, &mut found);
     found
 }

@@ -11,6 +11,7 @@ mod filter;
 mod live;
 mod load;
 mod reconcile;
+mod recount;
 mod redis;
 mod reload;
 mod retired;
@@ -28,6 +29,7 @@ pub use filter::Filter;
 pub use live::{Current, Live};
 pub use load::{DEFAULT_PATH, load, parse};
 pub use reconcile::{EventClock, Reconcile};
+pub use recount::Recount;
 pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
@@ -76,6 +78,9 @@ pub struct Config {
     /// How metrics count that don't count as usual.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
+    /// Numbers whose truth is another table.
+    #[serde(rename = "recount")]
+    pub recounts: Vec<Recount>,
     /// The leaderboards.
     #[serde(rename = "board")]
     pub boards: Vec<Board>,

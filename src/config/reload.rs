@@ -31,6 +31,7 @@ impl Config {
             metrics: new.metrics.clone(),
             retired: new.retired.clone(),
             rules: new.rules.clone(),
+            recounts: new.recounts.clone(),
             boards: new.boards.clone(),
             ..self.clone()
         };
@@ -124,7 +125,8 @@ mod tests {
                      [consumer]\nfuture_max = \"1m\"\nlinger_ms = 6\n[reconcile]\nfull_cron = \"\"\nfence_max = \"61s\"\n\
                      [kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\n[retired]\nmetrics = [\"search\"]\n\
                      [admin]\nlisten = \"\"\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n\
-                     [[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+                     [[board]]\nname = \"likes\"\nperiod = \"week\"\n\
+                     [[recount]]\nkind = \"video\"\nmetric = \"view\"\nquery = \"SELECT 1, 2 WHERE 1 > :after LIMIT :limit\"\n";
         let (changed, needs_restart) = reloaded("", after);
         let taken = [
             "[[board]]",
@@ -135,6 +137,7 @@ mod tests {
             "[metrics] view",
             "[reconcile] fence_max",
             "[reconcile] full_cron",
+            "[[recount]]",
             "[retired] metrics",
             "[[rule]]",
         ];

@@ -17,6 +17,7 @@ pub mod outbox;
 pub mod partitions;
 pub mod places;
 pub mod ranges;
+pub mod recounts;
 pub mod repairs;
 pub mod runs;
 pub mod schema;

@@ -1,0 +1,106 @@
+//! `tallyd recount`: `counter` compared with the tables that hold the truth.
+
+use std::fmt;
+use std::io::Write;
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, to_whom};
+use crate::app::Servers;
+use crate::config::{Config, Recount};
+use crate::recounter::Order;
+use crate::recounter::report::{End, Report};
+use crate::runtime::shutdown;
+
+#[derive(Debug, Args)]
+pub(super) struct RecountArgs {
+    /// Only these; all that there are by default. For instance video:comment.
+    #[arg(value_name = "KIND:METRIC")]
+    names: Vec<String>,
+    /// Changes nothing; exits with 2 when something has drifted.
+    #[arg(long)]
+    dry_run: bool,
+    /// Corrects however much it is: the limits repair_targets_max_percent and repair_abs_max of [reconcile] don't hold.
+    #[arg(long)]
+    force: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+/// What came of all of them.
+#[derive(Serialize)]
+struct Reports {
+    recounts: Vec<Report>,
+}
+
+pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
+    let chosen = chosen(config, &args.names)?;
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let servers = Servers::new(config)?;
+    servers.check(config).await?;
+    let order = Order { dry_run: args.dry_run, force: args.force };
+    let (mut recounts, mut codes) = (Vec::new(), Vec::new());
+    for recount in chosen {
+        if stop.is_cancelled() {
+            codes.push(EXIT_FAILED);
+            break;
+        }
+        match servers.recount(config, recount, order, to_whom(), &stop).await {
+            Ok(ran) => match ended(ran)? {
+                Some(report) => {
+                    codes.push(code(&report));
+                    recounts.push(report);
+                }
+                None => codes.push(EXIT_TRY_LATER),
+            },
+            // What is wrong with one of them keeps no other from being done.
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
+                codes.push(exit_code(&error));
+            }
+        }
+    }
+    if !recounts.is_empty() {
+        print(&Reports { recounts }, args.format)?;
+    }
+    let worst = [EXIT_FAILED, EXIT_TRY_LATER, EXIT_DRIFT].into_iter().find(|code| codes.contains(code));
+    Ok(worst.or(codes.into_iter().max()).unwrap_or(EXIT_DONE))
+}
+
+fn chosen<'a>(config: &'a Config, names: &[String]) -> Result<Vec<&'a Recount>> {
+    let known = || config.recounts.iter().map(Recount::name).collect::<Vec<_>>().join(", ");
+    if config.recounts.is_empty() {
+        return Err(Usage("there is nothing to recount: the configuration has no [[recount]]".to_owned()).into());
+    }
+    if names.is_empty() {
+        return Ok(config.recounts.iter().collect());
+    }
+    let find = |name: &String| {
+        let found = config.recounts.iter().find(|recount| recount.name() == *name);
+        found.ok_or_else(|| Usage(format!("no [[recount]] is {name}: there are {}", known())).into())
+    };
+    names.iter().map(find).collect()
+}
+
+fn code(report: &Report) -> u8 {
+    match report {
+        _ if report.ended != End::Done => EXIT_FAILED,
+        _ if report.dry_run && report.drifted > 0 => EXIT_DRIFT,
+        _ => EXIT_DONE,
+    }
+}
+
+impl fmt::Display for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, report) in self.recounts.iter().enumerate() {
+            let line = if place == 0 { "" } else { "\n" };
+            write!(f, "{line}{report:#}")?;
+        }
+        Ok(())
+    }
+}

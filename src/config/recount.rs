@@ -1,0 +1,122 @@
+//! `[[recount]]`: a number whose truth is another table.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Config, LIKE, Pause, Rules};
+use crate::recounter::query::Query;
+use crate::runtime::schedule;
+
+/// Targets of a page at most.
+const PAGE_TARGETS_MAX: usize = 1_000_000;
+
+/// A metric of one kind, and the query that says what it should be.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recount {
+    /// A name of `[kinds]`.
+    pub kind: String,
+    /// A name of `[metrics]`: not `like`, and none that is set.
+    pub metric: String,
+    /// One SELECT with `:after` and `:limit`.
+    pub query: String,
+    /// When it runs: six fields, seconds first, UTC; empty for only by hand.
+    #[serde(default)]
+    pub cron: String,
+    /// Targets that the query is asked for at once.
+    #[serde(default = "ten_thousand")]
+    pub page_targets: usize,
+    /// How long the query may take for that.
+    #[serde(default = "half_a_minute")]
+    pub query_max: Pause,
+}
+
+impl Recount {
+    /// `video:comment`: its name in commands, reports and the history of runs.
+    pub fn name(&self) -> String {
+        format!("{}:{}", self.kind, self.metric)
+    }
+}
+
+fn ten_thousand() -> usize {
+    10_000
+}
+
+fn half_a_minute() -> Pause {
+    Pause::from_secs(30)
+}
+
+/// One sentence per problem.
+pub(super) fn problems(config: &Config) -> Vec<String> {
+    let rules = Rules::new(config);
+    let mut found = Vec::new();
+    for (place, recount) in config.recounts.iter().enumerate() {
+        let Recount { kind, metric, query, cron, page_targets, query_max } = recount;
+        let mut say = |problem: String| found.push(format!("[[recount]] of {kind} {metric}: {problem}"));
+        let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
+        if kind_code.is_none() {
+            say("the kind is not in [kinds]".to_owned());
+        }
+        if metric == LIKE {
+            say("likes are recounted from like_record by every full reconcile".to_owned());
+        } else if metric_code.is_none() {
+            say("the metric is not in [metrics]".to_owned());
+        }
+        if let (Some(kind), Some(metric)) = (kind_code, metric_code)
+            && rules.of(kind, metric).settable
+        {
+            say("its [[rule]] says settable: what is set has no other table for its truth".to_owned());
+        }
+        if let Err(problem) = Query::parse(query) {
+            say(problem);
+        }
+        if !cron.is_empty()
+            && let Err(error) = schedule::parse(cron)
+        {
+            say(format!("cron is \"{cron}\": {error:#}"));
+        }
+        if !(1..=PAGE_TARGETS_MAX).contains(page_targets) {
+            say(format!("page_targets is {page_targets}, allowed are 1 to {PAGE_TARGETS_MAX}"));
+        }
+        if !(Pause::from_secs(1)..=Pause::from_secs(3_600)).contains(query_max) {
+            say("query_max must be from 1s to 1h".to_owned());
+        }
+        if config.recounts.iter().take(place).any(|other| (&other.kind, &other.metric) == (kind, metric)) {
+            say("it stands twice".to_owned());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    #[test]
+    fn recounts_that_can_not_be_are_told() {
+        let found = |blocks: &str| {
+            let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\ncomment = 2\nunread = 3\n\
+                         [[rule]]\nmetric = \"unread\"\nsettable = true\n";
+            problems(&parse(&format!("{names}{blocks}"), "test", []).unwrap())
+        };
+        let block = |kind: &str, metric: &str, more: &str| {
+            let query = "SELECT video_id, 1 FROM c WHERE video_id > :after LIMIT :limit";
+            format!("[[recount]]\nkind = \"{kind}\"\nmetric = \"{metric}\"\nquery = \"{query}\"\n{more}\n")
+        };
+        assert_eq!(found(&block("video", "comment", "cron = \"0 0 5 * * *\"")), Vec::<String>::new());
+        for (blocks, problem) in [
+            (block("post", "comment", ""), "[[recount]] of post comment: the kind is not in [kinds]"),
+            (block("video", "like", ""), "likes are recounted from like_record"),
+            (block("video", "share", ""), "the metric is not in [metrics]"),
+            (block("video", "unread", ""), "its [[rule]] says settable"),
+            (block("video", "comment", "").replace(":after", "0"), "query lacks :after"),
+            (block("video", "comment", "cron = \"daily\""), "cron is \"daily\""),
+            (block("video", "comment", "page_targets = 0"), "page_targets is 0, allowed are 1 to 1000000"),
+            (block("video", "comment", "query_max = \"500ms\""), "query_max must be from 1s to 1h"),
+            (block("video", "comment", "").repeat(2), "it stands twice"),
+        ] {
+            let found = found(&blocks);
+            assert!(found.len() == 1 && found[0].contains(problem), "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What a query and `counter` say of the same targets, and what is made of two looks at them. Pure.
+
+use std::iter::Peekable;
+
+use crate::caution::agreed;
+use crate::model::{Micros, TargetId};
+use crate::store::recounts::Answer;
+
+/// One target, as one look saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sight {
+    /// Whose number.
+    pub id: TargetId,
+    /// What the query says; zero where it says nothing.
+    pub truth: i64,
+    /// What `counter` says; zero where there is no row.
+    pub counted: i64,
+    /// The newest `at` that was applied to it; none where there is no row.
+    pub update_at: Option<Micros>,
+}
+
+impl Sight {
+    /// By how much `counter` is off.
+    pub fn drift(&self) -> i64 {
+        self.counted.saturating_sub(self.truth)
+    }
+}
+
+/// What two looks at one target come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The second look found it right: at the first one an event was on its way.
+    Right,
+    /// It changed between the looks: nothing can be said yet.
+    Changed,
+    /// It is off, and so much must be added.
+    Off(i64),
+}
+
+/// Judges a target that the first look found off. Between the two lies a fence that was sent `publish_grace` after the first one, so all that
+/// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
+/// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
+/// less, of whose events only one has come yet, leave it as it was.
+pub fn judge(first: &Sight, second: &Sight) -> Verdict {
+    if second.drift() == 0 {
+        return Verdict::Right;
+    }
+    if first.truth != second.truth || first.update_at != second.update_at {
+        return Verdict::Changed;
+    }
+    match agreed(first.drift(), second.drift()) {
+        0 => Verdict::Changed,
+        added => Verdict::Off(added),
+    }
+}
+
+/// All targets of an answer, in order of id, whether the query, `counter` or both know them.
+pub fn sights(answer: &Answer) -> impl Iterator<Item = Sight> {
+    let mut truths = answer.truths.iter().copied().peekable();
+    let mut counters = answer.counters.iter().copied().peekable();
+    std::iter::from_fn(move || next(&mut truths, &mut counters))
+}
+
+fn next(
+    truths: &mut Peekable<impl Iterator<Item = (TargetId, i64)>>,
+    counters: &mut Peekable<impl Iterator<Item = (TargetId, i64, Micros)>>,
+) -> Option<Sight> {
+    let ids = [truths.peek().map(|(id, _)| *id), counters.peek().map(|(id, ..)| *id)];
+    let id = ids.into_iter().flatten().min()?;
+    let truth = truths.next_if(|(other, _)| *other == id).map_or(0, |(_, truth)| truth);
+    let counter = counters.next_if(|(other, ..)| *other == id);
+    let (counted, update_at) = counter.map_or((0, None), |(_, counted, at)| (counted, Some(at)));
+    Some(Sight { id, truth, counted, update_at })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sight(truth: i64, counted: i64, update_at: i64) -> Sight {
+        Sight { id: TargetId(1), truth, counted, update_at: Some(Micros(update_at)) }
+    }
+
+    #[test]
+    fn only_what_rests_and_is_off_twice_is_corrected() {
+        for (first, second, verdict) in [
+            (sight(5, 3, 1), sight(5, 3, 1), Verdict::Off(2)),
+            (sight(5, 9, 1), sight(5, 8, 1), Verdict::Off(-3)),
+            (sight(5, 4, 1), sight(5, 5, 2), Verdict::Right),
+            (sight(5, 4, 1), sight(6, 6, 2), Verdict::Right),
+            (sight(5, 4, 1), sight(6, 4, 1), Verdict::Changed),
+            (sight(5, 4, 1), sight(5, 4, 2), Verdict::Changed),
+            (sight(5, 4, 1), sight(5, 6, 1), Verdict::Changed),
+        ] {
+            assert_eq!(judge(&first, &second), verdict, "{first:?}, {second:?}");
+        }
+    }
+
+    /// What happens to one target: a comment more or less, its event applied at some later step.
+    #[derive(Clone, Copy, Debug)]
+    struct Happening {
+        delta: i64,
+        at: usize,
+        applied: usize,
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_left_out_and_nothing_comes_twice(
+            truths: BTreeMap<u8, i8>,
+            counters: BTreeMap<u8, i8>,
+        ) {
+            let answer = Answer {
+                truths: truths.iter().map(|(id, truth)| (TargetId((*id).into()), (*truth).into())).collect(),
+                counters: counters.iter().map(|(id, counted)| (TargetId((*id).into()), (*counted).into(), Micros(1))).collect(),
+                until: TargetId(255),
+            };
+            let seen: Vec<Sight> = sights(&answer).collect();
+            prop_assert!(seen.is_sorted_by(|a, b| a.id < b.id));
+            for Sight { id, truth, counted, update_at } in &seen {
+                let key = &u8::try_from(id.0).unwrap();
+                prop_assert_eq!(*truth, truths.get(key).map_or(0, |truth| i64::from(*truth)));
+                prop_assert_eq!(*counted, counters.get(key).map_or(0, |counted| i64::from(*counted)));
+                prop_assert_eq!(update_at.is_some(), counters.contains_key(key));
+            }
+            let all: std::collections::BTreeSet<&u8> = truths.keys().chain(counters.keys()).collect();
+            prop_assert_eq!(seen.len(), all.len());
+        }
+
+        /// Comments come and go; events are applied in any order, but each before the second look where it happened before the
+        /// first one: that is what the fence is for. Whatever is corrected is the drift that was there.
+        #[test]
+        fn nothing_but_the_true_drift_is_ever_corrected(
+            happenings in proptest::collection::vec((prop_oneof![Just(1_i64), Just(-1)], 0..40_usize, 1..20_usize), 0..12),
+            drift in -2..3_i64,
+            looks in proptest::collection::vec(1..20_usize, 2..5),
+        ) {
+            let mut at = 0;
+            let looks: Vec<usize> = looks.iter().map(|step| { at += step; at }).collect();
+            let happenings: Vec<Happening> = happenings.into_iter().map(|(delta, at, lag)| {
+                // The next look but one has it.
+                let fence = looks.iter().copied().filter(|look| *look >= at).nth(1).unwrap_or(usize::MAX);
+                Happening { delta, at, applied: (at + lag).min(fence) }
+            }).collect();
+            let look = |now: usize| {
+                let truth = 100 + happenings.iter().filter(|it| it.at <= now).map(|it| it.delta).sum::<i64>();
+                // Each event has an `at` of its own.
+                let applied = happenings.iter().enumerate().filter(|(_, it)| it.applied <= now);
+                let (deltas, ats): (Vec<i64>, Vec<i64>) =
+                    applied.map(|(place, it)| (it.delta, (it.at * 100 + place) as i64)).unzip();
+                let counted = 100 + drift + deltas.iter().sum::<i64>();
+                Sight { id: TargetId(1), truth, counted, update_at: Some(Micros(ats.into_iter().max().unwrap_or(-1))) }
+            };
+            for pair in looks.windows(2) {
+                let (first, second) = (look(pair[0]), look(pair[1]));
+                if first.drift() != 0 && let Verdict::Off(added) = judge(&first, &second) {
+                    // No more than is missing: an event that was late and older than others is in one of the two drifts.
+                    prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
+                }
+            }
+        }
+    }
+}
