@@ -20,6 +20,7 @@
 //!
 //! What it must never do: set a counter, write to the table that it is told of, judge by one look.
 
+mod correct;
 mod page;
 pub mod query;
 pub mod report;
@@ -32,10 +33,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::broker::Broker;
-use crate::caution::{Brake, Braked};
+use crate::caution::Braked;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use crate::fence::{Fences, NotNow};
-use crate::model::{Kind, Metric, Target, TargetId};
+use crate::model::{Kind, Metric, TargetId};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
 use crate::store::Store;
@@ -45,7 +46,7 @@ use crate::store::recounts::{Question, RecountError};
 use crate::store::repairs::Intent;
 use page::{Sight, Verdict, judge, sights};
 use query::Query;
-use report::{End, LISTED_MAX, Progress, Report, TargetReport};
+use report::{End, Progress, Report};
 
 /// The name of the job in `job_lock` and `job_run`. Its modes are the names of the `[[recount]]`s.
 pub const JOB: &str = "recount";
@@ -63,9 +64,6 @@ const LOOKS: usize = 4;
 /// Corrections that are held until all is compared, so that a run that is too much changes nothing. Of more than that the first ones are
 /// made before.
 const HELD_MAX: usize = 100_000;
-
-/// Corrections of one transaction.
-const CHUNK: usize = 100;
 
 /// What is wrong with a `[[recount]]`, in words for whoever wrote it.
 #[derive(Debug, thiserror::Error)]
@@ -310,58 +308,6 @@ impl Run<'_> {
         Ok(changed)
     }
 
-    /// A target is off, and will be corrected.
-    fn note(&mut self, sight: &Sight, added: i64) {
-        let target = Target { kind: self.on.kind, id: sight.id };
-        self.report.drifted += 1;
-        self.report.drift_sum = self.report.drift_sum.saturating_add(added.unsigned_abs());
-        self.largest = self.largest.max(added.unsigned_abs());
-        if self.report.targets.len() < LISTED_MAX {
-            let name = format!("{}:{}", self.on.kind_name, sight.id);
-            let Sight { truth, counted, .. } = *sight;
-            self.report.targets.push(TargetReport { target: name, truth, counter: counted, added });
-        }
-        if !self.order.dry_run {
-            self.intents.push(Intent { target, before: sight.counted, added });
-        }
-    }
-
-    /// Makes the corrections that are held, unless they are too much to be true.
-    async fn correct(&mut self) -> Result<()> {
-        if self.intents.is_empty() {
-            return Ok(());
-        }
-        let Report { checked, drifted, drift_sum, .. } = self.report;
-        let recount = &self.on.name;
-        if !self.order.force {
-            let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-            let command = format!("`tallyd recount {recount} --force`");
-            let brake =
-                Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command: &command };
-            brake.check(checked, drifted, self.largest)?;
-        }
-        warn!(
-            event = "recount-off",
-            recount,
-            drifted,
-            drift_sum,
-            "{drifted} numbers of {recount} differ from what the query says, by {drift_sum} in all"
-        );
-        let pass = self.next_number();
-        let intents = std::mem::take(&mut self.intents);
-        for chunk in intents.chunks(CHUNK) {
-            if self.stop.is_cancelled() {
-                return Err(stopped());
-            }
-            fault::point("recount:correcting");
-            let (on, fencing) = (self.on, (JOB, self.number, pass));
-            on.store.correct_counters(fencing, on.metric, on.writer, chunk).await?;
-            self.report.corrected += chunk.len() as u64;
-            fault::point("recount:corrected");
-        }
-        Ok(())
-    }
-
     /// Waits `publish_grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self) -> Result<()> {
         self.used += 1;
@@ -422,7 +368,7 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let source = include_str!("mod.rs");
+        let source = [include_str!("mod.rs"), include_str!("correct.rs")].concat();
         for point in FAULT_POINTS {
             assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
         }
