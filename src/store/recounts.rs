@@ -14,9 +14,10 @@ use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, Ty
 use super::counters::begin_snapshot;
 use super::ranges::LAST;
 use super::repairs::{self, Intent};
-use super::{Result, Store, StoreError, Tried, in_shapes, jobs, micros, sightings};
+use super::{Result, Store, StoreError, Tried, in_shapes, jobs, micros, outbox, sightings};
 use crate::config::Writes;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::marks::CORRECTIONS;
+use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
@@ -357,8 +358,8 @@ async fn correct(
     tx.commit().await.tried(ACTION)
 }
 
-/// Sees to it that Redis follows what was corrected, in the transaction of the correction. The next `changed` reconcile looks at these
-/// targets first, whoever counts them.
+/// Sees to it that Redis follows what was corrected, in the transaction of the correction: what the daemon counts there it adds from its
+/// outbox; at what API servers count the next `changed` reconcile looks first.
 async fn tell_redis(
     connection: &mut MySqlConnection,
     metric: Metric,
@@ -366,7 +367,12 @@ async fn tell_redis(
     intents: &[Intent],
 ) -> Result<()> {
     match writer {
-        Writes::Api | Writes::Daemon => {
+        Writes::Daemon => {
+            let addition = |intent: &Intent| Addition { target: intent.target, metric, delta: intent.added };
+            let additions: Vec<Addition> = intents.iter().map(addition).collect();
+            outbox::append(connection, CORRECTIONS, &additions).await
+        }
+        Writes::Api => {
             let seen: Vec<(Target, i64)> = intents.iter().map(|intent| (intent.target, -intent.added)).collect();
             sightings::keep(connection, metric, &seen).await
         }
