@@ -112,3 +112,24 @@ async fn one_target_is_explained_with_those_of_its_numbers_that_there_are() {
     assert_eq!(field, "0,6");
     product.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_to_another_layout_takes_all_numbers_along() {
+    let mut product = Product::open("metrics_moved", "[redis.also]\nlayout = \"string\"\nbucket_bits = 4\n").await;
+    product.fill(8, 200).await;
+    product.settled().await;
+    // What API servers counted before there was a second layout.
+    let also = product.world.cache.also(&product.world.config.redis, &product.world.config.metrics).unwrap().unwrap();
+    for ((target, metric), _) in &product.numbers {
+        let place = also.keys.place("video", *target, *metric);
+        let _: i64 = product.world.redis().await.del(place.key).await.unwrap();
+    }
+    for bucket in 0..also.keys.buckets() {
+        let _: i64 = product.world.redis().await.del(also.keys.counters("video", bucket)).await.unwrap();
+    }
+    let moved = product.world.tallyd(&["layout", "migrate"]);
+    assert!(moved.status.success(), "{}", super::common::stderr(&moved));
+    assert_eq!(product.in_cache(&also).await, product.numbers);
+    product.assert_equal().await;
+    product.close().await;
+}

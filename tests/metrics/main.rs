@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{Daemon, Dice, World, eventually, target};
+use tallyd::cache::Cache;
 use tallyd::cache::keys::KindNames;
 use tallyd::cache::read::Found;
 use tallyd::client::Client;
@@ -100,8 +101,12 @@ impl Product {
 
     /// What Redis says, of what is not zero and known.
     async fn in_redis(&self) -> Numbers {
+        self.in_cache(&self.world.cache).await
+    }
+
+    async fn in_cache(&self, cache: &Cache) -> Numbers {
         let targets: Vec<Target> = (1..=TARGETS).map(target).collect();
-        let found = self.world.cache.read(&KindNames::new(&self.world.config.kinds), &METRICS, &targets).await.unwrap();
+        let found = cache.read(&KindNames::new(&self.world.config.kinds), &METRICS, &targets).await.unwrap();
         let mut numbers = Numbers::new();
         for (target, found) in targets.into_iter().zip(found) {
             let Found::Known(values) = found else { continue };
