@@ -9,8 +9,9 @@
 -- ARGV     then for each key two numbers: how many bits of the score the second number has; and, for "earliest", the
 --          instant at which the time runs out, in seconds since the epoch, else 0; and the length of its steps in seconds
 --
--- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, board:{likes}:added, and ARGV four more: "once", a
--- partition, and the number and place of what is added in its outbox. What comes again, or is before the last one, is left out; nothing is returned then.
+-- For what the daemon adds once, whatever it has to send again, also: KEYS has one more at the end, board:{likes}:added, and ARGV five more: "once", a
+-- partition, the number and place of what is added in its outbox, and number:place of what was sent before it, or nothing. What comes again, or is before
+-- the last one, is left out: an empty list is returned then; and -1 where what was sent before it is missing, and nothing is done.
 --
 -- A score is primary * 2^bits + low, below 2^53, so that a double holds it exactly. low is the second number; or, for
 -- "earliest", the steps that are left until the time runs out, as of when the primary number was last changed, so that
@@ -25,14 +26,24 @@
 
 local member, kind = ARGV[1], ARGV[4]
 local scores, zsets = {}, #KEYS
-if #ARGV > 10 and ARGV[#ARGV - 3] == 'once' then
+if #ARGV > 11 and ARGV[#ARGV - 4] == 'once' then
     zsets = #KEYS - 1
-    local partition, number, place = ARGV[#ARGV - 2], tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
-    local last, at = string.match(redis.call('HGET', KEYS[#KEYS], partition) or '0:0', '^(%d+):(%d+)$')
-    if number < tonumber(last) or (number == tonumber(last) and place <= tonumber(at)) then
+    local partition, after = ARGV[#ARGV - 3], ARGV[#ARGV]
+    local mark = ARGV[#ARGV - 2] .. ':' .. ARGV[#ARGV - 1]
+    local kept = redis.call('HGET', KEYS[#KEYS], partition) or '0:0'
+    local function is_before(one, other)
+        local number, place = string.match(one, '^(%d+):(%d+)$')
+        local last, at = string.match(other, '^(%d+):(%d+)$')
+        number, last = tonumber(number), tonumber(last)
+        return number < last or (number == last and tonumber(place) < tonumber(at))
+    end
+    if not is_before(kept, mark) then
         return {}
     end
-    redis.call('HSET', KEYS[#KEYS], partition, ARGV[#ARGV - 1] .. ':' .. ARGV[#ARGV])
+    if after ~= '' and is_before(kept, after) then
+        return -1
+    end
+    redis.call('HSET', KEYS[#KEYS], partition, mark)
 end
 if kind == 'plain' or not kind then
     for index = 1, zsets do

@@ -5,9 +5,9 @@
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  the place of the metric in a field's value, from 1
 -- ARGV[4]  1 where a number may go below zero, else 0
--- ARGV     then for each target: id, what is added
+-- ARGV     then for each target: id, what is added; "5@12" adds only where the number is 12, for numbers that are also set
 --
--- Returns for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the bucket
+-- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it is another number: left alone), or an empty list when the bucket
 -- was repaired, flushed or loaded anew since the sample. So a repair that timed out and runs late is never added twice.
 
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
@@ -21,10 +21,11 @@ end
 local before = redis.call('HMGET', KEYS[1], unpack(ids))
 local done, fields = {}, { '_', ARGV[2] }
 for number, id in ipairs(ids) do
-    local added = tonumber(ARGV[4 + 2 * number])
-    if not before[number] and place == 1 and added > 0 then
+    local text, only = string.match(ARGV[4 + 2 * number], '^(%-?%d+)@?(%-?%d*)$')
+    local added = tonumber(text)
+    if not before[number] and place == 1 and added > 0 and only == '' then
         fields[#fields + 1] = id
-        fields[#fields + 1] = ARGV[4 + 2 * number]
+        fields[#fields + 1] = text
         done[number] = 1
     else
         local values = {}
@@ -34,8 +35,11 @@ for number, id in ipairs(ids) do
         for missing = #values + 1, place do
             values[missing] = 0
         end
-        values[place] = values[place] + added
-        if added < 0 and values[place] < 0 and not below_zero then
+        local was = values[place]
+        values[place] = was + added
+        if only ~= '' and was ~= tonumber(only) then
+            done[number] = 2
+        elseif added < 0 and values[place] < 0 and not below_zero then
             done[number] = 0
         else
             local last = #values

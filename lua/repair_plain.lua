@@ -6,7 +6,7 @@
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
 -- ARGV[4]  1 where a number may go below zero, else 0
--- ARGV     then for each target what is added
+-- ARGV     then for each target what is added; "5@12" as in repair.lua
 --
 -- Returns what repair.lua does: for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the
 -- bucket was repaired, flushed or loaded anew since the sample.
@@ -19,13 +19,16 @@ redis.call('HSET', KEYS[1], '_', ARGV[2])
 local field = string.match(ARGV[3], '^entity:(.+)$')
 local done = {}
 for index = 2, #KEYS do
-    local added, before = tonumber(ARGV[3 + index]), nil
+    local text, only = string.match(ARGV[3 + index], '^(%-?%d+)@?(%-?%d*)$')
+    local added, before = tonumber(text), nil
     if field then
         before = redis.call('HGET', KEYS[index], field)
     else
         before = redis.call('GET', KEYS[index])
     end
-    if added < 0 and ARGV[4] ~= '1' and tonumber(before or 0) + added < 0 then
+    if only ~= '' and tonumber(before or 0) ~= tonumber(only) then
+        done[index - 1] = 2
+    elseif added < 0 and ARGV[4] ~= '1' and tonumber(before or 0) + added < 0 then
         done[index - 1] = 0
     elseif field then
         redis.call('HINCRBY', KEYS[index], field, added)

@@ -46,7 +46,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     begin_load(&world, 7).await;
     let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
-    let repair = [Repair { target: target(1), delta: 5, below_zero: false, loaded: sample.loaded }];
+    let repair = [Repair { target: target(1), delta: 5, below_zero: false, only_from: None, loaded: sample.loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
     // The first one again, and another one that was measured before it: the bucket has changed since.
     for pass in [71, 72] {
@@ -67,7 +67,7 @@ async fn a_repair_never_takes_a_number_below_zero() {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
     let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
-    let repairs = [Repair { target: target(1), delta: -3, below_zero: false, loaded }];
+    let repairs = [Repair { target: target(1), delta: -3, below_zero: false, only_from: None, loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
     assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 2);
     world.close().await;
@@ -183,5 +183,24 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     }
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(2), 15)]);
     assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), []);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
+    let world = World::new("repair_set", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    let client = Client::new(&world.config).unwrap();
+    begin_load(&world, 7).await;
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+    let repair = |from| Repair { target: target(1), delta: 5, below_zero: false, only_from: Some(from), loaded };
+    assert_eq!(cache.repair(&names, LIKE, 71, &[repair(3)]).await.unwrap(), [(target(1), Repaired::Stale)]);
+    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+    let repair = Repair { loaded, ..repair(2) };
+    assert_eq!(cache.repair(&names, LIKE, 72, &[repair]).await.unwrap(), [(target(1), Repaired::Done)]);
+    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 7);
     world.close().await;
 }

@@ -270,7 +270,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
             (UserId(7), event.into_bytes())
         })
         .collect();
-    assert_eq!(bodies.len(), 6);
+    assert_eq!(bodies.len(), 8);
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);

@@ -50,6 +50,8 @@ pub struct Repair {
     pub delta: i64,
     /// Whether it may take the number below zero.
     pub below_zero: bool,
+    /// Only where the number still is this: of numbers that are set, too, a difference says nothing once they were.
+    pub only_from: Option<i64>,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
 }
@@ -63,6 +65,14 @@ pub enum Repaired {
     BelowZero,
     /// The bucket has changed since the sample: left alone, the next run measures again.
     Stale,
+}
+
+impl Repair {
+    /// As the script is told.
+    fn text(&self) -> String {
+        let only = self.only_from.map_or_else(String::new, |number| format!("@{number}"));
+        format!("{}{only}", self.delta)
+    }
 }
 
 impl Repaired {
@@ -146,10 +156,10 @@ impl Cache {
                     .arg(self.keys.part(metric))
                     .number(u8::from(first.below_zero));
             let call = if self.is_packed() {
-                now.iter().fold(call, |call, (target, repair)| call.number(target.id).number(repair.delta))
+                now.iter().fold(call, |call, (target, repair)| call.number(target.id).arg(repair.text()))
             } else {
                 now.iter().fold(call, |call, (target, repair)| {
-                    call.key(self.keys.place(name, *target, metric).key).number(repair.delta)
+                    call.key(self.keys.place(name, *target, metric).key).arg(repair.text())
                 })
             };
             groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
@@ -161,6 +171,7 @@ impl Cache {
             done.extend(now.iter().enumerate().map(|(index, (target, _))| {
                 let result = match results.get(index) {
                     Some(Value::Int(1)) => Repaired::Done,
+                    Some(Value::Int(2)) => Repaired::Stale,
                     Some(_) => Repaired::BelowZero,
                     None => Repaired::Stale,
                 };

@@ -1,8 +1,9 @@
 //! Adding to a board: one call for all periods that an instant lies in.
 
 use anyhow::{Context, Result, bail};
+use redis::Value;
 
-use super::{BOARD, Cache, Call};
+use super::{BOARD, Cache, Call, unexpected};
 use crate::archiver::period::Period;
 use crate::config::Board;
 use crate::model::Micros;
@@ -27,10 +28,10 @@ pub struct Gain<'a> {
 pub struct Once {
     /// The partition.
     pub partition: u16,
-    /// The row.
-    pub number: u64,
-    /// Its place in the row, from 1.
-    pub place: usize,
+    /// The row's number, and its place in the row, from 1.
+    pub place: (u64, usize),
+    /// The same of what was sent for the board before it, unless that has come already.
+    pub after: Option<(u64, usize)>,
 }
 
 impl Cache {
@@ -66,23 +67,29 @@ impl Cache {
         let call = packings.into_iter().fold(call, with);
         Ok(match once {
             None => call,
-            Some(Once { partition, number, place }) => call.arg("once").number(partition).number(number).number(place),
+            Some(Once { partition, place, after }) => {
+                let after = after.map_or_else(String::new, |(number, place)| format!("{number}:{place}"));
+                call.arg("once").number(partition).number(place.0).number(place.1).arg(after)
+            }
         })
     }
 
     /// Makes such calls in their order; gives why some could not be made, which no later try would change.
     ///
     /// # Errors
-    /// Redis is away: any of them may have run.
+    /// Redis is away, or took some of them: all must be sent again.
     pub(crate) async fn gain(&self, calls: &[Call]) -> super::Result<Vec<super::CacheError>> {
-        let mut refused = Vec::new();
-        for answer in self.eval_each("add to a board", calls).await? {
+        const ACTION: &str = "add to a board";
+        let (mut refused, mut missing) = (Vec::new(), None);
+        for answer in self.eval_each(ACTION, calls).await? {
             match answer {
+                // What comes before it was not taken: it is sent again with that.
+                Ok(answer @ Value::Int(_)) => missing = Some(unexpected(ACTION, &answer)),
                 Ok(_) => {}
-                Err(error) if error.is_of_the_key() => refused.push(error),
-                Err(error) => return Err(error),
+                Err(error) if error.is_for_ever() => refused.push(error),
+                Err(error) => missing = Some(error),
             }
         }
-        Ok(refused)
+        missing.map_or(Ok(refused), Err)
     }
 }

@@ -69,6 +69,11 @@ impl CacheError {
         )
     }
 
+    /// Whether a script refused it, or the key is of another type: no later try would do better, until somebody mends the key.
+    pub(crate) fn is_for_ever(&self) -> bool {
+        matches!(self.source.code(), Some("ERR" | "WRONGTYPE"))
+    }
+
     /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round.
     pub fn is_of_the_configuration(&self) -> bool {
         self.source.kind() == ErrorKind::InvalidClientConfig

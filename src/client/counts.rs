@@ -223,6 +223,8 @@ impl Client {
         if changed.added == 0 {
             return Ok(());
         }
+        // What was set since, by somebody whose event is published, would be taken away: a reconcile mends it.
+        ensure!(matches!(changed.change, Change::Add { .. }), "what was set isn't taken back");
         // Whatever has come since: who has counted down from it is published, or takes that back as well.
         let call = self.count_call(&self.cache, of, "add", -changed.added, true)?;
         self.cache.eval("take back a count", &[call]).await?;

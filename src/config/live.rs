@@ -33,8 +33,8 @@ impl Live {
     /// What `make` makes of it, kept, for what is asked for with every event: `live.current(Rules::new)`.
     pub fn current<T>(&self, make: fn(&Config) -> T) -> Current<T> {
         let mut receiver = self.0.clone();
-        let made = make(&receiver.borrow_and_update());
-        Current { receiver, make, made }
+        let of = Arc::clone(&receiver.borrow_and_update());
+        Current { receiver, make, made: make(&of), of }
     }
 }
 
@@ -42,14 +42,17 @@ impl Live {
 pub struct Current<T> {
     receiver: watch::Receiver<Arc<Config>>,
     make: fn(&Config) -> T,
+    of: Arc<Config>,
     made: T,
 }
 
 impl<T> Current<T> {
     /// As of now. While nothing has changed this costs a look at one number.
     pub fn get(&mut self) -> &T {
-        if self.receiver.has_changed().unwrap_or(false) {
-            self.made = (self.make)(&self.receiver.borrow_and_update());
+        // An error: nobody is left who could change it, which says nothing of the last change.
+        if self.receiver.has_changed().unwrap_or(true) && !Arc::ptr_eq(&self.of, &self.receiver.borrow()) {
+            self.of = Arc::clone(&self.receiver.borrow_and_update());
+            self.made = (self.make)(&self.of);
         }
         &self.made
     }
@@ -69,7 +72,11 @@ mod tests {
         sender.send(Arc::new(next)).unwrap();
         assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (7, 7));
         assert_eq!(*live.current(|config| config.daemon.drain_max_s).get(), 7);
+        let mut last = Config::default();
+        last.daemon.drain_max_s = 9;
+        sender.send(Arc::new(last)).unwrap();
         drop(sender);
-        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (7, 7));
+        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (9, 9), "also of one that came just before the end");
+        assert_eq!(*bound.get(), 9);
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Writer {
     pub live: Live,
     /// Whose numbers the daemon adds to Redis, and which may be set: as of now.
     pub rules_now: Current<Arc<Rules>>,
-    /// As of the batch in hand.
+    /// As of the transaction in hand.
     pub rules: Arc<Rules>,
     /// The numbers of which events say another value than `counter`.
     pub sights: Sights,
@@ -96,7 +96,6 @@ impl Writer {
     /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
-        self.rules = Arc::clone(self.rules_now.get());
         let outage = Outage::new(format!("writing partition {}", self.partition));
         let mut tries = Tries { outage, rivals: 0, timeouts: 0, together: false };
         self.write_trying(batch, &mut tries).await
@@ -242,6 +241,8 @@ impl Writer {
         received: &[Received],
         end: End,
     ) -> Result<Found, StoreError> {
+        // At each try: it may have been waited for MySQL since the last one.
+        self.rules = Arc::clone(self.rules_now.get());
         let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;

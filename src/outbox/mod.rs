@@ -25,7 +25,7 @@
 //!
 //! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -82,6 +82,7 @@ struct State {
     added: Marks,
     /// What of that MySQL knows.
     noted: Marks,
+    kept: Kept,
     /// Partitions with more rows than were read.
     more: BTreeSet<u16>,
     looked: Option<Instant>,
@@ -99,8 +100,11 @@ impl Outbox {
             // Before the pass: what is committed while it runs rings again.
             let ended = bell.has_changed().is_err();
             bell.mark_unchanged();
-            let passed =
-                if ended { self.last_pass(&mut state, &beat).await } else { beat.during(self.pass(&mut state)).await };
+            let passed = if ended {
+                self.last_pass(&mut state, &beat).await
+            } else {
+                beat.during(self.pass(&mut state, false)).await
+            };
             match passed {
                 Ok(()) => outage.over(),
                 Err(error) => {
@@ -118,19 +122,19 @@ impl Outbox {
         }
     }
 
-    /// Adds what the last batches have left, and notes how far that is.
+    /// Adds what the last batches have left, whose partitions are given back by now, and notes how far that is.
     async fn last_pass(&self, state: &mut State, beat: &Beat) -> Result<()> {
         let began = Instant::now();
         loop {
-            beat.during(self.pass(state)).await?;
+            beat.during(self.pass(state, true)).await?;
             if state.more.is_empty() || began.elapsed() > END_MAX {
                 return beat.during(self.note(state)).await;
             }
         }
     }
 
-    /// Adds some rows of each partition that has any.
-    async fn pass(&self, state: &mut State) -> Result<()> {
+    /// Adds some rows of each partition that has any. One that fails keeps no other from it: a node of a Cluster may be away.
+    async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
@@ -139,17 +143,22 @@ impl Outbox {
             state.added.raise_all(&applied);
             state.noted.raise_all(&applied);
         }
+        let mut failed = Ok(());
         for End { partition, last, owner } in self.store.outbox_ends().await? {
-            let ours = owner.as_ref() == Some(&self.owner);
-            if last > state.added.of(partition) && (ours || looks || state.more.contains(&partition)) {
-                self.add(partition, ours, state).await?;
+            let ours = owner.as_ref() == Some(&self.owner) || (ends && owner.is_none());
+            if last <= state.added.of(partition) {
+                // Others may have added the rest.
+                state.more.remove(&partition);
+            } else if ours || looks || state.more.contains(&partition) {
+                let added = self.add(partition, ours, state).await;
+                failed = failed.and(added);
             }
         }
         if looks {
             self.note(state).await?;
             self.prune(state).await?;
         }
-        Ok(())
+        failed
     }
 
     /// Adds the partition's next rows.
@@ -163,7 +172,7 @@ impl Outbox {
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
         let config = self.live.now();
         let kinds = KindNames::new(&config.kinds);
-        self.feed(&config, &rows, state).await?;
+        let fed = self.feed(&config, &rows, state).await;
         let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
         for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
             fault::point("outbox:adding");
@@ -174,6 +183,7 @@ impl Outbox {
             }
             say_left(applying.ended()?, state);
         }
+        fed?;
         fault::point("outbox:added");
         state.added.raise(partition, last);
         if full {
@@ -186,6 +196,8 @@ impl Outbox {
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let rules = Rules::new(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
+        // Of each board what was added last.
+        let mut last: HashMap<&str, (u64, usize)> = HashMap::new();
         for OutboxRow { partition, number, written_at, additions, .. } in
             rows.iter().filter(|it| it.partition != CORRECTIONS)
         {
@@ -193,7 +205,8 @@ impl Outbox {
                 let Some(board) = rules.board(target.kind, *metric) else { continue };
                 let (member, column) = (target.id.to_string(), config.metrics.name(*metric));
                 let gain = Gain { board, member: member.as_bytes(), column: &column, delta: *delta, at: *written_at };
-                let once = Once { partition: *partition, number: *number, place };
+                let place = (*number, place);
+                let once = Once { partition: *partition, place, after: last.insert(board, place) };
                 calls.push(cache.gain_call(&config.boards, gain, Some(once))?);
             }
         }
@@ -222,13 +235,29 @@ impl Outbox {
             return Ok(());
         }
         state.pruned = Some(Instant::now());
-        for (partition, _) in state.noted.iter() {
-            if self.store.prune_outbox(partition, KEPT).await? {
+        for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
+            if self.store.prune_outbox(partition, number, KEPT).await? {
                 // More than a few seconds bring: again at the next look.
                 state.pruned = None;
             }
         }
         Ok(())
+    }
+}
+
+/// What was in Redis at some instants, the oldest first: rows are kept for a while from then on.
+#[derive(Default)]
+struct Kept(VecDeque<(Instant, Marks)>);
+
+impl Kept {
+    /// Which rows are in Redis for long, where these are there `now`.
+    fn over(&mut self, now: Instant, noted: &Marks) -> Marks {
+        self.0.push_back((now, noted.clone()));
+        let is_over = |(since, _): &(Instant, Marks)| now.duration_since(*since) >= KEPT;
+        while self.0.get(1).is_some_and(is_over) {
+            self.0.pop_front();
+        }
+        self.0.front().filter(|oldest| is_over(oldest)).map(|(_, marks)| marks.clone()).unwrap_or_default()
     }
 }
 
@@ -250,5 +279,20 @@ fn say_left(left: Left, state: &mut State) {
             "{times} times something could not be added to Redis: kinds or metrics that are not in the configuration ({unknown} now), what is no \
              number there ({no_numbers}), buckets of another type ({no_buckets})"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_kept_from_when_they_were_added() {
+        let (began, mut kept) = (Instant::now(), Kept::default());
+        let mut over = |after_s: u64, number: u64| {
+            kept.over(began + Duration::from_secs(after_s), &Marks::from_iter([(0, number)])).of(0)
+        };
+        assert_eq!([over(0, 5), over(300, 7), over(599, 9)], [0, 0, 0]);
+        assert_eq!([over(600, 9), over(899, 9), over(900, 9), over(2_000, 12)], [5, 5, 7, 9]);
     }
 }

@@ -153,7 +153,9 @@ impl Run<'_> {
             self.report.drifted += 1;
             self.report.drift_sum += delta.unsigned_abs();
             self.report.drifted_by_size.note(delta.unsigned_abs());
-            repairs.push(self.adding(*target, delta, look.sample.loaded));
+            let is_set = self.on.rules.of(target.kind, self.metric).settable && !self.is_by_daemon(target.kind);
+            let only_from = is_set.then_some(look.sample.value);
+            repairs.push(Repair { only_from, ..self.adding(*target, delta, look.sample.loaded) });
         }
         if self.report.dry_run || repairs.is_empty() {
             for Repair { target, .. } in &repairs {

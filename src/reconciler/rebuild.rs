@@ -24,7 +24,6 @@ use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::cache::load::Lost;
 use crate::config::{Ruled, Writes};
-use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 
@@ -90,8 +89,10 @@ impl Run<'_> {
     /// Loads buckets of one kind, as many as memory allows; says which bucket is the next.
     async fn load_some(&mut self, name: &str, kind: Kind, from: u32) -> Result<u32> {
         let (cache, metrics) = (&self.on.cache, self.on.metrics.codes());
+        // Read before: what is committed by then is loaded, and never added to these buckets, however late it is sent.
+        let outbox = self.on.store.outbox_numbers().await?;
         let Lost { buckets, held, next } =
-            cache.begin_load((name, kind), &metrics, self.number, from, FIELDS_MAX, &Marks::default()).await?;
+            cache.begin_load((name, kind), &metrics, self.number, from, FIELDS_MAX, &outbox).await?;
         if buckets.is_empty() {
             return Ok(next);
         }
@@ -201,6 +202,10 @@ impl Run<'_> {
                 _ => None,
             })
             .collect();
+        // Of these nobody can say what they were: their buckets stay unknown, until the next run.
+        for (target, _) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
+            loading.buckets.remove(&self.on.cache.keys.bucket(*target));
+        }
         self.add(loading, &repairs).await
     }
 
@@ -258,7 +263,7 @@ impl Run<'_> {
     /// they happened.
     pub(super) fn adding(&self, target: Target, delta: i64, loaded: Loaded) -> Repair {
         let Ruled { writer, below_zero, .. } = self.on.rules.of(target.kind, self.metric);
-        Repair { target, delta, below_zero: below_zero || writer == Writes::Daemon, loaded }
+        Repair { target, delta, below_zero: below_zero || writer == Writes::Daemon, only_from: None, loaded }
     }
 
     /// Each kind's metrics, in the order of their codes.

@@ -17,6 +17,12 @@ use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;
 
+/// Rows of the outboxes that a reconcile reads for a page at most: what some minutes of heavy traffic leave.
+const SINCE_ROWS_MAX: usize = 5_000;
+
+/// Rows that are read at once: some megabytes.
+const READ_ROWS: u64 = 100;
+
 /// Rows that one statement deletes, or one SELECT looks at for that.
 const PRUNED_ROWS: u64 = 1_000;
 
@@ -51,7 +57,7 @@ pub struct OutboxRow {
 pub struct Since {
     /// In the order of their partitions and numbers.
     pub rows: Vec<OutboxRow>,
-    /// Rows up to these may be missing: they were deleted.
+    /// Rows up to these may be missing: they were deleted, or are too many to be read.
     pub pruned: Marks,
 }
 
@@ -130,16 +136,27 @@ fn decode(body: &[u8]) -> Option<Vec<Addition>> {
 
 /// The rows after those numbers, what they add to this metric, and what was deleted before, in a transaction that sees one instant.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, metric: Metric) -> Result<Since> {
-    let mut rows = Vec::new();
+    let (mut rows, mut unread) = (Vec::new(), Marks::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
-        if last > since.of(partition) {
-            rows.extend(read_rows(connection, (partition, since.of(partition)), u64::MAX, Duration::ZERO).await?);
+        let mut after = since.of(partition);
+        while after < last {
+            if rows.len() >= SINCE_ROWS_MAX {
+                // Redis has not taken anything for long: as if they were deleted, nobody can say what it lacks.
+                unread.raise(partition, last);
+                break;
+            }
+            let some = read_rows(connection, (partition, after), READ_ROWS, Duration::ZERO).await?;
+            let Some(next) = some.last().map(|row| row.number) else { break };
+            after = next;
+            rows.extend(some.into_iter().map(|mut row| {
+                row.additions.retain(|addition| addition.metric == metric);
+                row.additions.shrink_to_fit();
+                row
+            }));
         }
     }
-    for row in &mut rows {
-        row.additions.retain(|addition| addition.metric == metric);
-    }
-    Ok(Since { rows, pruned: read_marks(connection, PRUNED).await? })
+    unread.raise_all(&read_marks(connection, PRUNED).await?);
+    Ok(Since { rows, pruned: unread })
 }
 
 const ENDS: &str = "SELECT `partition`, outbox FROM partition_owner";
@@ -265,11 +282,11 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of the partition that are in Redis for longer than `kept`; says whether there may be more.
+    /// Deletes some rows of the partition up to this one, which are in Redis and older than `kept`; says whether there may be more.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn prune_outbox(&self, partition: u16, kept: Duration) -> Result<bool> {
+    pub async fn prune_outbox(&self, partition: u16, until: u64, kept: Duration) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -287,7 +304,7 @@ impl Store {
             .bind(kept.as_secs())
             .bind(partition)
             .bind(pruned)
-            .bind(applied)
+            .bind(applied.min(until))
             .bind(PRUNED_ROWS)
             .fetch_one(&mut *tx)
             .await

@@ -120,14 +120,15 @@ async fn a_move_to_another_layout_takes_all_numbers_along() {
     product.settled().await;
     // What API servers counted before there was a second layout.
     let also = product.world.cache.also(&product.world.config.redis, &product.world.config.metrics).unwrap().unwrap();
-    for ((target, metric), _) in &product.numbers {
+    for (target, metric) in product.numbers.keys() {
         let place = also.keys.place("video", *target, *metric);
         let _: i64 = product.world.redis().await.del(place.key).await.unwrap();
     }
     for bucket in 0..also.keys.buckets() {
         let _: i64 = product.world.redis().await.del(also.keys.counters("video", bucket)).await.unwrap();
     }
-    let moved = product.world.tallyd(&["layout", "migrate"]);
+    let from = product.world.cache.keys.layout().to_string();
+    let moved = product.world.tallyd(&["layout", "migrate", "--from", &from, "--to", "string:4"]);
     assert!(moved.status.success(), "{}", super::common::stderr(&moved));
     assert_eq!(product.in_cache(&also).await, product.numbers);
     product.assert_equal().await;
