@@ -80,7 +80,7 @@ pub enum CountError {
     NotPublished {
         /// The event.
         changed: Box<Changed>,
-        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it.
+        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it; what was set is not taken back.
         taken_back: TakenBack,
         /// Why the broker didn't take it.
         #[source]
