@@ -6,7 +6,8 @@
 
 use std::fmt::Display;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,11 @@ pub trait Report: Serialize + Display {
     }
 }
 
+/// A run can't be done before a person has mended something: not due before its time comes again.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
 /// What came of asking for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
@@ -100,7 +106,10 @@ where
     let seconds = started.elapsed().as_secs_f32();
     let (outcome, cut, report) = match &worked {
         Ok(report) => (outcome(report), report.cut(), serde_json::to_string(report).context("write the report")?),
-        Err(error) => (Outcome::Failed, None, serde_json::json!({ "error": format!("{error:#}") }).to_string()),
+        Err(error) => {
+            let outcome = if error.is::<Refused>() { Outcome::Braked } else { Outcome::Failed };
+            (outcome, None, serde_json::json!({ "error": format!("{error:#}") }).to_string())
+        }
     };
     let done = outcome == Outcome::Done;
     let noted = store.finish_job(job.name, run, outcome, cut, &report).await;
@@ -155,6 +164,8 @@ pub struct Timetable {
     live: Live,
     /// Its pattern, which a reload may change.
     pattern: Pattern,
+    /// Where only what comes from now on is due: since when it is looked at, by MySQL's clock.
+    since: Option<OnceLock<Micros>>,
     /// Set when it is asked for whatever the pattern says.
     pub asked: Arc<AtomicBool>,
     /// The job.
@@ -171,7 +182,13 @@ impl Timetable {
         live: &Live,
         pattern: impl Fn(&Config) -> &str + Send + Sync + 'static,
     ) -> Self {
-        Self { live: live.clone(), pattern: Box::new(pattern), asked: Arc::default(), name, mode: mode.to_owned() }
+        let (live, pattern) = (live.clone(), Box::new(pattern));
+        Self { live, pattern, since: None, asked: Arc::default(), name, mode: mode.to_owned() }
+    }
+
+    /// The same, of a mode that waits for its time when it never ran, instead of running at once.
+    pub fn from_now_on(self) -> Self {
+        Self { since: Some(OnceLock::new()), ..self }
     }
 
     /// Whether a run is missing: the pattern has fired since the last one that was done began.
@@ -179,6 +196,7 @@ impl Timetable {
     /// # Errors
     /// MySQL's.
     pub async fn is_due(&self, store: &Store, now: Micros) -> Result<bool, StoreError> {
+        let since = self.since.as_ref().map(|since| *since.get_or_init(|| now));
         if self.asked.load(Ordering::Relaxed) {
             return Ok(true);
         }
@@ -187,7 +205,7 @@ impl Timetable {
         let last = store.last_done(self.name, &self.mode).await?;
         Ok(match (last, schedule::last_fired(&cron, now)) {
             (_, None) => false,
-            (None, Some(_)) => true,
+            (None, Some(fired)) => since.is_none_or(|since| since < fired),
             (Some(started_at), Some(fired)) => started_at < fired,
         })
     }

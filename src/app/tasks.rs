@@ -287,6 +287,8 @@ fn recount_timetable(live: &Live, name: &str) -> Timetable {
         let found = config.recounts.iter().find(|recount| recount.name() == wanted);
         found.map_or("", |recount| &recount.cron)
     })
+    // One that is new may be costly: it waits for the hour that was chosen for it.
+    .from_now_on()
 }
 
 /// When the loop looks again, after what became of a run.
@@ -296,8 +298,10 @@ fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
         Ok(Ran::Ended(_)) => Next::Later,
         Ok(Ran::Held { .. }) => Next::Soon,
         Err(error) => {
-            error!(event = "job-failed", error = format!("{error:#}"), "a job failed, trying again soon: {error:#}");
-            Next::Soon
+            let refused = error.is::<job::Refused>();
+            let then = if refused { "not tried again before its next time" } else { "trying again soon" };
+            error!(event = "job-failed", error = format!("{error:#}"), "a job failed, {then}: {error:#}");
+            if refused { Next::Bell } else { Next::Soon }
         }
     }
 }

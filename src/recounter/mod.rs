@@ -36,6 +36,7 @@ use crate::broker::Broker;
 use crate::caution::Braked;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use crate::fence::{Fences, NotNow};
+use crate::job::Refused;
 use crate::model::{Kind, Metric, TargetId};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
@@ -65,13 +66,8 @@ const LOOKS: usize = 4;
 /// made before.
 const HELD_MAX: usize = 100_000;
 
-/// What is wrong with a `[[recount]]`, in words for whoever wrote it.
-#[derive(Debug, thiserror::Error)]
-#[error("[[recount]] of {recount}: {sentence}")]
-pub struct Refused {
-    recount: String,
-    sentence: String,
-}
+/// How long runs that failed are remembered.
+const FAILED_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// What a run shall do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -175,6 +171,7 @@ impl Recounter {
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report> {
+        self.store.forget_failed_runs(JOB, &self.name, FAILED_KEEP).await?;
         let publisher = self.broker.connect_publisher("recount").await?;
         let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
         let report = Report { recount: self.name.clone(), dry_run: order.dry_run, ..Report::default() };
@@ -212,7 +209,9 @@ impl Recounter {
 
     fn told(&self, error: RecountError) -> anyhow::Error {
         match error {
-            RecountError::Query(sentence) => Refused { recount: self.name.replace(':', " "), sentence }.into(),
+            RecountError::Query(sentence) => {
+                Refused(format!("[[recount]] of {}: {sentence}", self.name.replace(':', " "))).into()
+            }
             RecountError::Store(error) => error.into(),
         }
     }

@@ -276,6 +276,29 @@ impl Store {
         })
         .await
     }
+
+    /// Forgets runs of one mode that failed longer than `keep` ago, some thousand of them at most: these say nothing about what is due.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn forget_failed_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
+        const ACTION: &str = "forget runs that failed";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query(
+                "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome = 'failed' \
+                 AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000",
+            )
+            .bind(job)
+            .bind(mode)
+            .bind(keep.as_secs())
+            .execute(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
 }
 
 /// Holds the job's row until the transaction ends, if it still names `run`: first in every transaction of a job that

@@ -107,5 +107,21 @@ async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["recounts"][0]["corrected"], json!(1));
     assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
+    let waits = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:share' AND outcome = 'braked'";
+    assert_eq!(world.count(waits).await, 1, "it is not due again before its next time");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recount_that_is_new_waits_for_its_time() {
+    let second = "[[recount]]\nkind = \"video\"\nmetric = \"share\"\ncron = \"0 0 5 * * *\"\n\
+                  query = \"SELECT id, 1 FROM comment WHERE id > :after ORDER BY id LIMIT :limit\"\n";
+    let all = format!("{second}{}", settings(QUERY, "cron = \"* * * * * *\""));
+    let all = all.replace("comment = 2\n", "comment = 2\nshare = 3\n");
+    let (world, daemon) = served("recount_new", &all).await;
+    let done = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:comment' AND outcome = 'done'";
+    eventually("the other one is done", || async { world.count(done).await > 1 }).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'video:share'").await, 0);
+    assert!(daemon.stop().success());
     world.close().await;
 }
