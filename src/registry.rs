@@ -2,7 +2,8 @@
 //! before, by a daemon before it writes anything, at each reload, and by every command.
 //!
 //! A code that is new is noted. One that has another name, or none any more, must have no rows, or its numbers would be taken
-//! for others. One that is gone may have rows if `[retired]` names it.
+//! for others. Another name it gets only after some configuration was without it: a daemon that calls it so may run, and write
+//! its first row at any moment. One that is gone may have rows if `[retired]` names it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +31,7 @@ pub struct Change {
     noted: Noted,
 }
 
-/// A difference that is allowed only where nothing has the code.
+/// A difference that is allowed only where nothing has the code, if at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Doubt {
     change: Change,
@@ -38,13 +39,17 @@ struct Doubt {
     found: String,
     /// Its end: what to do where there are rows.
     advice: String,
+    /// Somebody may have it in use by its former name: rows or none, it is refused.
+    in_use: bool,
 }
 
-/// Whether there are rows with a code.
+/// Whether there are rows with a code, or may be soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
     None,
     Some,
+    /// Somebody may write one.
+    Soon,
     /// Not found out in time: taken for some.
     Unknown,
 }
@@ -62,7 +67,8 @@ pub async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
         let (sure, doubts) = judge(of, configured, retired, &store.registered(of).await?);
         changes.extend(sure);
         for doubt in doubts {
-            match rows(store, of, doubt.change.code, until).await? {
+            let rows = if doubt.in_use { Rows::Soon } else { rows(store, of, doubt.change.code, until).await? };
+            match rows {
                 Rows::None => changes.push(doubt.change),
                 rows => problems.push(doubt.problem(rows)),
             }
@@ -126,6 +132,7 @@ fn judge(
                 change: change(name, Noted::Was(former.clone())),
                 found: format!("[{section}] {name} = {code}, but in MySQL {code} is the code of {former}"),
                 advice: format!("a code never changes its meaning: give {name} one that was never used"),
+                in_use: !removed,
             }),
             None if *removed || retired.contains(former) => {}
             None => doubts.push(Doubt {
@@ -138,6 +145,7 @@ fn judge(
                     Some(_) => format!("give it the code {code} again"),
                     None => format!("put it back, or name it in [retired] {section}"),
                 },
+                in_use: false,
             }),
         }
     }
@@ -157,7 +165,8 @@ impl Doubt {
                     "{found}, and whether there are numbers with it could not be found out within {limit} s: {advice}"
                 )
             }
-            _ => format!("{found}, and there are numbers with it: {advice}"),
+            Rows::Soon => format!("{found}, and a daemon whose configuration calls it so may be running: {advice}"),
+            Rows::None | Rows::Some => format!("{found}, and there are numbers with it: {advice}"),
         }
     }
 }
@@ -193,7 +202,8 @@ mod tests {
     fn said(configured: &[(&str, u8)], retired: &[&str], registered: &[Registered]) -> (Vec<String>, Vec<String>) {
         let retired: Vec<String> = retired.iter().map(|name| (*name).to_owned()).collect();
         let (changes, doubts) = judge(Of::Metrics, &names(configured), &retired, registered);
-        let doubts = doubts.iter().map(|doubt| doubt.problem(Rows::Some)).collect();
+        let rows = |doubt: &Doubt| if doubt.in_use { Rows::Soon } else { Rows::Some };
+        let doubts = doubts.iter().map(|doubt| doubt.problem(rows(doubt))).collect();
         (changes.iter().map(Change::to_string).collect(), doubts)
     }
 
@@ -218,6 +228,11 @@ mod tests {
             doubts,
             ["[metrics] post = 2, but in MySQL 2 is the code of view, and there are numbers with it: a code never \
               changes its meaning: give post one that was never used"]
+        );
+        let (_, doubts) = said(&[("post", 2)], &[], &[known(2, "view", false)]);
+        assert!(
+            doubts[0].contains("2 is the code of view, and a daemon whose configuration calls it so"),
+            "{doubts:?}"
         );
         let swapped = [known(1, "like", false), known(2, "view", false), known(3, "share", false)];
         assert_eq!(said(&[("like", 1), ("share", 2), ("view", 3)], &["view"], &swapped).1.len(), 2);

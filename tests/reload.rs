@@ -229,10 +229,13 @@ async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
     world.drained(&publisher).await;
     assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
 
-    // The code of what had none may be another's; that of the other one is not free.
+    // The code of what had none may be another's once a configuration was without it; that of the other one is not free.
     let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
     reload(&world, &daemon, &other, "reloaded").await;
     assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no numbers"));
+    let refused = reload(&world, &daemon, &other.replace("share = 3", "clap = 3"), "reload-refused").await;
+    let said = "[metrics] clap = 3, but in MySQL 3 is the code of share, and a daemon whose configuration calls it so";
+    assert!(refused["problems"].as_str().unwrap().contains(said), "{refused}");
     let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
     assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");

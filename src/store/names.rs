@@ -50,7 +50,7 @@ pub struct Registered {
 pub enum Noted {
     /// The code is new.
     New,
-    /// It was known by this name, and has another one from now on.
+    /// It was gone and known by this name, and is back, by this name or another one.
     Was(String),
     /// The code is gone, and this was its name.
     Removed,
@@ -93,7 +93,10 @@ impl Store {
                 Noted::New => format!("INSERT INTO {table} (name, {column}) VALUES (?, ?)"),
                 // The condition is what this rests on.
                 Noted::Was(_) => {
-                    format!("UPDATE {table} SET name = ?, removed_at = NULL WHERE {column} = ? AND name = ?")
+                    format!(
+                        "UPDATE {table} SET name = ?, removed_at = NULL \
+                         WHERE {column} = ? AND name = ? AND removed_at IS NOT NULL"
+                    )
                 }
                 Noted::Removed => {
                     format!(
