@@ -83,7 +83,7 @@ pub(super) struct ReplayArgs {
     /// All that were not replayed.
     #[arg(long)]
     all: bool,
-    /// The oldest so many.
+    /// The oldest so many of those that can be sent.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
     /// Sends nothing; says what would be sent and what would be refused again.

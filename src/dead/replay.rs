@@ -76,7 +76,7 @@ pub struct Left {
 const REBUILD: &str = "likes were among them: run `tallyd rebuild-filters` once they are written";
 
 impl Replay<'_> {
-    /// Sends letters, in the order in which they were kept, at most so many.
+    /// Sends letters, in the order in which they were kept, at most so many; those that are left alone don't count.
     ///
     /// # Errors
     /// [`super::NoLetter`], before anything is sent; the servers'. What was sent until then is noted.
@@ -121,7 +121,7 @@ impl Replay<'_> {
         let until = self.store.newest_dead_letter().await?;
         let mut after = 0;
         loop {
-            let wanted = limit.saturating_sub(report.found).min(PAGE as u64);
+            let wanted = limit.saturating_sub(report.replayed).min(PAGE as u64);
             let page = match which {
                 Which::Ids(ids) => page_of(self.store, ids, after, wanted).await?,
                 Which::All(selection) => self.store.dead_letters_after(selection, (after, until), wanted).await?,

@@ -119,6 +119,8 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let old = view(1, "old", Micros(1));
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
     put_bodies(&world, Reason::ReturnedByBroker, &[b"nonsense".to_vec(), old, half, fence, good]).await;
+    let limited = world.report(&["dead", "replay", "--all", "--limit", "1", "--dry-run"]);
+    assert_eq!((&limited["replayed"], &limited["left"]), (&1.into(), &4.into()), "it gets past those that are left");
     let output = world.tallyd(&["dead", "replay", "1", "2", "3", "4", "5"]);
     assert_exits(&output, 1, "1 of 5 dead letters replayed");
     let text = stdout(&output);
