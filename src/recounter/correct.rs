@@ -6,7 +6,7 @@ use tracing::warn;
 use super::page::Sight;
 use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{JOB, Run, stopped};
-use crate::caution::Brake;
+use crate::caution::{Brake, Braked};
 use crate::config::Reconcile as Limits;
 use crate::model::Target;
 use crate::runtime::fault;
@@ -34,18 +34,16 @@ impl Run<'_> {
 
     /// Makes the corrections that are held, unless they are too much to be true.
     pub(super) async fn correct(&mut self) -> Result<()> {
+        if self.order.dry_run {
+            self.report.would_brake = self.brake().err().map(|braked| braked.to_string());
+            return Ok(());
+        }
         if self.intents.is_empty() {
             return Ok(());
         }
-        let Report { checked, drifted, drift_sum, .. } = self.report;
+        self.brake()?;
+        let Report { drifted, drift_sum, .. } = self.report;
         let recount = &self.on.name;
-        if !self.order.force {
-            let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-            let command = format!("`tallyd recount {recount} --force`");
-            let brake =
-                Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command: &command };
-            brake.check(checked, drifted, self.largest)?;
-        }
         warn!(
             event = "recount-off",
             recount,
@@ -54,17 +52,41 @@ impl Run<'_> {
             "{drifted} numbers of {recount} differ from what the query says, by {drift_sum} in all"
         );
         let pass = self.next_number();
-        let intents = std::mem::take(&mut self.intents);
+        let mut intents = std::mem::take(&mut self.intents);
+        // They come in the order in which they were decided; everybody locks rows in that of their keys.
+        intents.sort_unstable_by_key(|intent| intent.target);
         for chunk in intents.chunks(CHUNK) {
             if self.stop.is_cancelled() {
                 return Err(stopped());
             }
             fault::point("recount:correcting");
             let (on, fencing) = (self.on, (JOB, self.number, pass));
-            on.store.correct_counters(fencing, on.metric, on.writer, chunk).await?;
+            self.report.untold += on.store.correct_counters(fencing, on.metric, on.writer, chunk).await?;
             self.report.corrected += chunk.len() as u64;
             fault::point("recount:corrected");
         }
+        let untold = self.report.untold;
+        if untold > 0 {
+            warn!(
+                event = "recount-untold",
+                recount,
+                untold,
+                "the next changed reconcile doesn't know of {untold} numbers of {recount} that were corrected: run `tallyd reconcile --full`"
+            );
+        }
         Ok(())
+    }
+
+    /// Whether so much may be corrected.
+    fn brake(&self) -> Result<(), Braked> {
+        if self.order.force {
+            return Ok(());
+        }
+        let Report { checked, drifted, .. } = self.report;
+        let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
+        let command = format!("`tallyd recount {} --force`", self.on.name);
+        let brake =
+            Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command: &command };
+        brake.check(checked, drifted, self.largest)
     }
 }

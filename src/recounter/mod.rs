@@ -151,7 +151,7 @@ impl Recounter {
         self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.told(error))
     }
 
-    /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends between two pages when `stop` is
+    /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends within a look when `stop` is
     /// cancelled.
     ///
     /// # Errors
@@ -196,6 +196,10 @@ impl Recounter {
                 let (recount, reason) = (&self.name, error.to_string());
                 warn!(event = "recount-braked", recount, reason, "nothing more of {recount} is corrected: {reason}");
                 run.end(End::Braked, reason);
+            }
+            Err(error) if run.report.corrected > 0 => {
+                let corrected = run.report.corrected;
+                return Err(error.context(format!("{corrected} numbers were corrected until then, and stay so")));
             }
             ended => ended?,
         }
@@ -244,7 +248,10 @@ impl Run<'_> {
     /// One look at a page: its targets that are off.
     async fn look(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
-        let answer = self.on.store.ask_recount((self.on.kind, self.on.metric), &self.on.question(after), until).await;
+        let question = self.on.question(after);
+        let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
+        // A query may take minutes: a stop drops its connection.
+        let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
         let answer = answer.map_err(|error| self.on.told(error))?;
         self.report.pages += 1;
         let mut page = Page { checked: 0, off: Vec::new(), until: answer.until };

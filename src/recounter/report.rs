@@ -39,6 +39,8 @@ pub struct Report {
     pub drifted: u64,
     /// Of those, corrected.
     pub corrected: u64,
+    /// Of those, how many the next `changed` reconcile doesn't know of, because too many drifts wait for it: Redis follows with a full one.
+    pub untold: u64,
     /// Off at the first look, and changed at each later one: nothing can be said of them.
     pub busy: u64,
     /// The sum of all drifts, without signs.
@@ -53,6 +55,8 @@ pub struct Report {
     pub ended: End,
     /// Why it ended before all was compared and corrected, where it did.
     pub ended_early: Option<String>,
+    /// Why a run that is no dry run would correct nothing without `--force`, where it would not.
+    pub would_brake: Option<String>,
     /// The first targets that had drifted.
     pub targets: Vec<TargetReport>,
 }
@@ -94,6 +98,12 @@ impl fmt::Display for Report {
         }
         if self.dry_run {
             f.write_str("; a dry run: nothing was changed")?;
+        }
+        if let Some(why) = &self.would_brake {
+            write!(f, "; without --dry-run it would stop: {why}")?;
+        }
+        if self.untold > 0 {
+            write!(f, "; run `tallyd reconcile --full`: the next changed one doesn't know of {}", self.untold)?;
         }
         if let Some(why) = &self.ended_early {
             write!(f, "; ended early: {why}")?;

@@ -101,6 +101,11 @@ impl StoreError {
         self.number().is_some_and(|number| matches!(number, 1062 | 1213))
     }
 
+    /// A rival has kept a row for longer than it was waited for. The same transaction will do once that one is over.
+    pub fn is_lock_timeout(&self) -> bool {
+        self.number() == Some(1205)
+    }
+
     /// The server has ended a statement that took longer than it was given.
     pub fn is_out_of_time(&self) -> bool {
         // MariaDB, MySQL

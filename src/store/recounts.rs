@@ -110,7 +110,8 @@ impl Store {
     }
 
     /// Adds to counters what they lack, notes each as repair `pass`, and sees to it that Redis follows: all of it or nothing. Only while
-    /// `run` holds the job.
+    /// `run` holds the job. Gives how many of them the next `changed` reconcile should look at and doesn't know of, because too many
+    /// drifts wait for it.
     ///
     /// # Errors
     /// MySQL's; [`StoreError::TakenOver`].
@@ -120,7 +121,7 @@ impl Store {
         metric: Metric,
         writer: Writes,
         intents: &[Intent],
-    ) -> Result<()> {
+    ) -> Result<u64> {
         const ACTION: &str = "correct counters";
         let mut tries = 1;
         loop {
@@ -128,7 +129,7 @@ impl Store {
             let corrected =
                 lent.limit(ACTION, |connection| correct(connection, (job, run, pass), metric, writer, intents)).await;
             match corrected {
-                Err(error) if error.is_contention() && tries < TRIES => tries += 1,
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
                 corrected => return corrected,
             }
         }
@@ -336,7 +337,7 @@ async fn correct(
     metric: Metric,
     writer: Writes,
     intents: &[Intent],
-) -> Result<()> {
+) -> Result<u64> {
     const ACTION: &str = "correct counters";
     let mut tx = connection.begin().await.tried(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
@@ -354,23 +355,25 @@ async fn correct(
         query.execute(&mut *tx).await.tried(ACTION)?;
     }
     repairs::note_corrections(&mut tx, run, pass, metric, intents).await?;
-    tell_redis(&mut tx, metric, writer, intents).await?;
-    tx.commit().await.tried(ACTION)
+    let untold = tell_redis(&mut tx, metric, writer, intents).await?;
+    tx.commit().await.tried(ACTION)?;
+    Ok(untold)
 }
 
 /// Sees to it that Redis follows what was corrected, in the transaction of the correction: what the daemon counts there it adds from its
-/// outbox; at what API servers count the next `changed` reconcile looks first.
+/// outbox; at what API servers count the next `changed` reconcile looks first. Gives of how many it can't be told, because too many drifts wait for it.
 async fn tell_redis(
     connection: &mut MySqlConnection,
     metric: Metric,
     writer: Writes,
     intents: &[Intent],
-) -> Result<()> {
+) -> Result<u64> {
     match writer {
         Writes::Daemon => {
             let addition = |intent: &Intent| Addition { target: intent.target, metric, delta: intent.added };
             let additions: Vec<Addition> = intents.iter().map(addition).collect();
-            outbox::append(connection, CORRECTIONS, &additions).await
+            outbox::append(connection, CORRECTIONS, &additions).await?;
+            Ok(0)
         }
         Writes::Api => {
             let seen: Vec<(Target, i64)> = intents.iter().map(|intent| (intent.target, -intent.added)).collect();

@@ -17,7 +17,7 @@ impl Store {
     /// MySQL's.
     pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
         let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await
+        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await.map(drop)
     }
 
     /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each
@@ -74,11 +74,11 @@ impl Store {
 
 const ACTION: &str = "keep drifts that were seen";
 
-/// Keeps them in a transaction of the caller's.
+/// Keeps them in a transaction of the caller's. Gives for how many there was no room.
 ///
 /// # Errors
 /// MySQL's.
-pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
+pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
     // Those that are there already need no room, and must not be taken for ones that were seen no more.
     for piece in in_shapes(seen) {
         let sql = format!(
@@ -95,7 +95,8 @@ pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen:
         sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.tried(ACTION)?;
     let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
     // Sorted by whoever calls, so that two of them don't wait for each other.
-    for piece in in_shapes(seen.get(..room.min(seen.len())).unwrap_or_default()) {
+    let (new, beyond) = seen.split_at(room.min(seen.len()));
+    for piece in in_shapes(new) {
         let sql = format!(
             "INSERT INTO drift_seen (kind, target_id, metric, drift, seen_at) VALUES {} \
              ON DUPLICATE KEY UPDATE drift = VALUES(drift), seen_at = VALUES(seen_at)",
@@ -107,5 +108,18 @@ pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen:
         }
         query.execute(&mut *connection).await.tried(ACTION)?;
     }
-    Ok(())
+    let mut without_room = beyond.len() as u64;
+    for piece in in_shapes(beyond) {
+        let sql = format!(
+            "SELECT COUNT(*) FROM drift_seen WHERE metric = ? AND (kind, target_id) IN ({})",
+            placeholders(piece.len(), 2)
+        );
+        let mut query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql)).bind(metric.0);
+        for (target, _) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0);
+        }
+        let known = query.fetch_one(&mut *connection).await.tried(ACTION)?;
+        without_room = without_room.saturating_sub(known.unsigned_abs());
+    }
+    Ok(without_room)
 }

@@ -80,6 +80,8 @@ async fn what_is_too_much_to_be_true_changes_nothing_until_it_is_forced() {
     }
     let counted: Vec<(u64, u8, i64)> = (102..=1_000).map(|id| (id, 0, 1)).collect();
     count(&world, &counted).await;
+    let dry = world.tallyd(&["recount", "--dry-run"]);
+    assert!(stdout(&dry).contains("without --dry-run it would stop: 101 of 1000 targets"), "{}", stdout(&dry));
     let braked = world.tallyd(&["recount"]);
     assert_eq!(braked.status.code(), Some(1));
     assert!(stdout(&braked).contains("101 of 1000 targets have drifted, more than"), "{}", stdout(&braked));
