@@ -16,7 +16,9 @@
 //! * A: two looks agree. B: an event is applied. C: the correction. It adds a difference, and so keeps B.
 //! * A: a run is frozen. B: another one corrects. C: the first one wakes up. Each correction holds the job's lock in its own transaction.
 //!
-//! What this rests on is that a row and its event follow each other within `publish_grace`, whichever is first.
+//! What this rests on is that a row and its event follow each other within `publish_grace`, whichever is first; and that the clocks that
+//! `at` is taken from agree within it too: an event whose `at` is older than the newest one that was applied leaves `update_at` as it was,
+//! and the target seems to have rested.
 //!
 //! What it must never do: set a counter, write to the table that it is told of, judge by one look.
 
