@@ -2,7 +2,7 @@
 //!
 //! It must never slow the tasks: its connections to the servers are its own and few, and requests are bounded in number and
 //! time. One connection is one request. It has no password and changes nothing; a browser is kept out by the name that a request is
-//! sent to ([`hosts`]), and gets no CORS header.
+//! sent to (`hosts`), and gets no CORS header.
 
 mod counters;
 mod hosts;

@@ -13,7 +13,7 @@
 //!   out what is there.
 //! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. All that some rows have for
 //!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first might be refused.
-//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than [`OLD`] and
+//! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
 //!   not of a partition of its own; should both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
 //! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is

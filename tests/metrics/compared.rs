@@ -1,7 +1,11 @@
 //! Numbers that drifted are found and repaired, whatever they count.
 
+use std::time::Duration;
+
 use redis::AsyncCommands;
+use tallyd::cache::keys::KindNames;
 use tallyd::model::Target;
+use tallyd::store::Store;
 
 use super::common::{stdout, target};
 use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, SHARE, VIEW};
@@ -76,8 +80,24 @@ async fn a_bucket_that_redis_has_lost_is_known_again_only_with_all_numbers() {
         let report = product.world.report(&["reconcile"]);
         assert_eq!(report["repaired"], 0, "{layout}: {report}");
         product.assert_equal().await;
+        send_again(&product).await;
+        product.assert_equal().await;
         product.close().await;
     }
+}
+
+/// What a daemon that was frozen before the loss sends once it wakes up: the first rows of the outbox.
+async fn send_again(product: &Product) {
+    let store = Store::new(&product.world.config.mysql, 1).unwrap();
+    let rows = store.outbox_after(0, 0, 10, Duration::ZERO).await.unwrap();
+    assert!(!rows.is_empty());
+    let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
+    let mut late = product.world.cache.applying(&KindNames::new(&product.world.config.kinds), 0, &rows);
+    while !late.is_done() {
+        product.world.cache.apply_some(&mut late).await.unwrap();
+    }
+    late.ended().unwrap();
+    store.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
