@@ -6,15 +6,15 @@
 -- ARGV[3]  begin: the last number of each partition's outbox, read before this, as "0:17,3:12"
 --
 -- begin: a bucket that nobody has loaded gets the field `_` = "~RUN:0", and its marks (lua/apply.lua) are raised to those numbers: what these rows
--- have for the bucket is loaded, and never added afterwards. Returns { cut, marks, id, value, id, value, ... }, this server's clock in
--- microseconds since the epoch as text, the marks that the bucket has now and what it holds then; an empty list where it is loaded.
+-- have for the bucket is loaded, and never added afterwards. Returns { cut, id, value, id, value, ... }, this server's clock in
+-- microseconds since the epoch as text and what the bucket holds then; an empty list where it is loaded.
 -- end: "~RUN:N" becomes "RUN:N". Returns 1 where it did; 0 where the bucket was flushed or taken by another run since.
 
--- Raises the bucket's marks; gives them as text.
+-- Raises the bucket's marks.
 local function raise(text)
     local marks, count = { [65535] = 0 }, redis.call('HGET', KEYS[1], '_o')
     if not count and text == '' then
-        return ''
+        return
     end
     count = tonumber(count or 0)
     for partition = 0, count - 1 do
@@ -29,21 +29,16 @@ local function raise(text)
         end
     end
     -- All marks below `_o` are there, so that fields can be counted.
-    local fields, texts = { '_o', count }, {}
+    local fields = { '_o', count }
     local function put(partition)
-        local number = string.format('%.0f', marks[partition] or 0)
         fields[#fields + 1] = '_' .. partition
-        fields[#fields + 1] = number
-        if number ~= '0' then
-            texts[#texts + 1] = partition .. ':' .. number
-        end
+        fields[#fields + 1] = string.format('%.0f', marks[partition] or 0)
     end
     for partition = 0, count - 1 do
         put(partition)
     end
     put(65535)
     redis.call('HSET', KEYS[1], unpack(fields))
-    return table.concat(texts, ',')
 end
 
 local state = redis.call('HGET', KEYS[1], '_') or ''
@@ -55,7 +50,7 @@ if ARGV[1] == 'begin' then
     local found = redis.call('HGETALL', KEYS[1])
     redis.call('HSET', KEYS[1], '_', '~' .. ARGV[2] .. ':0')
     table.insert(found, 1, string.format('%.0f', now[1] * 1000000 + now[2]))
-    table.insert(found, 2, raise(ARGV[3]))
+    raise(ARGV[3])
     return found
 end
 local mine = '~' .. ARGV[2] .. ':'

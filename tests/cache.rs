@@ -20,7 +20,18 @@ const LIKE: Metric = Metric(1);
 /// Marks the buckets of videos as being loaded by `run`; says which it were.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &Marks::default()).await.unwrap();
-    lost.buckets.into_iter().map(|begun| begun.bucket).collect()
+    lost.buckets.into_iter().map(|(bucket, _)| bucket).collect()
+}
+
+/// The state of a bucket that is being loaded, and in which a target has two likes.
+async fn liked_twice(world: &World) -> Loaded {
+    let client = Client::new(&world.config).unwrap();
+    begin_load(world, 7).await;
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let names = KindNames::new(&world.config.kinds);
+    world.cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -34,7 +45,7 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
-    let cut = &lost.buckets.iter().find(|begun| begun.bucket == bucket).unwrap().cut;
+    let (_, cut) = lost.buckets.iter().find(|(marked, _)| *marked == bucket).unwrap();
     assert!(*cut < later.event.at, "what is counted later is newer than the cut");
     world.close().await;
 }
@@ -61,12 +72,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
 async fn a_repair_never_takes_a_number_below_zero() {
     let world = World::new("below_zero", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
-    let client = Client::new(&world.config).unwrap();
-    begin_load(&world, 7).await;
-    for user in 1..=2 {
-        client.count(target(1), UserId(user), true, &[]).await.unwrap();
-    }
-    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+    let loaded = liked_twice(&world).await;
     let repairs = [Repair { target: target(1), delta: -3, below_zero: false, only_from: None, loaded }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
     assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 2);
@@ -190,12 +196,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
 async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let world = World::new("repair_set", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
-    let client = Client::new(&world.config).unwrap();
-    begin_load(&world, 7).await;
-    for user in 1..=2 {
-        client.count(target(1), UserId(user), true, &[]).await.unwrap();
-    }
-    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+    let loaded = liked_twice(&world).await;
     let repair = |from| Repair { target: target(1), delta: 5, below_zero: false, only_from: Some(from), loaded };
     assert_eq!(cache.repair(&names, LIKE, 71, &[repair(3)]).await.unwrap(), [(target(1), Repaired::Stale)]);
     let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;

@@ -292,6 +292,12 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     sqlx::query(sqlx::AssertSqlSafe(select)).fetch_all(&mut *connection).await.unwrap();
     let read = handler_reads(&mut connection).await - before;
     assert!(read < 100, "{read} rows were read");
+    let ids: Vec<String> = (1_000..1_100).map(|id| id.to_string()).collect();
+    let hundred = format!("SELECT * FROM video_counter WHERE target_id IN ({})", ids.join(","));
+    let before = handler_reads(&mut connection).await;
+    let found = sqlx::query(sqlx::AssertSqlSafe(hundred)).fetch_all(&mut *connection).await.unwrap();
+    let read = handler_reads(&mut connection).await - before;
+    assert!(found.len() == 100 && read < 1_000, "{} targets, {read} rows were read", found.len());
     drop(connection);
     assert!(daemon.stop().success());
     world.close().await;

@@ -11,22 +11,11 @@ use super::{Cache, Call, LOAD, Result, text, unexpected};
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
-/// A bucket that is being loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// Its number.
-    pub bucket: u32,
-    /// When it was marked, by Redis' clock.
-    pub cut: Micros,
-    /// What of each partition's outbox is not added to it from then on.
-    pub marks: Marks,
-}
-
 /// Buckets that are being loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Lost {
-    /// Each of them.
-    pub buckets: Vec<Begun>,
+    /// Each one's number and cut: when it was marked, by Redis' clock.
+    pub buckets: Vec<(u32, Micros)>,
     /// What they held at their cuts, where it was not zero.
     pub held: HashMap<(Target, Metric), i64>,
     /// The first bucket that was not looked at.
@@ -79,10 +68,9 @@ impl Cache {
             let calls: Vec<Call> = buckets.clone().map(call).collect();
             for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
                 let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
-                let [cut, marks, fields @ ..] = parts.as_slice() else { continue };
+                let [cut, fields @ ..] = parts.as_slice() else { continue };
                 let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
-                let marks = text(marks).and_then(Marks::parse).ok_or_else(|| unexpected(ACTION, &answer))?;
-                lost.buckets.push(Begun { bucket, cut: Micros(cut), marks });
+                lost.buckets.push((bucket, Micros(cut)));
                 for pair in fields.chunks_exact(2) {
                     let [id, value] = pair else { continue };
                     let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);

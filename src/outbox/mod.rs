@@ -236,7 +236,7 @@ impl Outbox {
         }
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
-            if self.store.prune_outbox(partition, number, KEPT).await? {
+            if self.store.prune_outbox(partition, number).await? {
                 // More than a few seconds bring: again at the next look.
                 state.pruned = None;
             }

@@ -97,7 +97,7 @@ impl Run<'_> {
             return Ok(next);
         }
         let loading = Loaded::Loading { generation: self.number, pass: 0 };
-        let buckets = buckets.into_iter().map(|begun| (begun.bucket, (begun.cut, loading))).collect();
+        let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
         let mut loading = Loading { buckets, held };
         if self.on.cache.is_packed() {
             // For all metrics that are counted at once: the cuts are the buckets'.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
-use super::counters::begin_snapshot;
 use super::text::Text;
 use super::{Result, Store, Tried, micros};
 use crate::marks::Marks;
@@ -17,13 +16,13 @@ use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;
 
-/// Rows of the outboxes that a reconcile reads for a page at most: what some minutes of heavy traffic leave.
-const SINCE_ROWS_MAX: usize = 5_000;
+/// Additions that a reconcile reads of the outboxes for a page at most, which takes seconds: some dozen megabytes.
+const SINCE_ADDITIONS_MAX: usize = 500_000;
 
 /// Rows that are read at once: some megabytes.
 const READ_ROWS: u64 = 100;
 
-/// Rows that one statement deletes, or one SELECT looks at for that.
+/// Rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
 
 /// How a partition's outbox stands.
@@ -136,11 +135,11 @@ fn decode(body: &[u8]) -> Option<Vec<Addition>> {
 
 /// The rows after those numbers, what they add to this metric, and what was deleted before, in a transaction that sees one instant.
 pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, metric: Metric) -> Result<Since> {
-    let (mut rows, mut unread) = (Vec::new(), Marks::default());
+    let (mut rows, mut kept, mut unread) = (Vec::new(), 0, Marks::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
-            if rows.len() >= SINCE_ROWS_MAX {
+            if kept >= SINCE_ADDITIONS_MAX {
                 // Redis has not taken anything for long: as if they were deleted, nobody can say what it lacks.
                 unread.raise(partition, last);
                 break;
@@ -151,6 +150,7 @@ pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, 
             rows.extend(some.into_iter().map(|mut row| {
                 row.additions.retain(|addition| addition.metric == metric);
                 row.additions.shrink_to_fit();
+                kept += row.additions.len().max(1);
                 row
             }));
         }
@@ -243,22 +243,6 @@ impl Store {
         lent.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
     }
 
-    /// The rows after those numbers with what they add to this metric, all as of one instant.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn outbox_since(&self, since: &Marks, metric: Metric) -> Result<Since> {
-        const ACTION: &str = "read what the outbox has had since";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut tx = begin_snapshot(connection).await?;
-            let since = read_since(&mut tx, since, metric).await?;
-            tx.commit().await.tried(ACTION)?;
-            Ok(since)
-        })
-        .await
-    }
-
     /// Notes up to which rows partitions are in Redis.
     ///
     /// # Errors
@@ -282,11 +266,11 @@ impl Store {
         .await
     }
 
-    /// Deletes some rows of the partition up to this one, which are in Redis and older than `kept`; says whether there may be more.
+    /// Deletes some rows of the partition up to this one, which are in Redis; says whether there may be more.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn prune_outbox(&self, partition: u16, until: u64, kept: Duration) -> Result<bool> {
+    pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -295,24 +279,12 @@ impl Store {
             let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.tried(ACTION)?;
             let Some(state) = state else { return Ok(false) };
             let (applied, pruned): (u64, u64) = (state.try_get(0).tried(ACTION)?, state.try_get(1).tried(ACTION)?);
-            // Up to the first that is young, whatever the clock did.
-            let row = sqlx::query(
-                "SELECT MAX(number), COUNT(*), MIN(IF(written_at < NOW(6) - INTERVAL ? SECOND, NULL, number)) FROM \
-                 (SELECT number, written_at FROM outbox WHERE `partition` = ? AND number > ? AND number <= ? \
-                  ORDER BY number LIMIT ?) AS oldest",
-            )
-            .bind(kept.as_secs())
-            .bind(partition)
-            .bind(pruned)
-            .bind(applied.min(until))
-            .bind(PRUNED_ROWS)
-            .fetch_one(&mut *tx)
-            .await
-            .tried(ACTION)?;
-            let (last, rows): (Option<u64>, i64) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
-            let young: Option<u64> = row.try_get(2).tried(ACTION)?;
-            let last = young.map_or(last, |young| Some(young - 1)).filter(|last| *last > pruned);
-            let Some(last) = last else { return Ok(false) };
+            // Numbers have no gaps.
+            let until = until.min(applied);
+            let last = until.min(pruned.saturating_add(PRUNED_ROWS));
+            if last <= pruned {
+                return Ok(false);
+            }
             for sql in [
                 "UPDATE outbox_state SET pruned = ? WHERE `partition` = ?",
                 "DELETE FROM outbox WHERE number <= ? AND `partition` = ?",
@@ -320,7 +292,7 @@ impl Store {
                 sqlx::query(sql).bind(last).bind(partition).execute(&mut *tx).await.tried(ACTION)?;
             }
             tx.commit().await.tried(ACTION)?;
-            Ok(young.is_none() && rows.unsigned_abs() == PRUNED_ROWS)
+            Ok(last < until)
         })
         .await
     }

@@ -1,7 +1,5 @@
 //! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
 
-use std::time::Duration;
-
 use tallyd::marks::{CORRECTIONS, Marks};
 use tallyd::model::Addition;
 use tallyd::store::{Store, outbox};
@@ -40,7 +38,7 @@ async fn corrections_are_added_beside_the_partitions() {
 }
 
 #[tokio::test]
-async fn rows_are_deleted_only_once_they_are_old_and_added() {
+async fn rows_are_deleted_only_once_they_are_added() {
     let world = World::new("outbox_prune", &format!("[consumer]\nbatch_events_max = 10\n{METRICS}")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
@@ -54,35 +52,28 @@ async fn rows_are_deleted_only_once_they_are_old_and_added() {
     assert_eq!(store.outbox_applied().await.unwrap(), numbers);
     let last = numbers.of(0);
     assert!(last > 20, "{last} rows");
-    let since = async |after: u64| store.outbox_since(&Marks::from_iter([(0, after)]), FORWARD).await.unwrap();
+    let since = async |after: u64| store.truths_since(FORWARD, &[], &Marks::from_iter([(0, after)])).await.unwrap().1;
     let all = since(0).await;
     assert_eq!(all.rows.iter().map(|row| row.number).collect::<Vec<_>>(), (1..=last).collect::<Vec<_>>());
     assert!(all.rows.iter().flat_map(|row| &row.additions).all(|addition| addition.metric == FORWARD));
     assert_eq!(since(7).await.rows, all.rows[7..]);
 
-    // Old are the first ten and a later one; of these only the first six are noted as added.
-    for sql in [
-        "UPDATE outbox SET written_at = NOW(6) - INTERVAL 1 HOUR WHERE number <= 10 OR number = 15",
-        "UPDATE outbox_state SET applied = 6",
-    ] {
-        sqlx::query(sql).execute(&world.pool).await.unwrap();
-    }
-    let kept = Duration::from_secs(600);
-    assert!(!store.prune_outbox(0, u64::MAX, kept).await.unwrap());
+    // Of those that may go only what is noted as added does.
+    sqlx::query("UPDATE outbox_state SET applied = 6").execute(&world.pool).await.unwrap();
+    assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     let some = since(0).await;
-    let additions =
-        |rows: &[outbox::OutboxRow]| rows.iter().map(|row| (row.number, row.additions.clone())).collect::<Vec<_>>();
-    assert_eq!((some.pruned.of(0), additions(&some.rows)), (6, additions(&all.rows[6..])));
-    assert!(!store.prune_outbox(0, u64::MAX, kept).await.unwrap());
+    assert_eq!((some.pruned.of(0), some.rows.as_slice()), (6, &all.rows[6..]));
+    assert!(!store.prune_outbox(0, u64::MAX).await.unwrap());
     assert_eq!(since(0).await, some);
-    // The daemon adds what was not noted again, which changes nothing. What is old may go from the beginning on, up to what is asked for.
+    // The daemon adds what was not noted again, which changes nothing.
     let daemon = world.daemon();
     assert_exact(&world, &publisher, &counts).await;
     super::eventually("all is noted", || async { store.outbox_applied().await.unwrap() == numbers }).await;
-    for (until, pruned) in [(8, 8), (u64::MAX, 10)] {
-        assert!(!store.prune_outbox(0, until, kept).await.unwrap());
+    for (until, pruned) in [(8, 8), (3, 8), (u64::MAX, last)] {
+        assert!(!store.prune_outbox(0, until).await.unwrap());
         assert_eq!(since(0).await.pruned.of(0), pruned);
     }
+    assert_eq!(since(0).await.rows, []);
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
     world.close().await;
