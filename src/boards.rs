@@ -46,6 +46,8 @@ pub struct Listed {
     pub members: u64,
     /// Seconds until it ends; none where it has, or never will.
     pub ends_in_s: Option<u64>,
+    /// Seconds since it ended; none while it is open, and of one too old to be told.
+    pub ended_s_ago: Option<u64>,
     /// Seconds since its last snapshot; none where it has none, or is archived.
     pub saved_s_ago: Option<u64>,
 }
@@ -138,7 +140,15 @@ impl Boards<'_> {
         let state = if is_lost { "lost" } else { state };
         let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
         let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);
-        Ok(Listed { board: at.board, period: at.period, state, members, ends_in_s: None, saved_s_ago })
+        Ok(Listed {
+            board: at.board,
+            period: at.period,
+            state,
+            members,
+            ends_in_s: None,
+            ended_s_ago: None,
+            saved_s_ago,
+        })
     }
 
     /// Those before the current period, newest first.
@@ -150,10 +160,13 @@ impl Boards<'_> {
         now: Micros,
     ) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
+        let calendar = board.calendar()?;
+        let ended_s_ago = |period: Period| (now.0 - period.end(&calendar).0).max(0).unsigned_abs() / 1_000_000;
         let mut listed = Vec::new();
         let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
         for period in previous.filter(|period| rows.iter().all(|(at, _)| at.period != period.to_string())) {
-            let closed = self.in_redis(&board.name, period, "closed", saved, now).await?;
+            let mut closed = self.in_redis(&board.name, period, "closed", saved, now).await?;
+            closed.ended_s_ago = Some(ended_s_ago(period));
             if closed.members > 0 || closed.saved_s_ago.is_some() {
                 listed.push(closed);
             }
@@ -164,7 +177,9 @@ impl Boards<'_> {
                 PeriodState::Done | PeriodState::Ended | PeriodState::Pruned => row.tally.members,
             };
             let (BoardPeriod { board, period }, state) = (at, row.state.text());
-            listed.push(Listed { board, period, state, members, ends_in_s: None, saved_s_ago: None });
+            let mut before = iter::successors(current.previous(), |period| period.previous()).take(LOOK_BACK);
+            let ended_s_ago = before.find(|other| other.to_string() == period).map(ended_s_ago);
+            listed.push(Listed { board, period, state, members, ends_in_s: None, ended_s_ago, saved_s_ago: None });
         }
         Ok(listed)
     }
@@ -310,7 +325,7 @@ impl fmt::Display for List {
             return f.write_str("no [[board]] is configured");
         }
         write!(f, "{:<20} {:<12} {:<8} {:>12}  {:<14}  SNAPSHOT", "BOARD", "PERIOD", "STATE", "MEMBERS", "ENDS")?;
-        for Listed { board, period, state, members, ends_in_s, saved_s_ago } in &self.0 {
+        for Listed { board, period, state, members, ends_in_s, saved_s_ago, .. } in &self.0 {
             let time = |seconds: &u64| spoken(Duration::from_secs(*seconds));
             let ends = ends_in_s.as_ref().map_or_else(String::new, |seconds| format!("in {}", time(seconds)));
             let saved = saved_s_ago.as_ref().map_or_else(String::new, |seconds| format!("{} ago", time(seconds)));
@@ -347,6 +362,7 @@ mod tests {
             state,
             members: 1_234,
             ends_in_s,
+            ended_s_ago: None,
             saved_s_ago,
         };
         let open = listed("2026-W47", "open", Some(97_200), Some(240));

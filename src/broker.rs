@@ -14,12 +14,14 @@ use lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeBindOptions, ExchangeDeclareOptions,
     QueueBindOptions, QueueDeclareOptions,
 };
+use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::tcp::OwnedTLSConfig;
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPUri;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 
 use crate::config::{Amqp, QueueType};
+use crate::vitals::vitals;
 
 /// How often a message may come back before the broker sets it aside.
 const RETURNS_MAX: i32 = 20;
@@ -123,6 +125,7 @@ impl Broker {
             Connection::connect_uri_with_config(self.uri.clone(), properties, self.tls.clone(), runtime).await
         };
         let connection = limit(timeout, "connect to RabbitMQ", connecting).await?;
+        vitals().opened.add("rabbitmq", 1);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         Ok(Link { channel, _connection: connection, timeout })
     }
@@ -273,6 +276,13 @@ impl Publisher {
             self.0.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
         Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
     }
+}
+
+/// Whether the broker said no to what was asked, and is well: there is no such queue, or this account may not ask for it.
+pub fn is_refusal(error: &anyhow::Error) -> bool {
+    let told = error.chain().find_map(|cause| cause.downcast_ref::<lapin::Error>());
+    matches!(told.map(lapin::Error::kind), Some(lapin::ErrorKind::ProtocolError(error))
+        if matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND | AMQPSoftError::ACCESSREFUSED)))
 }
 
 async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {

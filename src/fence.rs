@@ -16,6 +16,7 @@ use crate::event::encode_fence;
 use crate::runtime::fault;
 use crate::store::Store;
 use crate::store::jobs::FenceOf;
+use crate::vitals::{WaitsFor, vitals};
 
 /// A run can't be done now, through no fault of the data: the same call may do later.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +52,15 @@ enum Standing {
     Waiting(String),
 }
 
+/// Whoever looks at the process is told that a run waits for a fence, until this is dropped.
+struct Waits(u64);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        vitals().jobs.waits(FenceOf::of(self.0).job(), None);
+    }
+}
+
 impl Fences<'_> {
     /// How many messages the partitions hold that nobody has taken.
     ///
@@ -70,6 +80,7 @@ impl Fences<'_> {
     /// [`NotNow`] with the reason when that takes longer than `fence_max`; the servers'.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
+        let _waits = Waits(number);
         let mut sent = vec![false; usize::from(self.broker.partitions())];
         let mut look = LOOK_MIN;
         let mut said = began;
@@ -83,6 +94,7 @@ impl Fences<'_> {
                 info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
                 said = Instant::now();
             }
+            vitals().jobs.waits(FenceOf::of(number).job(), Some((WaitsFor::Fence, reason)));
             tokio::time::sleep(look).await;
             look = (look * 2).min(LOOK_MAX);
         }

@@ -24,6 +24,7 @@ use crate::runtime::retry::Outage;
 use crate::runtime::schedule;
 use crate::store::jobs::{LEASE, Lock, Outcome};
 use crate::store::{Store, StoreError};
+use crate::vitals::{WaitsFor, vitals};
 
 /// How often the lease is renewed: three tries before it is given up.
 const RENEW_EVERY: Duration = Duration::from_secs(9);
@@ -87,7 +88,10 @@ where
 {
     let run = match store.take_job(job.name, job.mode, job.owner).await? {
         Lock::Taken(run) => run,
-        Lock::Held { owner, lease_s } => return Ok(Ran::Held { owner, lease_s }),
+        Lock::Held { owner, lease_s } => {
+            vitals().jobs.waits(job.name, Some((WaitsFor::Lock, format!("{owner} is at it"))));
+            return Ok(Ran::Held { owner, lease_s });
+        }
     };
     info!(
         event = "job-started",
@@ -99,6 +103,7 @@ where
         job.mode
     );
     let started = Instant::now();
+    let _running = vitals().jobs.begin(job.name, job.mode);
     let worked = tokio::select! {
         worked = work(run) => worked,
         lost = keep_lease(store, job.name, run) => Err(lost),
@@ -278,6 +283,8 @@ pub async fn serve<F>(
             }
             Ok(None) => {
                 outage.over();
+                // Whoever held the lock has done what was due here.
+                timetables.iter().for_each(|timetable| vitals().jobs.waits(timetable.name, None));
                 let until = undone.iter().flatten().map(|undone| undone.until).min();
                 until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
             }

@@ -5,7 +5,9 @@
 //! sent to (`hosts`), and gets no CORS header.
 
 mod counters;
+pub mod health;
 mod hosts;
+mod metrics;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -30,10 +32,15 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
+use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{ConfigError, Live};
-use crate::runtime::progress::Beat;
+use crate::model::Micros;
+use crate::observer::{Observer, Sight};
+use crate::runtime::progress::{Beat, Progress};
+use crate::status::Status;
 use crate::store::Store;
+use crate::vitals::vitals;
 
 /// Connections at once. Others wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
@@ -50,8 +57,8 @@ const ASKING_MAX: usize = 16;
 /// Connections to MySQL: those who ask wait for one.
 const STORE_CONNECTIONS: u32 = 4;
 
-/// How long the stop waits for answers that are under way.
-const DRAIN_MAX: Duration = Duration::from_secs(6);
+/// How long the end waits for answers that are under way.
+const DRAIN_MAX: Duration = Duration::from_secs(2);
 
 /// How long it waits after a connection could not be accepted, for instance because there are too many files open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
@@ -68,40 +75,64 @@ struct Asked {
     live: Live,
     store: Store,
     cache: Cache,
+    /// What was seen of the servers.
+    sight: Sight,
+    progress: Progress,
+    /// This process, as it is named where it holds something.
+    owner: Arc<str>,
     /// Who may ask servers.
     asking: Arc<Semaphore>,
 }
 
+impl Asked {
+    /// How the daemon stands.
+    fn told(&self) -> Status {
+        let seen = Arc::clone(&self.sight.borrow());
+        Status::tell(&self.live.now(), &self.owner, vitals(), &seen, Micros::now())
+    }
+}
+
 impl Admin {
-    /// Listens where `[admin] listen` says; none where it is empty.
+    /// Listens where `[admin] listen` says, with the task that looks at the servers for it; none where it is empty.
     ///
     /// # Errors
     /// [`ConfigError`]: the port is taken, or may not be listened on.
-    pub async fn bind(live: &Live) -> Result<Option<Self>> {
+    pub async fn bind(
+        live: &Live,
+        broker: &Broker,
+        owner: &str,
+        progress: &Progress,
+    ) -> Result<Option<(Self, Observer)>> {
         let config = live.now();
         let Some(address) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("[admin] listen = \"{address}\": {error:#}")]);
         let listener = TcpListener::bind(address).await.map_err(|error| wrong(error.into()))?;
         let address = listener.local_addr().context("read the admin port's address")?;
         info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
+        let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
+        let cache = Cache::new(&config.redis, &config.metrics)?;
+        let (observer, sight) = Observer::new(live, store.clone(), cache.clone(), broker.clone());
         let asked = Asked {
             live: live.clone(),
-            store: Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?,
-            cache: Cache::new(&config.redis, &config.metrics)?,
+            store,
+            cache,
+            sight,
+            progress: progress.clone(),
+            owner: owner.into(),
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
         };
-        Ok(Some(Self { listener, routes: routes(asked) }))
+        Ok(Some((Self { listener, routes: routes(asked) }, observer)))
     }
 
-    /// Answers until the stop, and then what is under way.
-    pub async fn run(self, beat: Beat, stop: CancellationToken) -> String {
+    /// Answers until `end`, when all else has stopped, and then what is under way.
+    pub async fn run(self, beat: Beat, end: CancellationToken) -> String {
         let mut connections = JoinSet::new();
-        while let Some(accepted) = stop.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
+        while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
             match accepted {
-                Ok(stream) => drop(connections.spawn(serve(stream, self.routes.clone(), stop.clone()))),
+                Ok(stream) => drop(connections.spawn(serve(stream, self.routes.clone(), end.clone()))),
                 Err(error) => {
                     debug!(event = "admin-not-accepted", error = %error, "a connection could not be accepted: {error}");
-                    beat.pause(ACCEPT_AGAIN, &stop).await;
+                    beat.pause(ACCEPT_AGAIN, &end).await;
                 }
             }
         }
@@ -126,19 +157,24 @@ impl Admin {
 /// All that can be asked.
 fn routes(asked: Asked) -> Router {
     Router::new()
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(metrics::show))
         .route("/v1/counters/{kind}/{id}", get(counters::show))
+        .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.told())))
+        .route("/v1/history", get(async || json(StatusCode::OK, &vitals().pulse.points())))
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
         .method_not_allowed_fallback(async || refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)
 }
 
-/// Answers one request; none that has not come by the stop.
-async fn serve(stream: TcpStream, routes: Router, stop: CancellationToken) {
+/// Answers one request; none that has not come by the end.
+async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
     let routes = TowerToHyperService::new(routes);
     let mut connection = pin!(http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), routes));
     let served = async {
-        if stop.run_until_cancelled(connection.as_mut()).await.is_none() {
+        if end.run_until_cancelled(connection.as_mut()).await.is_none() {
             connection.as_mut().graceful_shutdown();
             let _ = connection.await;
         }

@@ -9,11 +9,12 @@ mod start;
 mod tasks;
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::{error, info};
 
 pub use servers::Servers;
@@ -22,6 +23,7 @@ use crate::admin::Admin;
 use crate::config::{Config, Live};
 use crate::runtime::progress::Progress;
 use crate::runtime::{shutdown, systemd};
+use crate::vitals::vitals;
 use reload::Reloader;
 use tasks::Task;
 
@@ -38,15 +40,18 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     let (sender, live) = Live::new(config);
     let progress = Progress::default();
     let mut tasks: JoinSet<String> = JoinSet::new();
-    if let Some(admin) = Admin::bind(&live).await? {
-        tasks.spawn(admin.run(progress.register("admin"), stop.clone()));
+    // The watchdog is fed, and whoever asks is told how the daemon stands, until the drain has ended.
+    let drained = CancellationToken::new();
+    let ends = drained.clone().drop_guard();
+    if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &progress).await? {
+        tasks.spawn(admin.run(progress.register("admin"), drained.clone()));
+        tasks.spawn(observer.run(progress.register("observer"), drained.clone()));
     }
+    let lasting = tasks.len();
     let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
     tasks.spawn(reloader.run(stop.clone()));
-    // Fed until the drain has ended.
-    let drained = CancellationToken::new();
-    let _fed = drained.clone().drop_guard();
-    tokio::spawn(systemd::watchdog(progress.clone(), drained));
+    tokio::spawn(systemd::watchdog(progress.clone(), drained.clone()));
+    tokio::spawn(systemd::tell_status(drained));
     let ended = tokio::select! {
         ready = start::servers_are_ready(&servers, &live) => match ready {
             Ok(()) => work(Task { live: live.clone(), servers: servers.clone(), stop: stop.clone() }, &progress, &mut tasks).await,
@@ -56,8 +61,9 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     };
     // A start that failed was not told to stop.
     stop.cancel();
+    vitals().draining.store(true, Ordering::Relaxed);
     systemd::stopping();
-    let drained = drain(&mut tasks, Duration::from_secs(live.now().daemon.drain_max_s)).await;
+    let drained = drain(&mut tasks, lasting, ends, Duration::from_secs(live.now().daemon.drain_max_s)).await;
     if drained.is_ok() {
         servers.store.close().await;
     }
@@ -71,7 +77,7 @@ async fn work(task: Task, progress: &Progress, tasks: &mut JoinSet<String>) -> R
     let (partitions, owner, stop) = (task.live.now().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
     task.start_all(progress, tasks).await?;
     systemd::ready();
-    systemd::status(&format!("running, partitions: {partitions}"));
+    vitals().working.store(true, Ordering::Relaxed);
     info!(
         event = "started",
         version = env!("CARGO_PKG_VERSION"),
@@ -102,12 +108,18 @@ async fn supervise(tasks: &mut JoinSet<String>, stop: &CancellationToken) -> Res
     Err(anyhow!(reason))
 }
 
-/// Waits for all tasks, but no longer than `limit`.
-async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
+/// Waits for all tasks, but no longer than `limit`. The `lasting` ones among them end after all others, by `ends`.
+async fn drain(tasks: &mut JoinSet<String>, lasting: usize, ends: DropGuard, limit: Duration) -> Result<()> {
     let all = async {
-        while let Some(ended) = tasks.join_next().await {
+        let mut ends = Some(ends);
+        loop {
+            if tasks.len() <= lasting {
+                ends = None;
+            }
+            let Some(ended) = tasks.join_next().await else { break };
             ended.context("a task panicked while stopping")?;
         }
+        drop(ends);
         Ok(())
     };
     match tokio::time::timeout(limit, all).await {
@@ -133,7 +145,8 @@ mod tests {
         });
         tasks.spawn(task);
         let ended = supervise(&mut tasks, &stop).await;
-        assert!(drain(&mut tasks, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
+        let ends = CancellationToken::new().drop_guard();
+        assert!(drain(&mut tasks, 0, ends, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
         (ended, stop.is_cancelled())
     }
 
@@ -152,10 +165,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_lasts_ends_after_all_others() {
+        let (mut tasks, drained) = (JoinSet::new(), CancellationToken::new());
+        let (ended, told) = (std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)), drained.clone());
+        let seen = std::sync::Arc::clone(&ended);
+        tasks.spawn(async move {
+            told.cancelled().await;
+            assert!(seen.load(Ordering::Relaxed), "it ends last");
+            "admin port".to_owned()
+        });
+        tasks.spawn(async move {
+            tokio::task::yield_now().await;
+            ended.store(true, Ordering::Relaxed);
+            "consumer 0".to_owned()
+        });
+        assert!(drain(&mut tasks, 1, drained.drop_guard(), Duration::from_secs(10)).await.is_ok());
+    }
+
+    #[tokio::test]
     async fn a_drain_that_takes_too_long_is_given_up() {
         let mut tasks = JoinSet::new();
         tasks.spawn(std::future::pending());
-        let error = drain(&mut tasks, Duration::from_millis(10)).await.unwrap_err();
+        let ends = CancellationToken::new().drop_guard();
+        let error = drain(&mut tasks, 0, ends, Duration::from_millis(10)).await.unwrap_err();
         assert!(error.to_string().contains("drain_max_s"), "{error}");
     }
 }

@@ -17,6 +17,7 @@ use crate::config::{self, Config, ConfigError, Reload};
 use crate::registry;
 use crate::runtime::{log, systemd};
 use crate::store::Store;
+use crate::vitals::vitals;
 
 /// What takes a new configuration.
 pub(super) struct Reloader {
@@ -37,6 +38,7 @@ impl Reloader {
                     Ok(ConfigError(problems)) => problems.join("; "),
                     Err(error) => format!("{error:#}"),
                 };
+                vitals().reloads.add("refused", 1);
                 warn!(event = "reload-refused", problems, "the configuration stays as it was: {problems}");
             }
             systemd::ready();
@@ -66,6 +68,7 @@ impl Reloader {
             warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");
         }
         let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
+        vitals().reloads.add("taken", 1);
         info!(event = "reloaded", changed = keys, "the configuration was read again, changed: {keys}");
         Ok(())
     }

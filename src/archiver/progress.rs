@@ -33,6 +33,8 @@ impl Run<'_> {
 }
 
 impl Shown for Progress {
+    const JOB: &'static str = super::JOB;
+
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, Some(self.total).filter(|total| *total > 0))
     }

@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 
 use super::text;
 use crate::config::ServerUrl;
+use crate::vitals::vitals;
 
 /// A connection to one server. Connects when first used.
 pub(super) struct Link {
@@ -86,6 +87,7 @@ impl Link {
             Err(error) if is_of_the_server(&error) => return Err(error),
             Err(_) => {}
         }
+        vitals().opened.add("redis", 1);
         *shared = Some(connection.clone());
         Ok(connection)
     }

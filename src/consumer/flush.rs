@@ -15,6 +15,7 @@ use super::consumed::Consumed;
 use super::dead;
 use super::seen::Seen;
 use super::sight::Sights;
+use super::vital::{self, Steps};
 use super::watch::Watch;
 use crate::config::{Current, Live, Rules, Writes};
 use crate::event::{LikeEvent, Reason};
@@ -24,6 +25,7 @@ use crate::runtime::retry::Outage;
 use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
 use crate::store::partitions::Ownership;
 use crate::store::{Fate, Store, StoreError, letters, partitions};
+use crate::vitals::vitals;
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -117,6 +119,7 @@ impl Writer {
                 Ok(found) => {
                     self.asks_ledger = false;
                     tries.outage.over();
+                    vital::committed(batch, found.coalesced);
                     self.remember(found.epoch);
                     if found.outboxed {
                         self.outbox.send_replace(());
@@ -133,6 +136,7 @@ impl Writer {
     async fn recover(&mut self, error: StoreError, batch: &mut Batch, tries: &mut Tries) -> Result<(), StoreError> {
         // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
         self.asks_ledger = true;
+        vital::again(&error);
         match error {
             StoreError::TakenOver(_) => return Err(error),
             _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
@@ -184,6 +188,7 @@ impl Writer {
     }
 
     fn remember(&mut self, epoch: u64) {
+        vitals().partition(self.partition).writes();
         if self.epoch.replace(epoch).is_none() {
             info!(
                 event = "partition-taken",
@@ -230,8 +235,14 @@ impl Writer {
     }
 
     async fn transact(&mut self, batch: &Batch, events: &[Received], end: End) -> Result<Found, StoreError> {
+        let mut steps = Steps::begin();
         let mut lent = self.store.lend().await?;
-        lent.limit("write a batch", |connection| self.transact_on(connection, batch, events, end)).await
+        steps.end("lend");
+        let found = lent.limit("write a batch", |it| self.transact_on(it, batch, events, end, &mut steps)).await?;
+        if end == End::Commit {
+            steps.note();
+        }
+        Ok(found)
     }
 
     async fn transact_on(
@@ -240,6 +251,7 @@ impl Writer {
         batch: &Batch,
         received: &[Received],
         end: End,
+        steps: &mut Steps,
     ) -> Result<Found, StoreError> {
         // At each try: it may have been waited for MySQL since the last one.
         self.rules = Arc::clone(self.rules_now.get());
@@ -248,6 +260,7 @@ impl Writer {
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
         self.learn_watch(&mut tx, watch).await?;
+        steps.end("lock");
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
         let before = match self.watch.of_likes(self.metric) {
@@ -265,6 +278,7 @@ impl Writer {
             differences.extend(sums);
             differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
         }
+        steps.end("rows");
         let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
         let wanted: Vec<Number> = said.iter().map(|(number, ..)| *number).collect();
         let by_daemon =
@@ -280,10 +294,12 @@ impl Writer {
         for fence in batch.fences.iter().flatten() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
+        steps.end("counters");
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
+        steps.end("commit");
         let counted: HashMap<Number, Counted> = counted.into_iter().collect();
         let with = |(number, at, said): (Number, Micros, i64)| Some((number, at, said, *counted.get(&number)?));
         Ok(Found { epoch, coalesced, outboxed, said: said.into_iter().filter_map(with).collect() })

@@ -34,6 +34,7 @@ mod seen;
 mod session;
 pub mod settle;
 pub mod sight;
+mod vital;
 mod watch;
 
 use std::sync::Arc;
@@ -59,6 +60,7 @@ use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::schema::Schema;
+use crate::vitals::{Standing, vitals};
 
 /// Seconds that this machine's clock may differ from MySQL's.
 const CLOCKS_APART_MAX_S: i64 = 60;
@@ -136,8 +138,11 @@ impl Partition {
         let mut broker = Outage::new(format!("consuming partition {}", self.number));
         let mut database = Outage::new(format!("the database for partition {}", self.number));
         let mut care = Some(Care::Usual);
+        let vitals = vitals().partition(self.number);
         while let Some(now) = care.filter(|_| !self.stop.is_cancelled()) {
             self.beat.beat();
+            vitals.stands(Standing::Connecting);
+            vitals.oldest(None);
             // Not before: messages would be taken only to be given back.
             if let Err(error) = self.database_is_ready().await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
@@ -146,6 +151,7 @@ impl Partition {
             database.over();
             care = self.consume(now, &mut broker).await;
         }
+        vitals.stands(Standing::Stopped);
         info!(
             event = "partition-stopped",
             partition = self.number,

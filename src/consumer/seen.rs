@@ -11,6 +11,7 @@ use crate::config::Writes;
 use crate::model::{Micros, Number};
 use crate::runtime::log::Flood;
 use crate::store::likes::Difference;
+use crate::vitals::vitals;
 
 /// Of batches with more events than this, most compare nothing.
 const SPARED_EVENTS: usize = 2_000;
@@ -73,6 +74,7 @@ impl Writer {
         for (number, at, said, counted) in &found.said {
             let Some(drift) = self.sights.note((*number, *at), *said, *counted) else { continue };
             self.consumed.drift_seen += 1;
+            vitals().drift_seen.add(1);
             let config = self.live.now();
             let (target, metric) = (number.0, config.metrics.name(number.1));
             let (kind, target_id) = (config.kinds.name(target.kind), target.id.0);

@@ -23,6 +23,7 @@ use super::batch::{Batch, Event, Origin, Received};
 use super::care::{self, Care};
 use super::dead;
 use super::flush::Writer;
+use super::vital::{Oldest, ReceivedCounts};
 use crate::broker::Link;
 use crate::config::Current;
 use crate::event::{self, Message, Terms};
@@ -30,6 +31,7 @@ use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::store::StoreError;
+use crate::vitals::{PartitionVitals, Standing, vitals};
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
@@ -53,6 +55,7 @@ struct Open {
     since: Option<Instant>,
     /// The oldest and newest `at`, for the lag.
     oldest: Option<Micros>,
+    received: ReceivedCounts,
 }
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
@@ -117,7 +120,10 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
         writer,
         writing: None,
         refused: Flood::default(),
+        unacked: Oldest::default(),
+        vitals: vitals().partition(partition.number),
     };
+    session.vitals.stands(Standing::Listening);
     let ended = session.consume().await;
     // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
     match ended {
@@ -152,6 +158,8 @@ struct Session<'a> {
     writer: Option<Writer>,
     writing: Option<Writing>,
     refused: Flood,
+    unacked: Oldest,
+    vitals: Arc<PartitionVitals>,
 }
 
 impl Session<'_> {
@@ -163,6 +171,7 @@ impl Session<'_> {
         let mut gather: Option<Instant> = None;
         loop {
             self.partition.beat.beat();
+            self.unacked.note(&self.vitals);
             if self.is_due() {
                 self.start_writing("size")?;
             }
@@ -228,10 +237,13 @@ impl Session<'_> {
     }
 
     fn push(&mut self, delivery: Delivery) {
-        let Delivery { data: body, properties, acker, .. } = delivery;
+        let Delivery { data: body, properties, acker, redelivered, .. } = delivery;
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
+        self.unacked.open.get_or_insert(now);
+        open.received.messages += 1;
+        open.received.redelivered += u64::from(redelivered);
         open.last = Some(acker);
         open.batch.messages += 1;
         open.batch.bytes += body.len();
@@ -256,6 +268,7 @@ impl Session<'_> {
                 }
             };
             open.oldest = Some(open.oldest.map_or(event.at(), |oldest| oldest.min(event.at())));
+            open.received.event(&event);
             open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
         });
     }
@@ -263,7 +276,10 @@ impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.
     fn start_writing(&mut self, why: &'static str) -> Result<()> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
-        let open = std::mem::take(&mut self.open);
+        let mut open = std::mem::take(&mut self.open);
+        open.received.note();
+        vitals().batches.add(why, 1);
+        self.unacked.writing = self.unacked.open.take();
         self.writing = Some(tokio::spawn(write(writer, open, why)));
         Ok(())
     }
@@ -282,10 +298,13 @@ impl Session<'_> {
             );
         }
         let Some(acker) = open.last else { return Ok(()) };
+        let began = Instant::now();
         let acknowledged = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true })).await?;
         if !acknowledged {
             return Err(anyhow!("the delivery is stale: the broker has taken it back"));
         }
+        self.unacked.writing = None;
+        vitals().step("acknowledge", began.elapsed().as_secs_f64());
         self.outage.over();
         Ok(())
     }
@@ -293,6 +312,7 @@ impl Session<'_> {
     /// After an error: gives everything back and waits for the transaction under way, which commits or not.
     async fn break_off(mut self) {
         self.ends.cancel();
+        self.open.received.note();
         // First of all the broker takes back what we hold, or a fence could pass it by.
         let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
         if let Err(error) = self.link.call("close the channel", closed).await {

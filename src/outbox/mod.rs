@@ -38,13 +38,14 @@ use crate::cache::feed::{Gain, Once};
 use crate::cache::keys::KindNames;
 use crate::config::{Config, Live, Rules};
 use crate::marks::{CORRECTIONS, Marks};
-use crate::model::Addition;
+use crate::model::{Addition, Micros};
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::outbox::{End, OutboxRow};
+use crate::vitals::vitals;
 
 /// How often it looks for rows that others have left, and notes how far it has come.
 const EVERY: Duration = Duration::from_secs(1);
@@ -173,6 +174,9 @@ impl Outbox {
         let config = self.live.now();
         let kinds = KindNames::new(&config.kinds);
         let fed = self.feed(&config, &rows, state).await;
+        let (written, additions): (Vec<Micros>, Vec<usize>) =
+            rows.iter().map(|row| (row.written_at, row.additions.len())).unzip();
+        let additions = additions.iter().sum::<usize>() as u64;
         let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
         for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
             fault::point("outbox:adding");
@@ -185,6 +189,9 @@ impl Outbox {
         }
         fed?;
         fault::point("outbox:added");
+        let now = Micros::now();
+        written.iter().for_each(|at| vitals().outbox_lag.add((now.0 - at.0) as f64 / 1e6));
+        vitals().outbox_added.add(additions);
         state.added.raise(partition, last);
         if full {
             state.more.insert(partition);

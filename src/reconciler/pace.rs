@@ -9,6 +9,7 @@ use tracing::info;
 use crate::broker::Publisher;
 use crate::config::Reconcile as Limits;
 use crate::model::Micros;
+use crate::vitals::{WaitsFor, vitals};
 
 use super::Reconciler;
 use super::report::Waits;
@@ -93,6 +94,7 @@ impl Pace {
             }
             *count(&mut self.waits) += 1;
             show(Some(&reason));
+            vitals().jobs.waits(super::JOB, Some((WaitsFor::Pace, reason.clone())));
             self.waited_for = Some(reason);
             let stopped = stop.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_none();
             if stopped || until.is_some_and(|until| Instant::now() > until) {
@@ -102,6 +104,7 @@ impl Pace {
         if said.is_some() {
             self.waited += began.elapsed();
             show(None);
+            vitals().jobs.waits(super::JOB, None);
         }
         self.looked = Some(Instant::now());
         Ok(())

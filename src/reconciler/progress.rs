@@ -27,6 +27,8 @@ pub struct Progress {
 }
 
 impl Shown for Progress {
+    const JOB: &'static str = super::JOB;
+
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, self.total)
     }

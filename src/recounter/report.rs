@@ -130,6 +130,8 @@ pub(super) struct Progress {
 }
 
 impl Shown for Progress {
+    const JOB: &'static str = super::JOB;
+
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)
     }

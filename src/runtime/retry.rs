@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tracing::{info, warn};
 
+use crate::vitals::vitals;
+
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
 /// Short enough that work goes on within a second or so of a server's return.
@@ -20,12 +22,14 @@ pub struct Outage {
     began: Option<Instant>,
     logged: Instant,
     tries: u64,
+    /// Its number among what the process waits for.
+    wait: Option<u64>,
 }
 
 impl Outage {
     /// Nothing has failed yet. `what` is named in the logs.
     pub fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0 }
+        Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
     /// Notes a failure and says how long to wait before the next try.
@@ -33,6 +37,10 @@ impl Outage {
         self.tries += 1;
         let first = self.began.is_none();
         let began = *self.began.get_or_insert_with(Instant::now);
+        match self.wait {
+            Some(number) => vitals().waits.again(number, error.to_string()),
+            None => self.wait = Some(vitals().waits.begin(&self.what, error.to_string())),
+        }
         if first {
             warn!(event = "outage-begun", what = self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
             self.logged = Instant::now();
@@ -65,6 +73,19 @@ impl Outage {
             self.delays = delays();
             self.tries = 0;
         }
+        self.gone();
+    }
+
+    fn gone(&mut self) {
+        if let Some(number) = self.wait.take() {
+            vitals().waits.end(number);
+        }
+    }
+}
+
+impl Drop for Outage {
+    fn drop(&mut self) {
+        self.gone();
     }
 }
 

@@ -54,6 +54,12 @@ pub fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
     cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()
 }
 
+/// The next instant after `now`; none where there is none.
+pub fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
+    let now = DateTime::<Utc>::from_timestamp_micros(now.0)?;
+    cron.iter_after(now).next().map(|run| Micros(run.timestamp_micros()))
+}
+
 /// Rings `bells` by their patterns until it is dropped. Empty patterns never ring.
 pub struct Bells {
     scheduler: JobScheduler,

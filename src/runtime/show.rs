@@ -6,9 +6,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
 use crate::runtime::log;
+use crate::vitals::vitals;
 
 /// How often the log says it.
 const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// How often whoever looks at the process is told.
+const NOTE_EVERY: Duration = Duration::from_secs(1);
 
 /// Who is shown a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +25,9 @@ pub enum Show {
 
 /// What can be said of a run, after it has taken `elapsed`.
 pub trait Shown: Clone {
+    /// Whose run it is.
+    const JOB: &'static str;
+
     /// How much is done, and of how much: none before that is known.
     fn done(&self) -> (u64, Option<u64>);
 
@@ -40,12 +47,21 @@ pub async fn show(to: Show, progress: watch::Receiver<impl Shown>) {
 }
 
 async fn say(progress: watch::Receiver<impl Shown>) {
-    let began = Instant::now();
+    let (began, mut said) = (Instant::now(), Instant::now());
     loop {
-        tokio::time::sleep(SAY_EVERY).await;
+        tokio::time::sleep(NOTE_EVERY).await;
         let now = progress.borrow().clone();
-        now.say(began.elapsed());
+        note(&now);
+        if said.elapsed() >= SAY_EVERY {
+            now.say(began.elapsed());
+            said = Instant::now();
+        }
     }
+}
+
+/// For whoever looks at the process.
+fn note<S: Shown>(now: &S) {
+    vitals().jobs.progress(S::JOB, now.done());
 }
 
 async fn draw(mut progress: watch::Receiver<impl Shown>) {

@@ -58,6 +58,15 @@ impl FenceOf {
         mark << MARKS_SHIFT | number_of(run, n)
     }
 
+    /// The job whose runs send it.
+    pub fn job(self) -> &'static str {
+        match self {
+            Self::Reconcile => "reconcile",
+            Self::Filters => "filters",
+            Self::Recounts => "recount",
+        }
+    }
+
     /// Where the highest one is noted.
     pub fn column(self) -> &'static str {
         match self {

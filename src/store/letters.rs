@@ -125,6 +125,21 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
 }
 
 impl Store {
+    /// How many open dead letters have each reason, read from an index.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn open_dead_letters(&self) -> Result<Vec<(String, u64)>> {
+        const ACTION: &str = "count open dead letters";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let sql =
+                "SELECT reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL GROUP BY reason";
+            sqlx::query_as(sql).fetch_all(connection).await.tried(ACTION)
+        })
+        .await
+    }
+
     /// Whether this account may keep dead letters, and the server is one to write to: fails where not, and changes nothing.
     ///
     /// # Errors

@@ -40,6 +40,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySq
 
 use crate::config::{Mysql, ServerUrl};
 use crate::model::Micros;
+use crate::vitals::vitals;
 
 /// What becomes of the work that an error stopped. Decided once, here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +111,18 @@ impl StoreError {
     pub fn is_out_of_time(&self) -> bool {
         // MariaDB, MySQL
         self.number().is_some_and(|number| matches!(number, 1969 | 3024))
+    }
+
+    /// What kind of failure it was, in a word for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Timeout { .. } => "timeout",
+            _ if self.is_lock_timeout() => "1205",
+            _ if self.number() == Some(1213) => "1213",
+            Self::Sql { source: sqlx::Error::Database(_), .. } => "other",
+            Self::Sql { .. } => "connection",
+            _ => "other",
+        }
     }
 
     /// MySQL's number of the error, where it is MySQL's.
@@ -192,6 +205,7 @@ impl Store {
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {
+                    vitals().opened.add("mysql", 1);
                     set_session(connection).await?;
                     if !begin.is_empty() {
                         connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;

@@ -138,3 +138,36 @@ pub async fn log_watched(
     }
     Ok(())
 }
+
+/// Who writes a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Which one.
+    pub partition: u16,
+    /// Host and process; none where it was given back in order.
+    pub owner: Option<String>,
+    /// Grows with each takeover.
+    pub epoch: u64,
+}
+
+impl super::Store {
+    /// Who writes which partition, by their numbers; not those that nobody has ever written.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
+        const ACTION: &str = "read who writes the partitions";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query("SELECT `partition`, owner, epoch FROM partition_owner ORDER BY `partition`")
+                .fetch_all(connection)
+                .await
+                .tried(ACTION)?;
+            let read = |row: &sqlx::mysql::MySqlRow| {
+                Ok(Owner { partition: row.try_get(0)?, owner: row.try_get(1)?, epoch: row.try_get(2)? })
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+}

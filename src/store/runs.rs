@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use sqlx::mysql::MySqlArguments;
+use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
-use super::{Result, Store, Tried};
+use super::{Result, Store, Tried, datetime, micros};
+use crate::model::Micros;
 
 /// What earlier runs have noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +22,124 @@ pub struct LastMarks {
     pub done_age: Option<Duration>,
 }
 
+/// A run as it is noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunRow {
+    /// Its number.
+    pub run: u64,
+    /// Its mode.
+    pub mode: String,
+    /// Who ran it.
+    pub owner: String,
+    /// When it began.
+    pub started_at: Micros,
+    /// When it ended.
+    pub finished_at: Micros,
+    /// `done`, `failed` or `braked`.
+    pub outcome: String,
+    /// Its report, JSON.
+    pub report: String,
+}
+
+/// Who runs a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningRow {
+    /// The job.
+    pub job: String,
+    /// The run's mode.
+    pub mode: String,
+    /// Who: host and process.
+    pub owner: String,
+    /// Since when.
+    pub started_at: Micros,
+}
+
 impl Store {
+    /// The runs of one mode that ended then or later, the last `limit` of them, newest first.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
+        const ACTION: &str = "read how the last runs ended";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT run, mode, owner, started_at, finished_at, COALESCE(outcome, ''), COALESCE(report, '') FROM job_run \
+                 WHERE job = ? AND mode = ? AND finished_at >= ? ORDER BY finished_at DESC LIMIT ?",
+            )
+            .bind(job)
+            .bind(mode)
+            .bind(datetime(since))
+            .bind(limit)
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                Ok(RunRow {
+                    run: row.try_get(0)?,
+                    mode: row.try_get(1)?,
+                    owner: row.try_get(2)?,
+                    started_at: micros(row.try_get(3)?),
+                    finished_at: micros(row.try_get(4)?),
+                    outcome: row.try_get(5)?,
+                    report: row.try_get(6)?,
+                })
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
+    /// When the last run of that mode ended that was done; none where none ever was.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
+        const ACTION: &str = "read when a run was last done";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let finished_at: Option<chrono::NaiveDateTime> = sqlx::query_scalar(
+                "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
+                 ORDER BY finished_at DESC LIMIT 1",
+            )
+            .bind(job)
+            .bind(mode)
+            .fetch_optional(connection)
+            .await
+            .tried(ACTION)?;
+            Ok(finished_at.map(micros))
+        })
+        .await
+    }
+
+    /// The runs that are under way, whoever runs them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
+        const ACTION: &str = "read which jobs run";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT job_run.job, job_run.mode, job_run.owner, job_run.started_at FROM job_lock \
+                 JOIN job_run ON job_run.run = job_lock.run WHERE job_lock.lease_until > NOW(6)",
+            )
+            .fetch_all(connection)
+            .await
+            .tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                Ok(RunningRow {
+                    job: row.try_get(0)?,
+                    mode: row.try_get(1)?,
+                    owner: row.try_get(2)?,
+                    started_at: micros(row.try_get(3)?),
+                })
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        })
+        .await
+    }
+
     /// Notes how far the run has come.
     ///
     /// # Errors

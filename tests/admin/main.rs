@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod health;
+mod metrics;
 
 use std::time::{Duration, Instant};
 
@@ -99,7 +102,7 @@ async fn what_can_not_be_answered_is_refused_with_its_reason() {
         ("/v1/counters/video/9223372036854775808", 400, "an id is a number"),
         ("/v1/counters/video/x%20y", 400, "an id is a number"),
         ("/v1/counters/video", 404, "there is nothing here"),
-        ("/", 404, "there is nothing here"),
+        ("/v1", 404, "there is nothing here"),
     ] {
         let answer = get(&address, path).await;
         assert_eq!(answer.status, status, "{path}: {}", answer.body);

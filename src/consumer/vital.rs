@@ -1,0 +1,101 @@
+//! What a partition notes of its work for those who look at the process: once for each batch.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::batch::{Batch, Event};
+use crate::model::Micros;
+use crate::store::StoreError;
+use crate::vitals::{PartitionVitals, vitals};
+
+/// What was received and not noted yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ReceivedCounts {
+    pub messages: u64,
+    pub redelivered: u64,
+    likes: u64,
+    unlikes: u64,
+    counts: u64,
+    sets: u64,
+}
+
+impl ReceivedCounts {
+    /// One more event.
+    pub fn event(&mut self, event: &Event) {
+        *match event {
+            Event::Like(event) if event.liked => &mut self.likes,
+            Event::Like(_) => &mut self.unlikes,
+            Event::Count(_) => &mut self.counts,
+            Event::Set(_) => &mut self.sets,
+        } += 1;
+    }
+
+    /// Notes them.
+    pub fn note(&mut self) {
+        let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
+        vitals().messages.add(messages);
+        vitals().redelivered.add(redelivered);
+        for (kind, events) in [("like", likes), ("unlike", unlikes), ("count", counts), ("set", sets)] {
+            vitals().received.add(kind, events);
+        }
+    }
+}
+
+/// Notes a batch, or a part of one, that is committed as so many rows.
+pub(super) fn committed(batch: &Batch, rows: usize) {
+    let (now, vitals) = (Micros::now(), vitals());
+    let events = batch.events.len() as u64;
+    vitals.committed.add(events);
+    vitals.coalesced.add(events.saturating_sub(rows as u64));
+    vitals.batch_events.add(events as f64);
+    for received in &batch.events {
+        vitals.lag.add((now.0 - received.event.at().0) as f64 / 1e6);
+    }
+    vitals.with_count.add(batch.events.iter().filter(|received| received.count.is_some()).count() as u64);
+    for letter in &batch.refused {
+        vitals.dead_letter(letter.reason);
+    }
+}
+
+/// Notes that a batch has to be written again.
+pub(super) fn again(error: &StoreError) {
+    vitals().retries.add(error.code(), 1);
+}
+
+/// How long the steps of a transaction took: noted once it is committed.
+pub(super) struct Steps {
+    last: Instant,
+    took: Vec<(&'static str, f64)>,
+}
+
+impl Steps {
+    pub fn begin() -> Self {
+        Self { last: Instant::now(), took: Vec::with_capacity(8) }
+    }
+
+    /// That step ends now.
+    pub fn end(&mut self, step: &'static str) {
+        let now = Instant::now();
+        self.took.push((step, now.duration_since(self.last).as_secs_f64()));
+        self.last = now;
+    }
+
+    pub fn note(self) {
+        for (step, seconds) in self.took {
+            vitals().step(step, seconds);
+        }
+    }
+}
+
+/// Says when the oldest message came that is not acknowledged.
+#[derive(Default)]
+pub(super) struct Oldest {
+    pub open: Option<Micros>,
+    pub writing: Option<Micros>,
+}
+
+impl Oldest {
+    pub fn note(&self, vitals: &Arc<PartitionVitals>) {
+        vitals.oldest(self.writing.or(self.open));
+    }
+}

@@ -1,0 +1,167 @@
+//! How runs of jobs ended, from MySQL: of all daemons and shells, also before this process began.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use anyhow::Result;
+use serde::Deserialize;
+
+use crate::archiver;
+use crate::config::Config;
+use crate::filters;
+use crate::model::Micros;
+use crate::reconciler::{self, Mode};
+use crate::recounter;
+use crate::runtime::schedule;
+use crate::status::{Ended, Job, Reconciled, Run};
+use crate::store::Store;
+use crate::store::runs::{RunRow, RunningRow};
+use crate::vitals::vitals;
+
+/// Runs of one mode that are kept.
+const RUNS_MAX: u64 = 50;
+
+/// The last runs of each job and mode, the oldest first. What has ended doesn't change: only what is newer is read.
+#[derive(Default)]
+pub(super) struct Runs(BTreeMap<(String, String), Last>);
+
+#[derive(Default)]
+struct Last {
+    runs: VecDeque<Read>,
+    success: Option<Micros>,
+    asked: bool,
+}
+
+/// A run with what of its report is shown.
+struct Read {
+    ended: Ended,
+    found: Found,
+}
+
+/// What of a report is shown; reports of other jobs have other fields.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Found {
+    error: Option<String>,
+    ended_early: Option<String>,
+    checked: u64,
+    drifted: u64,
+    repaired: u64,
+    transient: u64,
+    unknown: u64,
+    busy: u64,
+}
+
+impl Runs {
+    /// Reads what is new; how each mode stands that is configured.
+    pub async fn look(&mut self, store: &Store, config: &Config, now: Micros) -> Result<Vec<Job>> {
+        let running = store.running_jobs().await?;
+        let mut jobs = Vec::new();
+        for (name, mode, pattern) in modes(config) {
+            let last = self.0.entry((name.to_owned(), mode.clone())).or_default();
+            last.read(store, name, &mode).await?;
+            let next = schedule::parse(&pattern).ok().and_then(|cron| schedule::next_run(&cron, now));
+            jobs.push(Job {
+                job: name.to_owned(),
+                running: running.iter().find(|row| row.job == name && row.mode == mode).map(run),
+                last: last.runs.back().map(|read| read.ended.clone()),
+                last_success_at: last.success.map(|at| at.0),
+                next_at: next.map(|at| at.0),
+                mode,
+            });
+        }
+        Ok(jobs)
+    }
+
+    /// What the reconciler's last runs found, the oldest first.
+    pub fn reconciles(&self) -> Vec<Reconciled> {
+        let of = self.0.iter().filter(|((job, _), _)| job == reconciler::JOB);
+        let mut all: Vec<Reconciled> =
+            of.flat_map(|((_, mode), last)| last.runs.iter().map(|read| reconciled(mode, read))).collect();
+        all.sort_by_key(|run| (run.ended_at, run.run));
+        all.split_off(all.len().saturating_sub(RUNS_MAX as usize))
+    }
+}
+
+impl Last {
+    async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
+        // Of the same microsecond, too: a run that was read already is passed over.
+        let since = self.runs.back().map_or(0, |read| read.ended.ended_at);
+        let rows = store.ended_runs(job, mode, Micros(since), RUNS_MAX).await?;
+        for row in rows.into_iter().rev() {
+            if self.runs.iter().any(|read| read.ended.run == row.run) {
+                continue;
+            }
+            if row.outcome == "done" {
+                self.success = self.success.max(Some(row.finished_at));
+            }
+            self.runs.push_back(read(row));
+        }
+        while self.runs.len() as u64 > RUNS_MAX {
+            self.runs.pop_front();
+        }
+        if self.success.is_none() && !self.asked {
+            // All that were read have failed: the last that was done is older.
+            self.success = store.last_success(job, mode).await?;
+            self.asked = true;
+        }
+        Ok(())
+    }
+}
+
+/// Every job and mode that may run by the configuration, with its schedule.
+pub(crate) fn modes(config: &Config) -> Vec<(&'static str, String, String)> {
+    let limits = &config.reconcile;
+    let mut modes: Vec<(&'static str, String, String)> = [
+        (reconciler::JOB, Mode::Changed.name(), limits.changed_cron.as_str()),
+        (reconciler::JOB, Mode::Full.name(), &limits.full_cron),
+        (reconciler::JOB, Mode::Scrub.name(), &limits.scrub_cron),
+        (reconciler::JOB, Mode::Rebuild.name(), ""),
+        (archiver::JOB, archiver::MODE, &config.archive.cron),
+        (archiver::JOB, archiver::SNAPSHOT_MODE, ""),
+    ]
+    .map(|(job, mode, pattern)| (job, mode.to_owned(), pattern.to_owned()))
+    .into();
+    if config.filter.is_on() {
+        modes.push((filters::JOB, filters::MODE.to_owned(), config.filter.cron.clone()));
+    }
+    let recounts = config.recounts.iter().map(|recount| (recounter::JOB, recount.name(), recount.cron.clone()));
+    modes.extend(recounts);
+    modes
+}
+
+fn run(row: &RunningRow) -> Run {
+    let here = vitals().jobs.get(&row.job);
+    let is_here = here.running.as_ref().is_some_and(|(mode, _)| *mode == row.mode);
+    let (done, total) = here.done;
+    Run {
+        owner: row.owner.clone(),
+        started_at: row.started_at.0,
+        progress: total.filter(|total| is_here && *total > 0).map(|total| (done as f64 / total as f64).min(1.0)),
+        waits: here.waits.as_ref().filter(|_| is_here).map(|(waits, _)| waits.name().to_owned()),
+        waits_words: here.waits.filter(|_| is_here).map(|(_, words)| words),
+    }
+}
+
+fn read(row: RunRow) -> Read {
+    // A report of another version may have other fields.
+    let found: Found = serde_json::from_str(&row.report).unwrap_or_default();
+    let RunRow { run, owner, started_at, finished_at, outcome, .. } = row;
+    let reason = found.error.clone().or_else(|| found.ended_early.clone());
+    let ended = Ended { run, owner, started_at: started_at.0, ended_at: finished_at.0, outcome, reason };
+    Read { ended, found }
+}
+
+fn reconciled(mode: &str, Read { ended, found }: &Read) -> Reconciled {
+    Reconciled {
+        run: ended.run,
+        mode: mode.to_owned(),
+        ended_at: ended.ended_at,
+        outcome: ended.outcome.clone(),
+        checked: found.checked,
+        drifted: found.drifted,
+        repaired: found.repaired,
+        transient: found.transient,
+        unknown: found.unknown,
+        busy: found.busy,
+    }
+}

@@ -1,0 +1,123 @@
+//! What is told: the configuration, what the process knows of itself, and what was seen of the servers.
+
+use std::sync::atomic::Ordering;
+
+use super::{Partition, Server, State, Status, Wait};
+use crate::config::Config;
+use crate::model::Micros;
+use crate::observer::Observed;
+use crate::store::partitions::Owner;
+use crate::vitals::{PartitionVitals, Process, Standing, Vitals};
+
+impl Status {
+    /// How this daemon stands.
+    pub fn tell(config: &Config, owner: &str, vitals: &Vitals, seen: &Observed, now: Micros) -> Self {
+        let state = match () {
+            () if vitals.draining.load(Ordering::Relaxed) => State::Draining,
+            () if vitals.working.load(Ordering::Relaxed) => State::Running,
+            () => State::Starting,
+        };
+        let waits: Vec<Wait> = vitals.waits.open().into_iter().map(wait).collect();
+        let partitions = partitions(config, vitals, seen, now);
+        let not_ready = not_ready(state, &partitions, &seen.servers, &waits);
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            owner: owner.to_owned(),
+            started_at: vitals.started_at.0,
+            now: now.0,
+            state,
+            ready: not_ready.is_empty(),
+            not_ready,
+            rate: vitals.pulse.last(),
+            events_committed: vitals.committed.get(),
+            memory_bytes: Process::now().resident_bytes,
+            observed_at: seen.at.map(|at| at.0),
+            servers: seen.servers.clone(),
+            partitions,
+            outbox_rows: seen.outbox_rows,
+            jobs: seen.jobs.clone(),
+            reconciles: seen.reconciles.clone(),
+            boards: seen.boards.clone(),
+            dead_letters: seen.dead_letters.clone(),
+            returned: seen.returned,
+            waits,
+        }
+    }
+}
+
+fn partitions(config: &Config, vitals: &Vitals, seen: &Observed, now: Micros) -> Vec<Partition> {
+    let of = |(number, it): (u16, std::sync::Arc<PartitionVitals>)| {
+        let queue = seen.queues.get(&number);
+        Partition {
+            partition: number,
+            queue: format!("{}.events.{number}", config.amqp.prefix),
+            standing: it.standing().name().to_owned(),
+            owner: seen
+                .owners
+                .iter()
+                .find(|owner| owner.partition == number)
+                .and_then(|Owner { owner, .. }| owner.clone()),
+            messages: queue.map(|(messages, _)| *messages),
+            consumers: queue.map(|(_, consumers)| *consumers),
+            oldest_unacked_s: it.oldest_s(now),
+        }
+    };
+    vitals.partitions().into_iter().map(of).collect()
+}
+
+/// Why events may not be written now. Redis is not among it: without it they are.
+fn not_ready(state: State, partitions: &[Partition], servers: &[Server], waits: &[Wait]) -> Vec<String> {
+    let mut found = match state {
+        State::Starting => vec!["it starts: MySQL is asked what its codes mean".to_owned()],
+        State::Draining => vec!["it was told to stop, and writes what is open".to_owned()],
+        State::Running => Vec::new(),
+    };
+    if servers.is_empty() {
+        found.push("the servers were not looked at yet".to_owned());
+    }
+    for server in servers.iter().filter(|server| !server.up && server.server != "redis") {
+        found.push(format!("{} is away: {}", server.server, server.reason.as_deref().unwrap_or("no reason is known")));
+    }
+    if state != State::Running {
+        return found;
+    }
+    let stands = [Standing::Listening.name(), Standing::Writing.name()];
+    for partition in partitions.iter().filter(|partition| !stands.contains(&partition.standing.as_str())) {
+        let end = format!("partition {}", partition.partition);
+        let wait = waits.iter().find(|wait| wait.what.ends_with(&end));
+        let why = wait.map_or_else(String::new, |wait| format!(": {} failed: {}", wait.what, wait.reason));
+        found.push(format!("partition {} is {}{why}", partition.partition, partition.standing));
+    }
+    found
+}
+
+fn wait(wait: crate::vitals::Wait) -> Wait {
+    let crate::vitals::Wait { what, reason, since, tries } = wait;
+    Wait { what, reason, since: since.0, tries }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_events_from_being_written_is_told_with_its_reason() {
+        let partition =
+            |partition, standing: &str| Partition { partition, standing: standing.to_owned(), ..Partition::default() };
+        let server = |name: &str, reason: Option<&str>| Server {
+            server: name.to_owned(),
+            up: reason.is_none(),
+            reason: reason.map(str::to_owned),
+            ..Server::default()
+        };
+        let partitions = [partition(0, "writing"), partition(1, "connecting")];
+        let wait = Wait { what: "consuming partition 1".to_owned(), reason: "refused".to_owned(), ..Wait::default() };
+        let servers = [server("mysql", None), server("redis", Some("gone")), server("rabbitmq", Some("refused"))];
+        let found = not_ready(State::Running, &partitions, &servers, &[wait]);
+        let expected =
+            ["rabbitmq is away: refused", "partition 1 is connecting: consuming partition 1 failed: refused"];
+        assert_eq!(found, expected);
+        assert_eq!(not_ready(State::Running, &partitions[..1], &servers[..2], &[]), Vec::<String>::new());
+        assert_eq!(not_ready(State::Draining, &partitions, &[], &[]).len(), 1);
+    }
+}

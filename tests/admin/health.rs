@@ -1,0 +1,147 @@
+//! Alive, ready, and how the daemon stands, while servers go and come back.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::common::proxy::Proxy;
+use super::common::{World, eventually};
+use super::{ANY, address, get, like};
+
+/// How one server stands.
+fn server(told: &Value, name: &str) -> Value {
+    let servers = told["servers"].as_array().unwrap();
+    servers.iter().find(|server| server["server"] == name).cloned().unwrap_or(Value::Null)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ready_says_which_server_is_away_and_why() {
+    let world = World::new("health_away", &format!("{ANY}[redis]\ntimeout_ms = 500\n")).await;
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+    let (rabbitmq, rabbitmq_url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let daemon = world.daemon_with(&[
+        ("TALLYD__MYSQL__URL", mysql_url.as_str()),
+        ("TALLYD__REDIS__URL", redis_url.as_str()),
+        ("TALLYD__AMQP__URL", rabbitmq_url.as_str()),
+    ]);
+    let address = address(&daemon).await;
+    eventually("it is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
+    let told = get(&address, "/readyz").await.json();
+    assert_eq!((&told["ready"], &told["state"], &told["reasons"]), (&json!(true), &json!("running"), &json!([])));
+    assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
+
+    // Without Redis events are written all the same.
+    redis.hold();
+    eventually("Redis is told to be away", || async {
+        server(&get(&address, "/readyz").await.json(), "redis")["up"] == false
+    })
+    .await;
+    let answer = get(&address, "/readyz").await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(server(&answer.json(), "redis")["reason"].is_string(), "{}", answer.body);
+    redis.release();
+
+    for (proxy, name) in [(&mysql, "mysql"), (&rabbitmq, "rabbitmq")] {
+        proxy.hold();
+        proxy.cut();
+        eventually("it is not ready", || async { get(&address, "/readyz").await.status == 503 }).await;
+        eventually("its server is the reason", || async {
+            let told = get(&address, "/readyz").await.json();
+            server(&told, name)["up"] == false && told["reasons"].to_string().contains(&format!("{name} is away: "))
+        })
+        .await;
+        assert_eq!(get(&address, "/livez").await.json(), json!({ "live": true, "stuck": [] }));
+        proxy.release();
+        eventually("it is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_drains_is_alive_and_not_ready() {
+    let world = World::new("health_drain", ANY).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let mut daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", url.as_str())]);
+    let address = address(&daemon).await;
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    proxy.hold();
+    world.publish(&publisher, &[like(42, 1)]).await;
+    eventually("a message is in hand", || async {
+        let told = get(&address, "/v1/status").await.json();
+        told["partitions"][0]["oldest_unacked_s"].as_f64().unwrap() > 0.0
+    })
+    .await;
+    daemon.signal("TERM");
+    daemon.logged("\"stop-asked\"").await;
+    eventually("it drains", || async { get(&address, "/readyz").await.json()["state"] == "draining" }).await;
+    let ready = get(&address, "/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert!(ready.json()["reasons"].to_string().contains("it was told to stop"), "{}", ready.body);
+    assert_eq!(get(&address, "/livez").await.status, 200);
+    assert_eq!(get(&address, "/v1/status").await.json()["state"], "draining");
+    proxy.release();
+    let released = Instant::now();
+    assert!(daemon.wait().success());
+    assert!(released.elapsed() < Duration::from_secs(60), "{:?}", released.elapsed());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
+    let settings = format!(
+        "{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n\
+         [filter]\nlikes_min = 0\n"
+    );
+    let world = World::new("status", &settings).await;
+    let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", url.as_str())]);
+    let address = address(&daemon).await;
+    let publisher = world.publisher().await;
+    let garbage = (like(1, 1).0, b"{".to_vec());
+    world.publish(&publisher, &[like(42, 1), like(42, 2), garbage]).await;
+    let told = || async { get(&address, "/v1/status").await.json() };
+    eventually("the batch is told", || async { told().await["events_committed"] == 2 }).await;
+    eventually("the partition is told", || async {
+        let partition = told().await["partitions"][0].clone();
+        partition["standing"] == "writing" && partition["consumers"] == 1 && partition["owner"].is_string()
+    })
+    .await;
+    eventually("the dead letter is told", || async { told().await["dead_letters"]["malformed-json"] == 1 }).await;
+    eventually("the board is told", || async { told().await["boards"][0]["state"] == "open" }).await;
+
+    // A run of a shell is told, too.
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!(report["ended"], "done");
+    eventually("the run is told", || async {
+        let told = told().await;
+        let jobs = told["jobs"].as_array().unwrap().clone();
+        let full = jobs.iter().find(|job| job["job"] == "reconcile" && job["mode"] == "full");
+        full.is_some_and(|job| job["last"]["outcome"] == "done" && job["next_at"].is_i64())
+            && told["reconciles"].as_array().unwrap().iter().any(|run| run["mode"] == "full")
+    })
+    .await;
+
+    proxy.hold();
+    proxy.cut();
+    eventually("what fails is told", || async {
+        let told = told().await;
+        let waits = told["waits"].as_array().unwrap();
+        waits.iter().any(|wait| wait["what"] == "consuming partition 0" && wait["reason"].as_str().unwrap().len() > 5)
+    })
+    .await;
+    proxy.release();
+    eventually("it is over", || async { told().await["waits"] == json!([]) }).await;
+    let history = get(&address, "/v1/history").await.json();
+    eventually("there are points of the last hour", || async {
+        let points = get(&address, "/v1/history").await.json();
+        points.as_array().unwrap().iter().any(|point| point["events_s"].as_f64().unwrap() >= 0.0)
+    })
+    .await;
+    assert!(history.is_array());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
