@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::debug;
 
 use crate::broker::{self, Broker, Publisher};
 use crate::cache::Cache;
@@ -161,21 +162,22 @@ impl Observer {
         seen.reason = asked.as_ref().err().map(|error| format!("{error:#}"));
     }
 
-    /// What fails is seen at the next look: that its server is away.
     async fn look_at_jobs(&mut self, config: &Config) {
         let now = Micros::now();
-        if let Ok(Ok(jobs)) = tokio::time::timeout(ANSWER_MAX, self.runs.look(&self.store, config, now)).await {
+        let (jobs, _) = timed(self.runs.look(&self.store, config, now)).await;
+        if let Some(jobs) = told(jobs, "jobs") {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
         }
-        if let Ok(Ok(open)) = tokio::time::timeout(ANSWER_MAX, self.store.open_dead_letters()).await {
+        let (open, _) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
+        if let Some(open) = told(open, "dead letters") {
             self.seen.dead_letters = Some(open.into_iter().collect());
         }
     }
 
     async fn look_at_boards(&mut self, config: &Config) {
-        let look = boards::look(config, &self.store, &self.cache, Micros::now());
-        if let Ok(Ok(boards)) = tokio::time::timeout(ANSWER_MAX, look).await {
+        let (boards, _) = timed(boards::look(config, &self.store, &self.cache, Micros::now())).await;
+        if let Some(boards) = told(boards, "boards") {
             self.seen.boards = boards;
         }
     }
@@ -195,6 +197,11 @@ impl Rest {
         }
         over
     }
+}
+
+/// What was told. A failure is seen at the next look, too: that its server is away.
+fn told<T>(asked: Result<T>, what: &str) -> Option<T> {
+    asked.inspect_err(|error| debug!(event = "look-failed", what, "{what} could not be looked at: {error:#}")).ok()
 }
 
 /// What was answered in time, and how long it took.

@@ -94,7 +94,7 @@ async fn who_drains_is_alive_and_not_ready() {
 async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     let settings = format!(
         "{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n\
-         [filter]\nlikes_min = 0\n"
+         [archive]\ncron = \"0 0 0 1 1 *\"\n"
     );
     let world = World::new("status", &settings).await;
     let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
@@ -120,7 +120,9 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
         let told = told().await;
         let jobs = told["jobs"].as_array().unwrap().clone();
         let full = jobs.iter().find(|job| job["job"] == "reconcile" && job["mode"] == "full");
-        full.is_some_and(|job| job["last"]["outcome"] == "done" && job["next_at"].is_i64())
+        let archive = jobs.iter().find(|job| job["job"] == "archive" && job["mode"] == "closed");
+        full.is_some_and(|job| job["last"]["outcome"] == "done")
+            && archive.is_some_and(|job| job["next_at"].is_i64())
             && told["reconciles"].as_array().unwrap().iter().any(|run| run["mode"] == "full")
     })
     .await;
