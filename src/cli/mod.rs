@@ -2,6 +2,7 @@
 
 mod board;
 mod check;
+mod complete;
 mod dead;
 mod edit;
 mod layout;
@@ -63,12 +64,21 @@ struct Cli {
     reconcile_once: bool,
 
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<Any>,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 drift found (--dry-run), 64 usage, \
                           75 try later (lock held, server away), 78 configuration or schema";
 
+#[derive(Debug, Subcommand)]
+enum Any {
+    #[command(flatten)]
+    Configured(Command),
+    #[command(flatten)]
+    Alone(Alone),
+}
+
+/// What stands on the configuration.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Compares Redis' counters with MySQL once, and repairs what has drifted.
@@ -104,6 +114,23 @@ enum Command {
         /// Connects to nothing.
         #[arg(long)]
         offline: bool,
+    },
+}
+
+/// What does without the configuration.
+#[derive(Debug, Subcommand)]
+enum Alone {
+    /// Prints the script with which a shell completes this command line.
+    Completions {
+        /// The shell.
+        #[arg(value_enum)]
+        shell: complete::Shell,
+    },
+    /// Prints the manual page.
+    Man {
+        /// Writes it into this folder instead, and a page for each command.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
     },
 }
 
@@ -189,6 +216,11 @@ pub fn main() -> u8 {
 }
 
 fn run(cli: Cli) -> Result<u8> {
+    let command = match cli.command {
+        Some(Any::Alone(command)) => return run_alone(command),
+        Some(Any::Configured(command)) => Some(command),
+        None => None,
+    };
     stack::ensure();
     let config = config::load(&cli.config)?;
     log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
@@ -196,7 +228,7 @@ fn run(cli: Cli) -> Result<u8> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
     runtime.block_on(async {
-        match cli.command {
+        match command {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
             None => app::run(&cli.config, config).await.map(|()| EXIT_DONE),
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
@@ -211,6 +243,13 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::CheckConfig { offline }) => check::check_config(&config, offline).await,
         }
     })
+}
+
+fn run_alone(command: Alone) -> Result<u8> {
+    match command {
+        Alone::Completions { shell } => complete::completions(shell),
+        Alone::Man { dir } => complete::man(dir.as_deref()),
+    }
 }
 
 async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {

@@ -1,0 +1,140 @@
+//! `tallyd completions` and `tallyd man`: what a package puts beside the program, made from the command line itself.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::{CommandFactory, ValueEnum};
+use clap_mangen::Man;
+use clap_mangen::roff::{Inline, Roff, bold, roman};
+
+use super::{Cli, EXIT_CODES, EXIT_DONE};
+use crate::config;
+
+const VERSION: &str = concat!("tallyd ", env!("CARGO_PKG_VERSION"));
+
+/// A shell that can be told what may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Shell {
+    /// For /usr/share/bash-completion/completions/tallyd.
+    Bash,
+    /// For /usr/share/zsh/vendor-completions/_tallyd.
+    Zsh,
+    /// For /usr/share/fish/vendor_completions.d/tallyd.fish.
+    Fish,
+}
+
+/// Prints the script that completes the command line in that shell.
+pub(super) fn completions(shell: Shell) -> Result<u8> {
+    let shell = match shell {
+        Shell::Bash => clap_complete::Shell::Bash,
+        Shell::Zsh => clap_complete::Shell::Zsh,
+        Shell::Fish => clap_complete::Shell::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "tallyd", &mut script);
+    io::stdout().write_all(&script).context("print the completions")?;
+    Ok(EXIT_DONE)
+}
+
+/// Prints the page of the program; or writes it and one for each command into a folder.
+pub(super) fn man(folder: Option<&Path>) -> Result<u8> {
+    // Without the command `help`, of which each command has one.
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    match folder {
+        Some(folder) => {
+            fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
+            write_pages(&command, None, folder)?;
+        }
+        None => io::stdout().write_all(&page(&command, None)?).context("print the manual page")?,
+    }
+    Ok(EXIT_DONE)
+}
+
+fn write_pages(command: &clap::Command, above: Option<&str>, folder: &Path) -> Result<()> {
+    let name = display_name(command);
+    let path = folder.join(format!("{name}.1"));
+    fs::write(&path, page(command, above)?).with_context(|| format!("write {}", path.display()))?;
+    shown(command).try_for_each(|below| write_pages(below, Some(name), folder))
+}
+
+fn shown(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
+    command.get_subcommands().filter(|command| !command.is_hide_set())
+}
+
+/// `tallyd-dead-list`.
+fn display_name(command: &clap::Command) -> &str {
+    command.get_display_name().unwrap_or_else(|| command.get_name())
+}
+
+fn page(command: &clap::Command, above: Option<&str>) -> io::Result<Vec<u8>> {
+    let man = Man::new(command.clone()).source(VERSION).manual("tallyd's manual");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut roff = Roff::new();
+    if above.is_none() {
+        whole_program(&mut roff);
+    }
+    roff.control("SH", ["EXIT STATUS"]).text([roman(EXIT_CODES.trim_start_matches("Exit codes: "))]);
+    see_also(command, above, &mut roff);
+    roff.to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// What no option tells.
+fn whole_program(roff: &mut Roff) {
+    let sections = [
+        (
+            "SIGNALS",
+            vec![
+                ("SIGTERM, SIGINT", "Open batches and runs are ended in order, and the process."),
+                (
+                    "SIGHUP",
+                    "The configuration is read again. One that is wrong is told in the log, and changes nothing.",
+                ),
+            ],
+        ),
+        ("FILES", vec![(config::DEFAULT_PATH, "The configuration.")]),
+        (
+            "ENVIRONMENT",
+            vec![
+                (
+                    "TALLYD__SECTION__KEY",
+                    "Any key of the configuration, before what the file says: TALLYD__AMQP__PARTITIONS=4.",
+                ),
+                ("RUST_LOG", "What is logged, before [log] level."),
+                ("CREDENTIALS_DIRECTORY", "Where password files with relative paths are: set by systemd."),
+            ],
+        ),
+    ];
+    for (title, entries) in sections {
+        roff.control("SH", [title]);
+        for (name, text) in entries {
+            roff.control("TP", []).text([bold(name)]).text([roman(text)]);
+        }
+    }
+}
+
+/// The page above, and those below.
+fn see_also(command: &clap::Command, above: Option<&str>, roff: &mut Roff) {
+    let pages: Vec<&str> = above.into_iter().chain(shown(command).map(display_name)).collect();
+    let mut line: Vec<Inline> = Vec::new();
+    for (place, page) in pages.iter().enumerate() {
+        if place > 0 {
+            line.push(roman(", "));
+        }
+        line.extend([bold(*page), roman("(1)")]);
+    }
+    if !pages.is_empty() {
+        roff.control("SH", ["SEE ALSO"]).text(line);
+    }
+}
