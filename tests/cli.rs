@@ -191,11 +191,14 @@ async fn a_server_that_is_away_exits_with_75() {
 #[test]
 fn a_configuration_that_is_wrong_exits_with_78_and_says_where() {
     for (config, said) in [
-        ("[log]\nlevel = \"info\"\n\n[amqp]\nprefech = 5\n", "config.toml:5:1: unknown field `prefech`"),
+        (
+            "[log]\nlevel = \"info\"\n\n[amqp]\nprefech = 5\n",
+            "config.toml:5:1: unknown key `prefech` in [amqp]: did you mean `prefetch`?",
+        ),
         ("[amqp]\nurl = \"amqp://tallyd@127.0.0.1/\"\n", "the vhost with the empty name"),
         ("[amqp]\nurl = \"amqp://127.0.0.1/%2f\"\n", "names no user"),
         ("[amqp]\nprefetch = 19999\n", "at least 20000"),
-        ("[amqp]\nqueue_type = \"fast\"\n", "unknown variant `fast`"),
+        ("[amqp]\nqueue_type = \"fast\"\n", "[amqp] queue_type is \"fast\": allowed are \"quorum\", \"classic\""),
         ("[mysql]\npassword_file = \"tallyd.mysql-password\"\n", "LoadCredential=tallyd.mysql-password"),
         ("[mysql]\npassword_file = \"/nonexistent/password\"\n", "/nonexistent/password"),
         ("[reconcile]\nfull_cron = \"often\"\n", "[reconcile] full_cron is \"often\""),
@@ -287,7 +290,11 @@ fn the_environment_wins_over_the_file() {
     };
     assert!(stdout(&offline(("TALLYD__AMQP__PARTITIONS", "7"))).contains("partitions: 7"));
     assert!(stdout(&offline(("TALLYD__ARCHIVE__CRON", "0 0 3 * * *"))).contains(" 03:00:00 UTC"));
-    assert_exits(&offline(("TALLYD__AMQP__PARTITION", "7")), 78, "TALLYD__AMQP__PARTITION: unknown field");
+    assert_exits(
+        &offline(("TALLYD__AMQP__PARTITION", "7")),
+        78,
+        "TALLYD__AMQP__PARTITION: unknown key `partition` in [amqp]: did you mean `partitions`?",
+    );
     assert_exits(&offline(("TALLYD__AMQP__PARTITIONS", "many")), 78, "TALLYD__AMQP__PARTITIONS: ");
 }
 

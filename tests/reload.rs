@@ -151,7 +151,11 @@ async fn a_configuration_that_is_wrong_is_refused_with_all_its_problems_and_the_
     let wrong = "[metrics]\nlike = 1\n[kinds]\nvideo = 0\n[consumer]\nlinger_ms = 99999\n[log]\nlevel = \"debug\"\n";
     let refused = reload(&world, &daemon, wrong, "reload-refused").await;
     let problems = refused["problems"].as_str().unwrap();
-    assert!(problems.contains("[kinds] video = 0") && problems.contains("[consumer] linger_ms is 99999"), "{problems}");
+    assert!(
+        problems.contains("[kinds] video is 0, allowed are 1 to 255")
+            && problems.contains("[consumer] linger_ms is 99999"),
+        "{problems}"
+    );
     let problems = reload(&world, &daemon, "[metrics]\nviews = 2\nlike = \"x\"", "reload-refused").await;
     assert!(problems["problems"].as_str().unwrap().contains("config.toml:"), "{problems}");
     let level = reload(&world, &daemon, &format!("{old}[log]\nlevel = \"a=b=c\""), "reload-refused").await;

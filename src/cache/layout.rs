@@ -25,7 +25,7 @@ pub struct Layout {
 }
 
 /// What holds numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// Hashes of many targets, with all numbers of a target in a field.

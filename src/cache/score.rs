@@ -16,7 +16,7 @@ pub const LOW_BITS_MAX: u32 = 26;
 pub const SECOND_BITS_MAX: u32 = 23;
 
 /// What decides between members whose primary numbers are equal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Tie {
     /// The member itself: the greater one, byte by byte, is ahead. Scores are plain numbers.

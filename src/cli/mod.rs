@@ -3,6 +3,7 @@
 mod board;
 mod check;
 mod complete;
+mod configuration;
 mod dead;
 mod edit;
 mod layout;
@@ -120,6 +121,8 @@ enum Command {
 /// What does without the configuration.
 #[derive(Debug, Subcommand)]
 enum Alone {
+    /// Prints the JSON Schema of the configuration, for editors.
+    ConfigSchema,
     /// Prints the script with which a shell completes this command line.
     Completions {
         /// The shell.
@@ -247,6 +250,7 @@ fn run(cli: Cli) -> Result<u8> {
 
 fn run_alone(command: Alone) -> Result<u8> {
     match command {
+        Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),
         Alone::Man { dir } => complete::man(dir.as_deref()),
     }

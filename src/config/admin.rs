@@ -2,10 +2,14 @@
 
 use std::net::{AddrParseError, SocketAddr};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::key::Key;
+use super::problem::Faults;
+
 /// `[admin]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
     /// `127.0.0.1:9464`; empty for none.
@@ -30,19 +34,21 @@ impl Admin {
     }
 }
 
-/// One sentence per problem.
-pub(super) fn problems(admin: &Admin) -> Vec<String> {
-    let mut found = Vec::new();
+/// What can't be listened on, or be called so.
+pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     if admin.address().is_err() {
-        found.push(format!(
+        let text = format!(
             "[admin] listen is \"{}\": write ADDRESS:PORT, for instance 127.0.0.1:9464, or nothing for no port",
             admin.listen
-        ));
+        );
+        found.at("admin.listen", text);
     }
-    for host in admin.hosts.iter().filter(|host| host.is_empty() || host.contains([':', '/', ' '])) {
-        found.push(format!("[admin] hosts: \"{host}\" is no name: write it without scheme and port"));
+    for (place, host) in admin.hosts.iter().enumerate() {
+        if host.is_empty() || host.contains([':', '/', ' ']) {
+            let text = format!("[admin] hosts: \"{host}\" is no name: write it without scheme and port");
+            found.at(Key::from("admin.hosts").then(place), text);
+        }
     }
-    found
 }
 
 #[cfg(test)]
@@ -52,7 +58,9 @@ mod tests {
     #[test]
     fn what_can_not_be_listened_on_is_said() {
         let found = |listen: &str, host: &str| {
-            problems(&Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()] }).join(" ")
+            let mut found = Faults::default();
+            problems(&Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()] }, &mut found);
+            found.texts().join(" ")
         };
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");

@@ -1,15 +1,16 @@
 //! `[[board]]`: a leaderboard, one zset per period.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use jiff::tz::TimeZone;
 
 use super::{LIKE, Pause};
 use crate::archiver::period::{Calendar, PeriodKind, WeekStart};
-use crate::cache::score::{Packing, Rule, Tie};
+use crate::cache::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 
 /// One board and length of period.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Board {
     /// Its name in keys, tables and commands.
@@ -30,6 +31,7 @@ pub struct Board {
     pub tie: Tie,
     /// How many of a score's 53 bits the second number has.
     #[serde(default = "twenty")]
+    #[schemars(range(min = 1, max = SECOND_BITS_MAX))]
     pub second_bits: u32,
     /// How long after a period's end late writes are waited for.
     #[serde(default = "hour")]

@@ -3,17 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Also, Board, Config, LIKE, Metrics, Redis, ServerUrl, admin, recount, retired, rule};
+use super::key::Key;
+use super::problem::Faults;
+use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule};
 use crate::archiver::period::{PeriodKind, WeekStart};
-use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
-use crate::cache::score::{SECOND_BITS_MAX, Tie};
+use crate::cache::layout::{Form, Layout};
+use crate::cache::score::Tie;
 use crate::runtime::schedule;
-
-/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
-const DRAIN_MAX_S_MAX: u64 = 80;
-
-/// How many partitions at most: each costs a queue and a connection to the broker.
-const PARTITIONS_MAX: u16 = 256;
 
 /// Half of the time after which filters are not trusted any more.
 const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
@@ -27,44 +23,35 @@ const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 /// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
-/// Bits that a user sets in a filter: 3 to 33. More than that is slower than asking MySQL, fewer say nothing.
-const FALSE_POSITIVE: std::ops::RangeInclusive<f64> = 1e-10..=0.1;
-
-/// One sentence per problem; none when the configuration can be used.
-pub(super) fn problems(config: &Config) -> Vec<String> {
-    let mut found = Vec::new();
-    urls(config, &mut found);
-    bounds(config, &mut found);
-    schedules(config, &mut found);
-    names("kinds", &config.kinds.0, &mut found);
-    names("metrics", &config.metrics.0, &mut found);
-    if !config.metrics.0.contains_key(LIKE) {
-        found.push("[metrics] must name `like`".to_owned());
-    }
-    found.extend(retired::problems(&config.retired, &config.kinds, &config.metrics));
-    found.extend(admin::problems(&config.admin));
-    found.extend(rule::problems(config));
-    found.extend(recount::problems(config));
-    boards(&config.boards, &config.metrics, &mut found);
-    found
+/// What can't be used together, or at all; nothing when the configuration can be used.
+pub(super) fn problems(config: &Config, found: &mut Faults) {
+    urls(config, found);
+    bounds(config, found);
+    schedules(config, found);
+    names("kinds", &config.kinds.0, found);
+    names("metrics", &config.metrics.0, found);
+    retired::problems(&config.retired, &config.kinds, &config.metrics, found);
+    admin::problems(&config.admin, found);
+    rule::problems(config, found);
+    recount::problems(config, found);
+    boards(&config.boards, &config.metrics, found);
 }
 
-fn urls(config: &Config, found: &mut Vec<String>) {
-    let mut check = |section: &str, url: &ServerUrl, schemes: &[&str]| match url.parts() {
-        Err(error) => found.push(format!("[{section}] url {error}")),
-        Ok(parts) if !schemes.contains(&parts.scheme()) => {
-            found.push(format!(
-                "[{section}] url begins with {}://, allowed is {}://",
-                parts.scheme(),
-                schemes.join(":// or ")
-            ));
-        }
-        Ok(parts) if parts.host_str().is_none_or(str::is_empty) => found.push(format!("[{section}] url names no host")),
-        // Most likely the rest of a password: it must not be taken, or shown, as anything else.
-        Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
-            found.push(format!("[{section}] url has a # or a second @: write those of a password as %23 and %40"));
-        }
-        Ok(_) => {}
+fn urls(config: &Config, found: &mut Faults) {
+    let mut check = |section: &str, url: &ServerUrl, schemes: &[&str]| {
+        let problem = match url.parts() {
+            Err(error) => error,
+            Ok(parts) if !schemes.contains(&parts.scheme()) => {
+                format!("begins with {}://, allowed is {}://", parts.scheme(), schemes.join(":// or "))
+            }
+            Ok(parts) if parts.host_str().is_none_or(str::is_empty) => "names no host".to_owned(),
+            // Most likely the rest of a password: it must not be taken, or shown, as anything else.
+            Ok(parts) if parts.fragment().is_some() || parts.path().contains('@') => {
+                "has a # or a second @: write those of a password as %23 and %40".to_owned()
+            }
+            Ok(_) => return,
+        };
+        found.at(Key::from(section).then("url"), format!("[{section}] url {problem}"));
     };
     check("amqp", &config.amqp.url, &["amqp", "amqps"]);
     check("mysql", &config.mysql.url, &["mysql", "mariadb"]);
@@ -72,65 +59,66 @@ fn urls(config: &Config, found: &mut Vec<String>) {
     if let Ok(parts) = config.amqp.url.parts() {
         if parts.username().is_empty() {
             // The library would log in as guest.
-            found.push("[amqp] url names no user".to_owned());
+            found.at("amqp.url", "[amqp] url names no user");
         }
         if matches!(parts.path(), "" | "/") {
             let wish = "name the vhost, the default one as %2f: amqp://user@host:5672/%2f";
-            found.push(format!(
-                "[amqp] url ends in \"{}\", which is the vhost with the empty name: {wish}",
-                parts.path()
-            ));
+            let text =
+                format!("[amqp] url ends in \"{}\", which is the vhost with the empty name: {wish}", parts.path());
+            found.at("amqp.url", text);
         }
     }
-    for replica in &config.reconcile.replicas {
+    for (place, replica) in config.reconcile.replicas.iter().enumerate() {
         if let Err(error) = config.mysql.url.at(replica) {
-            found.push(format!("[reconcile] replicas: \"{replica}\" {error}"));
+            let key = Key::from("reconcile.replicas").then(place);
+            found.at(key, format!("[reconcile] replicas: \"{replica}\" {error}"));
         }
     }
     cluster(&config.redis, found);
     layouts(&config.redis, config, found);
     filters(config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
-        found.push("[mysql] url names no database: mysql://user@host:3306/tally".to_owned());
+        found.at("mysql.url", "[mysql] url names no database: mysql://user@host:3306/tally");
     }
 }
 
-fn cluster(redis: &Redis, found: &mut Vec<String>) {
-    for seed in &redis.seeds {
+fn cluster(redis: &Redis, found: &mut Faults) {
+    for (place, seed) in redis.seeds.iter().enumerate() {
         if let Err(error) = redis.url.at(seed) {
-            found.push(format!("[redis] seeds: \"{seed}\" {error}"));
+            found.at(Key::from("redis.seeds").then(place), format!("[redis] seeds: \"{seed}\" {error}"));
         }
     }
     if !redis.cluster && !redis.seeds.is_empty() {
-        found.push("[redis] seeds are nodes of a Redis Cluster: set cluster = true, or leave them out".to_owned());
+        let text = "[redis] seeds are nodes of a Redis Cluster: set cluster = true, or leave them out";
+        found.between(&["redis.seeds".into(), "redis.cluster".into()], text);
     }
     if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
-        found.push("[redis] url names a database, of which a Redis Cluster has none but 0".to_owned());
+        found.at("redis.url", "[redis] url names a database, of which a Redis Cluster has none but 0");
     }
 }
 
-fn filters(config: &Config, found: &mut Vec<String>) {
+fn filters(config: &Config, found: &mut Faults) {
     if config.filter.likes_min == 0 {
         return;
     }
     if config.redis.also.is_some() {
-        found.push(
+        found.at(
+            "filter.likes_min",
             "[filter] likes_min must be 0 while there is a [redis.also]: filters are of one layout, and API servers that count in two \
-             would ask those that others don't keep up"
-                .to_owned(),
+             would ask those that others don't keep up",
         );
     }
     // Empty where another daemon does it.
     let often = |cron: &str| schedule::parse(cron).is_ok_and(|cron| schedule::longest_gap(&cron) <= FILTER_GAP_MAX);
-    if !config.filter.cron.is_empty() && !often(&config.filter.cron) {
-        found.push(format!(
-            "[filter] cron is \"{}\", with runs more than half an hour apart: no filter would be trusted",
-            config.filter.cron
-        ));
+    let cron = &config.filter.cron;
+    if !cron.is_empty() && schedule::parse(cron).is_ok() && !often(cron) {
+        let text =
+            format!("[filter] cron is \"{cron}\", with runs more than half an hour apart: no filter would be trusted");
+        found.between(&["filter.cron".into(), "filter.likes_min".into()], text);
     }
 }
 
-fn layouts(redis: &Redis, config: &Config, found: &mut Vec<String>) {
+fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
     let names = |names: &'_ BTreeMap<String, u8>| names.keys().cloned().collect::<Vec<String>>();
     let (kinds, metrics) = (names(&config.kinds.0), names(&config.metrics.0));
     let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
@@ -140,17 +128,20 @@ fn layouts(redis: &Redis, config: &Config, found: &mut Vec<String>) {
     if let (Ok(first), Some(Ok(second))) = (&first, &also)
         && first.overlaps(second, &kinds, &metrics)
     {
-        found.push(
-            "[redis.also] shares keys with [redis]: leave it out, or give it another layout, counter_key or number of bucket_bits"
-                .to_owned(),
+        found.at(
+            "redis.also",
+            "[redis.also] shares keys with [redis]: leave it out, or give it another layout, counter_key or number of bucket_bits",
         );
     }
-    for (section, layout) in std::iter::once(("[redis]", first)).chain(also.map(|also| ("[redis.also]", also))) {
-        match layout {
-            Ok(layout) => {
-                found.extend(layout_problem(&layout, redis, &kinds, &metrics).map(|it| format!("{section} {it}")))
-            }
-            Err(error) => found.push(format!("{section} counter_key {error}")),
+    let all = std::iter::once(("redis", first)).chain(also.map(|also| ("redis.also", also)));
+    for (section, layout) in all {
+        let keys = ["counter_key", "layout"].map(|name| Key::from(section).then(name));
+        let problem = match layout {
+            Ok(layout) => layout_problem(&layout, redis, &kinds, &metrics),
+            Err(error) => Some(format!("counter_key {error}")),
+        };
+        if let Some(problem) = problem {
+            found.between(&keys, format!("[{section}] {problem}"));
         }
     }
 }
@@ -180,142 +171,111 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
     }
 }
 
-fn bounds(config: &Config, found: &mut Vec<String>) {
-    let mut within = |key: &str, value: u64, least: u64, most: u64| {
-        if !(least..=most).contains(&value) {
-            found.push(format!("{key} is {value}, allowed are {least} to {most}"));
-        }
-    };
-    within("[daemon] drain_max_s", config.daemon.drain_max_s, 1, DRAIN_MAX_S_MAX);
-    within("[amqp] partitions", config.amqp.partitions.into(), 1, PARTITIONS_MAX.into());
-    within("[amqp] heartbeat_s", config.amqp.heartbeat_s.into(), 1, 60);
-    within("[amqp] timeout_ms", config.amqp.timeout_ms, 100, 60_000);
-    within("[mysql] connect_timeout_ms", config.mysql.connect_timeout_ms, 100, 30_000);
-    within("[mysql] transaction_timeout_ms", config.mysql.transaction_timeout_ms, 1_000, 45_000);
-    within("[redis] bucket_bits", config.redis.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
-    if let Some(also) = &config.redis.also {
-        within("[redis.also] bucket_bits", also.bucket_bits.into(), 0, BUCKET_BITS_MAX.into());
-    }
-    within("[redis] timeout_ms", config.redis.timeout_ms, 100, 60_000);
-    within("[consumer] batch_events_max", config.consumer.batch_events_max as u64, 1, 30_000);
-    within("[consumer] batch_bytes_max", config.consumer.batch_bytes_max as u64, 1 << 16, 256 << 20);
-    within("[consumer] linger_ms", config.consumer.linger_ms, 0, 10_000);
-    within("[reconcile] page_targets", config.reconcile.page_targets as u64, 1, 1_000_000);
-    within("[reconcile] page_target_ms", config.reconcile.page_target_ms, 10, 60_000);
-    within("[reconcile] pause_ms", config.reconcile.pause_ms, 0, 60_000);
-    within("[reconcile] scrub_parts", config.reconcile.scrub_parts, 1, 10_000);
-    let percent = u64::from(config.reconcile.repair_targets_max_percent);
-    within("[reconcile] repair_targets_max_percent", percent, 0, 100);
-    within("[reconcile] repair_abs_max", config.reconcile.repair_abs_max.unsigned_abs(), 0, 1 << 62);
-    within("[archive] page_members", config.archive.page_members as u64, 1, 10_000);
-    let rate = config.filter.false_positive;
-    if !FALSE_POSITIVE.contains(&rate) {
-        let (least, most) = (FALSE_POSITIVE.start(), FALSE_POSITIVE.end());
-        found.push(format!("[filter] false_positive is {rate}, allowed are {least} to {most}"));
-    }
+/// What the schema can't say.
+fn bounds(config: &Config, found: &mut Faults) {
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {
-        found.push(format!(
+        let text = format!(
             "[amqp] prefetch is {}, but must hold two batches ([consumer] batch_events_max = {}): at least {two_batches}",
             config.amqp.prefetch, config.consumer.batch_events_max
-        ));
+        );
+        found.between(&["amqp.prefetch".into(), "consumer.batch_events_max".into()], text);
     }
     for (key, pause) in
-        [("[client] recent_keep", config.client.recent_keep), ("[client] rate_window", config.client.rate_window)]
+        [("client.recent_keep", config.client.recent_keep), ("client.rate_window", config.client.rate_window)]
     {
         if pause.0 < Duration::from_secs(1) {
-            found.push(format!("{key} must be 1s or longer"));
+            let key = Key::from(key);
+            found.at(key.clone(), format!("{key} must be 1s or longer"));
         }
     }
     if config.consumer.future_max.0 > FUTURE_MAX_MAX {
-        found.push("[consumer] future_max must not be longer than 1d".to_owned());
+        found.at("consumer.future_max", "[consumer] future_max must not be longer than 1d");
     }
     if !(APPLIED_KEEP_MIN..=APPLIED_KEEP_MAX).contains(&config.consumer.applied_event_keep.0) {
-        found.push("[consumer] applied_event_keep must be from 1h to 27d".to_owned());
+        found.at("consumer.applied_event_keep", "[consumer] applied_event_keep must be from 1h to 27d");
     }
     let (skew, overlap) = (config.reconcile.skew(), config.reconcile.overlap.0);
     if skew > overlap {
-        found.push("[reconcile] clock_skew_max must not be longer than overlap".to_owned());
+        let keys = ["reconcile.clock_skew_max".into(), "reconcile.overlap".into()];
+        found.between(&keys, "[reconcile] clock_skew_max must not be longer than overlap");
     }
     if config.amqp.prefix.is_empty() || config.amqp.prefix.len() > 100 {
-        found.push("[amqp] prefix must have 1 to 100 characters".to_owned());
+        found.at("amqp.prefix", "[amqp] prefix must have 1 to 100 characters");
     }
     if config.redis.key_prefix.contains(['{', '}']) {
-        found.push("[redis] key_prefix must have no braces: they choose the slot on a Redis Cluster".to_owned());
+        let text = "[redis] key_prefix must have no braces: they choose the slot on a Redis Cluster";
+        found.at("redis.key_prefix", text);
     }
 }
 
-fn schedules(config: &Config, found: &mut Vec<String>) {
+fn schedules(config: &Config, found: &mut Faults) {
     for (key, cron) in [
-        ("[reconcile] changed_cron", &config.reconcile.changed_cron),
-        ("[reconcile] full_cron", &config.reconcile.full_cron),
-        ("[reconcile] scrub_cron", &config.reconcile.scrub_cron),
-        ("[archive] cron", &config.archive.cron),
-        ("[filter] cron", &config.filter.cron),
+        ("reconcile.changed_cron", &config.reconcile.changed_cron),
+        ("reconcile.full_cron", &config.reconcile.full_cron),
+        ("reconcile.scrub_cron", &config.reconcile.scrub_cron),
+        ("archive.cron", &config.archive.cron),
+        ("filter.cron", &config.filter.cron),
     ] {
         if !cron.is_empty()
             && let Err(error) = schedule::parse(cron)
         {
-            found.push(format!("{key} is \"{cron}\": {error:#}"));
+            let key = Key::from(key);
+            found.at(key.clone(), format!("{key} is \"{cron}\": {error:#}"));
         }
     }
 }
 
-fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Vec<String>) {
+fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
     if codes.is_empty() {
-        found.push(format!("[{section}] names nothing"));
+        found.at(section, format!("[{section}] names nothing"));
     }
     let mut owners: BTreeMap<u8, &str> = BTreeMap::new();
     for (name, code) in codes {
+        let key = Key::from(section).then(name);
         if !is_name(name) {
-            found.push(format!("[{section}] {name}: a name has 1 to 32 of a-z, 0-9, - and _"));
+            found.at(key.clone(), format!("[{section}] {name}: a name has 1 to 32 of a-z, 0-9, - and _"));
         }
-        if *code == 0 {
-            found.push(format!("[{section}] {name} = 0, allowed are 1 to 255"));
-        } else if let Some(other) = owners.insert(*code, name) {
-            found.push(format!("[{section}] {other} and {name} have the same code {code}"));
+        if let Some(other) = owners.insert(*code, name) {
+            found.at(key, format!("[{section}] {other} and {name} have the same code {code}"));
         }
     }
 }
 
-fn boards(boards: &[Board], metrics: &Metrics, found: &mut Vec<String>) {
+fn boards(boards: &[Board], metrics: &Metrics, found: &mut Faults) {
     let mut seen = std::collections::BTreeSet::new();
-    for board in boards {
+    for (place, board) in boards.iter().enumerate() {
+        let block = Key::from("board").then(place);
+        let mut say = |names: &[&str], text: String| {
+            let keys: Vec<Key> = names.iter().map(|name| block.then(name)).chain([block.clone()]).collect();
+            found.between(&keys, format!("[[board]] {}{text}", board.name));
+        };
         if !is_name(&board.name) {
-            found.push(format!("[[board]] {}: a name has 1 to 32 of a-z, 0-9, - and _", board.name));
+            say(&["name"], ": a name has 1 to 32 of a-z, 0-9, - and _".to_owned());
         }
         if !seen.insert((&board.name, board.period)) {
-            found.push(format!("[[board]] {} stands twice with the same period", board.name));
+            say(&["period", "name"], " stands twice with the same period".to_owned());
         }
         let other = boards.iter().find(|other| other.name == board.name);
         if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            found.push(format!("[[board]] {}: all of its periods must have the same score and tie", board.name));
+            say(&["score", "tie"], ": all of its periods must have the same score and tie".to_owned());
         }
         let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
         if !columns.contains(&board.score.len()) {
-            found.push(format!(
-                "[[board]] {}: score has {} names; it needs two with tie = \"second\", and one otherwise",
-                board.name,
-                board.score.len()
-            ));
+            let it = "it needs two with tie = \"second\", and one otherwise";
+            say(&["score", "tie"], format!(": score has {} names; {it}", board.score.len()));
         }
         for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
-            found.push(format!("[[board]] {}: score names {name}, which is not in [metrics]", board.name));
-        }
-        if !(1..=SECOND_BITS_MAX).contains(&board.second_bits) {
-            found.push(format!(
-                "[[board]] {}: second_bits is {}, allowed are 1 to {SECOND_BITS_MAX}",
-                board.name, board.second_bits
-            ));
+            say(&["score"], format!(": score names {name}, which is not in [metrics]"));
         }
         if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
-            found.push(format!("[[board]] {}: week_starts is for period = \"week\"", board.name));
+            say(&["week_starts"], ": week_starts is for period = \"week\"".to_owned());
         }
         if board.score.first() == board.score.get(1) {
-            found.push(format!("[[board]] {}: score names the same number twice", board.name));
+            say(&["score"], ": score names the same number twice".to_owned());
         }
         if let Err(error) = board.calendar() {
-            found.push(format!("[[board]] {}: time_zone \"{}\": {error}", board.name, board.time_zone));
+            say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
         }
     }
 }
@@ -330,7 +290,14 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Vec<String> {
-        problems(&super::super::parse(text, "config.toml", []).unwrap())
+        match super::super::parse(text, "config.toml", []) {
+            Ok(config) => {
+                let mut found = Faults::default();
+                problems(&config, &mut found);
+                found.texts()
+            }
+            Err(error) => error.0,
+        }
     }
 
     #[test]
@@ -357,7 +324,7 @@ mod tests {
             ("[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"1h\"", "not be longer than overlap"),
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
             ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
-            ("[metrics]\nview = 2", "must name `like`"),
+            ("[metrics]\nview = 2", "must have `like`"),
             ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is for period"),
             ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "it needs two with tie"),

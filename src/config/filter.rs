@@ -1,14 +1,16 @@
 //! `[filter]`: which targets have a Bloom filter of who likes them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `[filter]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Filter {
     /// How many likes a target must have; zero for no filters.
     pub likes_min: u64,
     /// How many of the users who don't like a target look as if they might, at most.
+    #[schemars(range(min = 1e-10, max = 0.1))]
     pub false_positive: f64,
     /// When filters are kept up: six fields, seconds first, UTC; empty for never.
     pub cron: String,

@@ -1,50 +1,70 @@
 //! The configuration: typed, validated, redacted. config.toml at the repository's root explains every key; a test
 //! holds that file against these types and their defaults.
 //!
-//! The way: file -> types (an unknown key is an error with its line) -> environment (`TALLYD__SECTION__KEY`) -> password
-//! files -> cross-checks. All problems are reported, not just the first.
+//! The way: file -> schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), held against the schema, too -> types -> password
+//! files -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
 mod board;
 mod check;
 mod filter;
+mod key;
 mod live;
 mod load;
+mod problem;
 mod reconcile;
 mod recount;
 mod redis;
 mod reload;
 mod retired;
 mod rule;
+mod schema;
+mod shape;
 mod values;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use admin::Admin;
 pub use board::Board;
 pub use filter::Filter;
+pub use key::{Key, Origin, Origins};
 pub use live::{Current, Live};
-pub use load::{DEFAULT_PATH, load, parse};
+pub use load::{DEFAULT_PATH, Loaded, examine, load, parse};
+pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
 pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
 pub use rule::{Rule, Ruled, Rules, Writes};
+pub use schema::schema;
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::model::{Kind, Metric};
+
+/// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
+const DRAIN_MAX_S_MAX: u64 = 80;
+
+/// How many partitions at most: each costs a queue and a connection to the broker.
+const PARTITIONS_MAX: u16 = 256;
 
 /// What is wrong with the configuration: one sentence per problem.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used:\n  {}", .0.join("\n  "))]
 pub struct ConfigError(pub Vec<String>);
 
+impl From<Vec<Problem>> for ConfigError {
+    fn from(problems: Vec<Problem>) -> Self {
+        Self(problems.iter().map(Problem::to_string).collect())
+    }
+}
+
 /// The whole of config.toml.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The process as a whole.
@@ -87,10 +107,11 @@ pub struct Config {
 }
 
 /// `[daemon]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Daemon {
     /// Seconds that a stop may take until open batches and runs are given up. Shorter than the unit's `TimeoutStopSec`.
+    #[schemars(range(min = 1, max = DRAIN_MAX_S_MAX))]
     pub drain_max_s: u64,
 }
 
@@ -101,7 +122,7 @@ impl Default for Daemon {
 }
 
 /// `[log]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// A filter: a level, or `target=level` pairs with commas (`info,tallyd::consumer=debug`).
@@ -117,7 +138,7 @@ impl Default for Log {
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
@@ -131,20 +152,23 @@ pub enum LogFormat {
 }
 
 /// `[amqp]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Amqp {
     /// `amqp://user@host:5672/vhost` or `amqps://...`; the vhost `/` is written `%2f`.
     pub url: ServerUrl,
     /// The password, from the environment only.
+    #[schemars(skip)]
     pub password: Option<Secret>,
     /// A file that holds the password; a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
     pub password_file: Option<String>,
     /// The certificates that an `amqps://` broker is checked against, PEM, beside the system's own.
     pub ca_file: String,
     /// What every name on the broker starts with: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
     pub prefix: String,
     /// How many queues the events are spread over, each with one active consumer.
+    #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
     /// The kind of queue.
     pub queue_type: QueueType,
@@ -153,8 +177,10 @@ pub struct Amqp {
     /// Messages on the way to one partition's consumer that are not acknowledged yet. At least two batches.
     pub prefetch: u16,
     /// Seconds between heartbeats; a dead broker is noticed after twice that.
+    #[schemars(range(min = 1, max = 60))]
     pub heartbeat_s: u16,
     /// Milliseconds that one call of the broker may take.
+    #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
 }
 
@@ -184,7 +210,7 @@ impl Amqp {
 }
 
 /// The kind of a partition's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QueueType {
     /// Replicated and always on disk; also the faster to drain.
@@ -194,18 +220,22 @@ pub enum QueueType {
 }
 
 /// `[mysql]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mysql {
     /// `mysql://user@host:3306/database`.
     pub url: ServerUrl,
     /// The password, from the environment only.
+    #[schemars(skip)]
     pub password: Option<Secret>,
     /// A file that holds the password; a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
     pub password_file: Option<String>,
     /// Milliseconds that connecting may take.
+    #[schemars(range(min = 100, max = 30_000))]
     pub connect_timeout_ms: u64,
     /// Milliseconds that one transaction may take; then its connection is dropped and it is tried again.
+    #[schemars(range(min = 1_000, max = 45_000))]
     pub transaction_timeout_ms: u64,
 }
 
@@ -222,7 +252,7 @@ impl Default for Mysql {
 }
 
 /// `[client]`: for API servers, the daemon doesn't use it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Client {
     /// How long a click is remembered in Redis at least: longer than an event takes into MySQL.
@@ -240,16 +270,19 @@ impl Default for Client {
 }
 
 /// `[consumer]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Consumer {
     /// Events that one transaction writes at most.
+    #[schemars(range(min = 1, max = 30_000))]
     pub batch_events_max: usize,
     /// Bytes of bodies that one transaction writes at most.
+    #[schemars(range(min = 1 << 16, max = 256 << 20))]
     pub batch_bytes_max: usize,
     /// How long the ledger remembers which `count` events were applied; older ones are refused.
     pub applied_event_keep: Pause,
     /// Milliseconds that a batch waits for more events, from its first one.
+    #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
     /// Writes rows in the slower way, which uses no user variables (deprecated in MySQL).
     pub reads_first: bool,
@@ -274,12 +307,13 @@ impl Default for Consumer {
 }
 
 /// `[archive]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Archive {
     /// When closed periods are looked for: six fields, seconds first, UTC; empty for never.
     pub cron: String,
     /// Members that one page copies: the longest single call of Redis grows with it.
+    #[schemars(range(min = 1, max = 10_000))]
     pub page_members: usize,
 }
 
@@ -290,8 +324,9 @@ impl Default for Archive {
 }
 
 /// `[kinds]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
+#[schemars(transform = schema::codes)]
 pub struct Kinds(pub BTreeMap<String, u8>);
 
 impl Default for Kinds {
@@ -314,8 +349,9 @@ impl Kinds {
 }
 
 /// `[metrics]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
+#[schemars(transform = schema::codes_with_like)]
 pub struct Metrics(pub BTreeMap<String, u8>);
 
 impl Default for Metrics {

@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Pause;
 
 /// `[reconcile]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reconcile {
     /// When targets that changed are compared: six fields, seconds first, UTC; empty for never.
     pub changed_cron: String,
-    /// When every target is recounted; likewise.
+    /// When every target is recounted: six fields, seconds first, UTC; empty for never.
     pub full_cron: String,
-    /// When the next slice of all targets is recounted; likewise.
+    /// When the next slice of all targets is recounted: six fields, seconds first, UTC; empty for never.
     pub scrub_cron: String,
     /// How many slices all targets are.
+    #[schemars(range(min = 1, max = 10_000))]
     pub scrub_parts: u64,
     /// Whose clock gives an event its `at`.
     pub event_clock: EventClock,
@@ -29,14 +31,17 @@ pub struct Reconcile {
     /// How far before the last run's cut `changed` begins, for publishes later than `publish_grace`.
     pub overlap: Pause,
     /// Targets that are compared at one cut at most: about 200 bytes of memory each.
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
-    /// How long a page should take: it is made as large as its measured time allows.
+    /// Milliseconds that a page should take: it is made as large as its measured time allows.
+    #[schemars(range(min = 10, max = 60_000))]
     pub page_target_ms: u64,
     /// Milliseconds between two pages.
+    #[schemars(range(min = 0, max = 60_000))]
     pub pause_ms: u64,
     /// A run waits while MySQL runs more threads than this; 0 for never.
     pub threads_running_max: u64,
-    /// A run waits while Redis takes longer to answer; 0 for never.
+    /// A run waits while Redis takes more milliseconds to answer; 0 for never.
     pub redis_latency_max_ms: u64,
     /// A run waits while a partition has more messages; 0 for never.
     pub queue_depth_max: u64,
@@ -44,9 +49,11 @@ pub struct Reconcile {
     pub replicas: Vec<String>,
     /// A run waits while a replica is further behind.
     pub max_lag: Pause,
-    /// A run stops before it repairs more than this part of the checked targets.
+    /// A run stops before it repairs more than this percentage of the checked targets.
+    #[schemars(range(min = 0, max = 100))]
     pub repair_targets_max_percent: u8,
     /// A run stops before it changes a counter by more.
+    #[schemars(range(min = 0, max = 1_i64 << 62))]
     pub repair_abs_max: i64,
     /// How long each repair stays in the table `repair`.
     pub repair_keep: Pause,
@@ -93,7 +100,7 @@ impl Reconcile {
 }
 
 /// Whose clock gives an event its `at`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum EventClock {
     /// Redis' own, as lua/like.lua returns it: a cut, told by the same clock, parts events exactly.

@@ -1,16 +1,16 @@
 //! `[[recount]]`: a number whose truth is another table.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::key::Key;
+use super::problem::Faults;
 use super::{Config, LIKE, Pause, Rules};
 use crate::recounter::query::Query;
 use crate::runtime::schedule;
 
-/// Targets of a page at most.
-const PAGE_TARGETS_MAX: usize = 1_000_000;
-
 /// A metric of one kind, and the query that says what it should be.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recount {
     /// A name of `[kinds]`.
@@ -24,6 +24,7 @@ pub struct Recount {
     pub cron: String,
     /// Targets that the query is asked for at once.
     #[serde(default = "ten_thousand")]
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
     /// How long the query may take for that.
     #[serde(default = "half_a_minute")]
@@ -45,46 +46,43 @@ fn half_a_minute() -> Pause {
     Pause::from_secs(30)
 }
 
-/// One sentence per problem.
-pub(super) fn problems(config: &Config) -> Vec<String> {
+/// Recounts that can't be.
+pub(super) fn problems(config: &Config, found: &mut Faults) {
     let rules = Rules::new(config);
-    let mut found = Vec::new();
     for (place, recount) in config.recounts.iter().enumerate() {
-        let Recount { kind, metric, query, cron, page_targets, query_max } = recount;
-        let mut say = |problem: String| found.push(format!("[[recount]] of {kind} {metric}: {problem}"));
+        let Recount { kind, metric, query, cron, query_max, .. } = recount;
+        let block = Key::from("recount").then(place);
+        let mut say =
+            |key: &str, problem: &str| found.at(block.then(key), format!("[[recount]] of {kind} {metric}: {problem}"));
         let (kind_code, metric_code) = (config.kinds.named(kind), config.metrics.named(metric));
         if kind_code.is_none() {
-            say("the kind is not in [kinds]".to_owned());
+            say("kind", "the kind is not in [kinds]");
         }
         if metric == LIKE {
-            say("likes are recounted from like_record by every full reconcile".to_owned());
+            say("metric", "likes are recounted from like_record by every full reconcile");
         } else if metric_code.is_none() {
-            say("the metric is not in [metrics]".to_owned());
+            say("metric", "the metric is not in [metrics]");
         }
         if let (Some(kind), Some(metric)) = (kind_code, metric_code)
             && rules.of(kind, metric).settable
         {
-            say("its [[rule]] says settable: what is set has no other table for its truth".to_owned());
+            say("metric", "its [[rule]] says settable: what is set has no other table for its truth");
         }
         if let Err(problem) = Query::parse(query) {
-            say(problem);
+            say("query", &problem);
         }
         if !cron.is_empty()
             && let Err(error) = schedule::parse(cron)
         {
-            say(format!("cron is \"{cron}\": {error:#}"));
-        }
-        if !(1..=PAGE_TARGETS_MAX).contains(page_targets) {
-            say(format!("page_targets is {page_targets}, allowed are 1 to {PAGE_TARGETS_MAX}"));
+            say("cron", &format!("cron is \"{cron}\": {error:#}"));
         }
         if !(Pause::from_secs(1)..=Pause::from_secs(3_600)).contains(query_max) {
-            say("query_max must be from 1s to 1h".to_owned());
+            say("query_max", "query_max must be from 1s to 1h");
         }
         if config.recounts.iter().take(place).any(|other| (&other.kind, &other.metric) == (kind, metric)) {
-            say("it stands twice".to_owned());
+            say("metric", "it stands twice");
         }
     }
-    found
 }
 
 #[cfg(test)]
@@ -97,7 +95,12 @@ mod tests {
         let found = |blocks: &str| {
             let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\ncomment = 2\nunread = 3\n\
                          [[rule]]\nmetric = \"unread\"\nsettable = true\n";
-            problems(&parse(&format!("{names}{blocks}"), "test", []).unwrap())
+            let mut found = Faults::default();
+            match parse(&format!("{names}{blocks}"), "test", []) {
+                Ok(config) => problems(&config, &mut found),
+                Err(error) => return error.0,
+            }
+            found.texts()
         };
         let block = |kind: &str, metric: &str, more: &str| {
             let query = "SELECT video_id, 1 FROM c WHERE video_id > :after LIMIT :limit";

@@ -1,12 +1,13 @@
 //! `[redis]`: the server, and how counters are laid out in it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Secret, ServerUrl};
-use crate::cache::layout::{Form, Layout};
+use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
 
 /// `[redis]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Redis {
     /// `redis://host:6379/0` or `rediss://...`.
@@ -16,30 +17,36 @@ pub struct Redis {
     /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
     pub seeds: Vec<String>,
     /// The password, from the environment only.
+    #[schemars(skip)]
     pub password: Option<Secret>,
     /// A file that holds the password; a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
     pub password_file: Option<String>,
     /// What every key starts with; empty by default.
     pub key_prefix: String,
     /// How counters are laid out.
     pub layout: Form,
     /// Each kind has 2^`bucket_bits` buckets: about (targets of the kind) / 122.
+    #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
     /// How the keys of the layouts `entity` and `string` are named; empty for the layout's own way.
     pub counter_key: String,
     /// Milliseconds that one pipeline may take.
+    #[schemars(range(min = 100, max = 60_000))]
     pub timeout_ms: u64,
     /// A second layout that API servers count in too, while counters move.
+    #[schemars(with = "Also")]
     pub also: Option<Also>,
 }
 
 /// `[redis.also]`
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Also {
     /// How counters are laid out.
     pub layout: Form,
     /// Each kind has 2^`bucket_bits` buckets.
+    #[schemars(range(min = 0, max = BUCKET_BITS_MAX))]
     pub bucket_bits: u8,
     /// How keys are named.
     pub counter_key: String,

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::problem::{Fault, Faults};
 use super::{Config, ConfigError, EventClock, LIKE, ServerUrl, check};
 
 /// What becomes of the configuration that is in force, given another one.
@@ -44,10 +45,11 @@ impl Config {
             config.reconcile.event_clock = EventClock::Producer;
         }
         let needs_restart = differences(&config, &new);
-        let mut problems = check::problems(&config);
-        for problem in &mut problems {
-            *problem = format!("{problem} (until a restart, with which {} will be taken)", needs_restart.join(", "));
-        }
+        let mut faults = Faults::default();
+        check::problems(&config, &mut faults);
+        let later = needs_restart.join(", ");
+        let until = |fault: Fault| format!("{} (until a restart, with which {later} will be taken)", fault.text);
+        let mut problems: Vec<String> = faults.0.into_iter().map(until).collect();
         if config.metrics.like() != self.metrics.like() {
             problems.push(format!("[metrics] {LIKE} has another code: that is taken with a restart alone"));
         }

@@ -1,11 +1,14 @@
 //! `[retired]`: names that were taken away although MySQL has numbers of theirs.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::key::Key;
+use super::problem::Faults;
 use super::{Kinds, Metrics};
 
 /// `[retired]`
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retired {
     /// Names that were in `[kinds]`.
@@ -14,15 +17,16 @@ pub struct Retired {
     pub metrics: Vec<String>,
 }
 
-/// One sentence per problem.
-pub(super) fn problems(retired: &Retired, kinds: &Kinds, metrics: &Metrics) -> Vec<String> {
-    let both = |section: &'static str, names: &[String], known: &dyn Fn(&str) -> bool| {
-        let there = names.iter().filter(|name| known(name));
-        there.map(|name| format!("[retired] {section} names {name}, which is in [{section}]")).collect::<Vec<_>>()
+/// What is retired and is there.
+pub(super) fn problems(retired: &Retired, kinds: &Kinds, metrics: &Metrics, found: &mut Faults) {
+    let mut both = |section: &str, names: &[String], known: &dyn Fn(&str) -> bool| {
+        for (place, name) in names.iter().enumerate().filter(|(_, name)| known(name)) {
+            let key = Key::from("retired").then(section).then(place);
+            found.at(key, format!("[retired] {section} names {name}, which is in [{section}]"));
+        }
     };
-    let mut found = both("kinds", &retired.kinds, &|name| kinds.0.contains_key(name));
-    found.extend(both("metrics", &retired.metrics, &|name| metrics.0.contains_key(name)));
-    found
+    both("kinds", &retired.kinds, &|name| kinds.0.contains_key(name));
+    both("metrics", &retired.metrics, &|name| metrics.0.contains_key(name));
 }
 
 #[cfg(test)]
@@ -32,7 +36,8 @@ mod tests {
     #[test]
     fn what_is_there_is_not_retired() {
         let retired = Retired { kinds: vec!["video".to_owned()], metrics: vec!["search".to_owned()] };
-        let found = problems(&retired, &Kinds::default(), &Metrics::default());
-        assert_eq!(found, ["[retired] kinds names video, which is in [kinds]"]);
+        let mut found = Faults::default();
+        problems(&retired, &Kinds::default(), &Metrics::default(), &mut found);
+        assert_eq!(found.texts(), ["[retired] kinds names video, which is in [kinds]"]);
     }
 }

@@ -2,18 +2,23 @@
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::key::Key;
+use super::problem::Faults;
 use super::{Config, LIKE};
 use crate::model::{Kind, Metric};
 
 /// Rules for one metric.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// A name of `[metrics]`.
     pub metric: String,
     /// A name of `[kinds]`; all of them unless given. A rule of one kind goes before that of all.
+    #[serde(default)]
+    #[schemars(with = "String")]
     pub kind: Option<String>,
     /// Who counts it in Redis.
     #[serde(default)]
@@ -26,11 +31,13 @@ pub struct Rule {
     pub settable: bool,
     /// The board on which what is added to it counts, too: a name of `[[board]]` whose `score` has the metric. The member is the target's id
     /// in decimal.
+    #[serde(default)]
+    #[schemars(with = "String")]
     pub board: Option<String>,
 }
 
 /// Who counts a metric in Redis.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
     /// API servers, at once, with lua/count.lua; likes with lua/like.lua.
@@ -105,36 +112,36 @@ impl Rules {
     }
 }
 
-/// One sentence per problem.
-pub(super) fn problems(config: &Config) -> Vec<String> {
+/// Rules that fit nothing.
+pub(super) fn problems(config: &Config, found: &mut Faults) {
     let Config { rules, kinds, metrics, boards, .. } = config;
-    let mut found = Vec::new();
     let name = |rule: &Rule| match &rule.kind {
         Some(kind) => format!("[[rule]] of {} {}", kind, rule.metric),
         None => format!("[[rule]] of {}", rule.metric),
     };
     for (place, rule) in rules.iter().enumerate() {
+        let block = Key::from("rule").then(place);
+        let mut say = |key: &str, text: &str| found.at(block.then(key), format!("{}{text}", name(rule)));
         if rule.metric == LIKE {
-            found.push(format!("{}: likes follow from who likes what, there are no rules for them", name(rule)));
+            say("metric", ": likes follow from who likes what, there are no rules for them");
         } else if metrics.named(&rule.metric).is_none() {
-            found.push(format!("{}: the metric is not in [metrics]", name(rule)));
+            say("metric", ": the metric is not in [metrics]");
         }
         if rule.kind.as_ref().is_some_and(|kind| kinds.named(kind).is_none()) {
-            found.push(format!("{}: the kind is not in [kinds]", name(rule)));
+            say("kind", ": the kind is not in [kinds]");
         }
         if let Some(board) = &rule.board {
             let of_board = boards.iter().find(|it| it.name == *board);
             if !of_board.is_some_and(|it| it.score.contains(&rule.metric)) {
                 let what = if of_board.is_some() { "has another score" } else { "is not there" };
-                found.push(format!("{}: the board {board} {what}", name(rule)));
+                say("board", &format!(": the board {board} {what}"));
             }
         }
         let same = |other: &Rule| (&other.metric, &other.kind) == (&rule.metric, &rule.kind);
         if rules.iter().take(place).any(same) {
-            found.push(format!("{} stands twice", name(rule)));
+            say("metric", " stands twice");
         }
     }
-    found
 }
 
 #[cfg(test)]
@@ -173,6 +180,11 @@ mod tests {
 
     #[test]
     fn rules_that_fit_nothing_are_told() {
+        let found = |rules: &str| {
+            let mut found = Faults::default();
+            problems(&config(rules), &mut found);
+            found.texts()
+        };
         for (rules, problem) in [
             ("\"like\"", "[[rule]] of like: likes follow from who likes what, there are no rules for them"),
             ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
@@ -184,10 +196,8 @@ mod tests {
                 "[[rule]] of view: the board hot has another score",
             ),
         ] {
-            let config = config(rules);
-            assert_eq!(problems(&config), [problem]);
+            assert_eq!(found(rules), [problem]);
         }
-        let config = config("\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\"");
-        assert_eq!(problems(&config), Vec::<String>::new());
+        assert_eq!(found("\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\""), Vec::<String>::new());
     }
 }

@@ -1,12 +1,16 @@
 //! The kinds of values that config.toml holds beside numbers and names.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use jiff::{SpanRelativeTo, Unit};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use url::Url;
+
+use super::schema::LENGTH_OF_TIME;
 
 /// A password. Prints as `***`.
 #[derive(Clone, Deserialize)]
@@ -125,7 +129,41 @@ impl Pause {
 
 impl Serialize for Pause {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{:?}", self.0))
+        serializer.collect_str(self)
+    }
+}
+
+/// As it is written in config.toml, in the largest unit in which it is a whole number.
+impl fmt::Display for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nanos = self.0.as_nanos();
+        let units = [("d", 86_400_000_000_000), ("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000)];
+        let smaller = [("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
+        match units.into_iter().chain(smaller).find(|(_, unit)| nanos > 0 && nanos.is_multiple_of(*unit)) {
+            Some((name, unit)) => write!(f, "{}{name}", nanos / unit),
+            None => f.write_str("0s"),
+        }
+    }
+}
+
+impl JsonSchema for Pause {
+    fn schema_name() -> Cow<'static, str> {
+        "Pause".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        // Each number has a unit.
+        json_schema!({ "type": "string", "format": LENGTH_OF_TIME, "pattern": "^[^-]*[0-9] *[A-Za-z]+ *$" })
+    }
+}
+
+impl JsonSchema for ServerUrl {
+    fn schema_name() -> Cow<'static, str> {
+        "ServerUrl".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string" })
     }
 }
 
@@ -163,6 +201,17 @@ mod tests {
         }
         for text in ["", "5", "-2s", "soon", "1mo"] {
             assert!(parse_pause(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pause_is_written_so_that_it_is_read_again() {
+        for (ms, text) in
+            [(0, "0s"), (500, "500ms"), (1_500, "1500ms"), (60_000, "1m"), (5_400_000, "90m"), (604_800_000, "7d")]
+        {
+            let pause = Pause(Duration::from_millis(ms));
+            assert_eq!(pause.to_string(), text);
+            assert_eq!(parse_pause(text).unwrap(), pause);
         }
     }
 

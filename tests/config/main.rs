@@ -6,3 +6,4 @@
 mod common;
 
 mod complete;
+mod schema;

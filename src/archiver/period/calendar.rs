@@ -8,7 +8,7 @@ use jiff::{Span, ToSpan};
 use crate::model::Micros;
 
 /// The day that weeks begin with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[expect(missing_docs, reason = "the days of the week")]
 pub enum WeekStart {

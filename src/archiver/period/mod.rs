@@ -24,7 +24,9 @@ use crate::model::Micros;
 pub const LOOK_BACK: usize = 400;
 
 /// The length of a period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum PeriodKind {
     /// A calendar day.

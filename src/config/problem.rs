@@ -1,0 +1,91 @@
+//! What is wrong with the configuration, and where.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer, ser::SerializeMap};
+
+use super::key::{Key, Origin, Origins};
+
+/// What is wrong with some settings, before it is known where they come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// What it is about; what is most likely to be mended first.
+    pub keys: Vec<Key>,
+    /// A sentence that names the setting.
+    pub text: String,
+}
+
+/// All that is wrong.
+#[derive(Debug, Default)]
+pub(super) struct Faults(pub Vec<Fault>);
+
+impl Faults {
+    /// About one setting.
+    pub fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
+        self.0.push(Fault { keys: vec![key.into()], text: text.into() });
+    }
+
+    /// About settings that don't fit each other.
+    pub fn between(&mut self, keys: &[Key], text: impl Into<String>) {
+        self.0.push(Fault { keys: keys.to_vec(), text: text.into() });
+    }
+
+    #[cfg(test)]
+    pub fn texts(self) -> Vec<String> {
+        self.0.into_iter().map(|fault| fault.text).collect()
+    }
+}
+
+/// Something that is wrong with the configuration. Prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where it is to be mended; none where nobody has set anything there.
+    pub origin: Option<Origin>,
+    /// What it is about.
+    pub key: Option<Key>,
+    /// What is wrong, and what is allowed.
+    pub text: String,
+}
+
+impl Problem {
+    pub(super) fn new(fault: Fault, origins: &Origins) -> Self {
+        let origin = origins.nearest(&fault.keys);
+        let key = fault.keys.iter().find(|key| origins.has(key)).or(fault.keys.first()).cloned();
+        Self { origin, key, text: fault.text }
+    }
+
+    /// About a place, not a setting.
+    pub(super) fn of_place(origin: Origin, text: impl Into<String>) -> Self {
+        Self { origin: Some(origin), key: None, text: text.into() }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(origin) = &self.origin {
+            write!(f, "{origin}: ")?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+/// For programs: `{"file":...,"line":...,"column":...,"key":...,"found":...}`, or with `variable` in place of the file.
+impl Serialize for Problem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match &self.origin {
+            Some(Origin::File { file, line, column }) => {
+                map.serialize_entry("file", file)?;
+                map.serialize_entry("line", line)?;
+                map.serialize_entry("column", column)?;
+            }
+            Some(Origin::Variable(name)) => map.serialize_entry("variable", name)?,
+            _ => {}
+        }
+        if let Some(key) = &self.key {
+            map.serialize_entry("key", &key.dotted())?;
+        }
+        map.serialize_entry("found", &self.text)?;
+        map.end()
+    }
+}

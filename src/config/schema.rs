@@ -1,0 +1,163 @@
+//! The JSON Schema of config.toml: for editors, and what the values of the file and the environment are held against. Made of the types,
+//! their descriptions, bounds and defaults.
+
+use std::fmt::Write;
+use std::sync::LazyLock;
+
+use schemars::generate::SchemaSettings;
+use serde_json::{Map, Value, json};
+
+use super::{Amqp, Config, LIKE, Mysql, Redis};
+
+/// Of texts that are a length of time.
+pub(super) const LENGTH_OF_TIME: &str = "length-of-time";
+
+static SCHEMA: LazyLock<Value> = LazyLock::new(make);
+
+/// The schema, for those that understand draft 7: Taplo and with it Even Better TOML, and nearly everybody else.
+pub fn schema() -> &'static Value {
+    &SCHEMA
+}
+
+fn make() -> Value {
+    let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
+    let mut schema = settings.into_generator().into_root_schema_for::<Config>().to_value();
+    mend(&mut schema);
+    if let Some(schema) = schema.as_object_mut() {
+        schema.insert("title".to_owned(), json!("tallyd's config.toml"));
+        schema.insert("description".to_owned(), json!("Every key may be left out: what is not there has its default."));
+    }
+    // As serialized they are without their users.
+    for (section, url) in
+        [("amqp", Amqp::default().url), ("mysql", Mysql::default().url), ("redis", Redis::default().url)]
+    {
+        if let Some(known) = schema.pointer_mut(&format!("/properties/{section}/properties/url/default")) {
+            *known = json!(url.expose());
+        }
+    }
+    // A section's default is that of its keys.
+    for section in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        if let Some(section) = section.1.as_object_mut() {
+            section.remove("default");
+        }
+    }
+    schema
+}
+
+/// Takes away what TOML doesn't have, and what describes types of Rust.
+fn mend(schema: &mut Value) {
+    match schema {
+        Value::Object(inner) => {
+            if inner.get("default").is_some_and(Value::is_null) {
+                inner.remove("default");
+            }
+            // A section may have a key of that name.
+            match inner.get("format").and_then(Value::as_str) {
+                None | Some(LENGTH_OF_TIME) => {}
+                Some(format) => {
+                    if format == "uint32" {
+                        inner.entry("maximum").or_insert_with(|| json!(u32::MAX));
+                    }
+                    inner.remove("format");
+                }
+            }
+            if let Some(choices) = inner.remove("oneOf") {
+                choose(inner, &choices);
+            }
+            if let Some(text) = inner.get("description").and_then(Value::as_str) {
+                let text = text.replace("\n\n", "\n").replace('\n', " ");
+                inner.insert("description".to_owned(), json!(text));
+            }
+            inner.values_mut().for_each(mend);
+        }
+        Value::Array(inner) => inner.iter_mut().for_each(mend),
+        _ => {}
+    }
+}
+
+/// Words with descriptions: as a list, which editors complete, with what Taplo shows beside each.
+fn choose(schema: &mut Map<String, Value>, choices: &Value) {
+    let (mut words, mut docs) = (Vec::new(), Vec::new());
+    for choice in choices.as_array().into_iter().flatten() {
+        // One with a description stands alone, those without share a list.
+        let shared = choice.get("enum").and_then(Value::as_array);
+        words.extend(choice.get("const").into_iter().chain(shared.into_iter().flatten()).cloned());
+        docs.resize(words.len(), choice.get("description").cloned().unwrap_or_else(|| json!("")));
+    }
+    schema.insert("type".to_owned(), json!("string"));
+    schema.insert("enum".to_owned(), json!(words));
+    schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
+}
+
+/// For [`super::Kinds`].
+pub(super) fn codes(schema: &mut schemars::Schema) {
+    if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+        code.insert("minimum".to_owned(), json!(1));
+    }
+    schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
+}
+
+/// For [`super::Metrics`].
+pub(super) fn codes_with_like(schema: &mut schemars::Schema) {
+    codes(schema);
+    schema.insert("required".to_owned(), json!([LIKE]));
+}
+
+/// What stands at a place of the configuration: the schema below `schema` by one name.
+pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
+    let named = schema.get("properties").and_then(|known| known.get(name));
+    let any = || schema.get("additionalProperties").filter(|any| any.is_object());
+    let item = || schema.get("items").filter(|_| name.bytes().all(|byte| byte.is_ascii_digit()));
+    named.or_else(any).or_else(item)
+}
+
+/// The names that are known at a place.
+pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
+    schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
+}
+
+/// What a value may be, as the end of a sentence.
+pub(super) fn allowed(schema: &Value) -> String {
+    if let Some(words) = schema.get("enum").and_then(Value::as_array) {
+        let words: Vec<String> = words.iter().map(Value::to_string).collect();
+        return format!("allowed are {}", words.join(", "));
+    }
+    match schema.get("type").and_then(Value::as_str) {
+        Some("integer") => {
+            format!("allowed are whole numbers{}", bounds(schema).map_or_else(String::new, |it| format!(", {it}")))
+        }
+        Some("number") => {
+            format!("allowed are numbers{}", bounds(schema).map_or_else(String::new, |it| format!(", {it}")))
+        }
+        Some("boolean") => "allowed are true and false".to_owned(),
+        Some("array") => "allowed is a list in brackets: [\"one\", \"two\"]".to_owned(),
+        _ if is_length_of_time(schema) => {
+            "allowed is a length of time: write it as \"500ms\", \"2s\", \"5m\", \"1h\" or \"30d\"".to_owned()
+        }
+        _ => "allowed is a text in quotes".to_owned(),
+    }
+}
+
+pub(super) fn is_length_of_time(schema: &Value) -> bool {
+    schema.get("format").and_then(Value::as_str) == Some(LENGTH_OF_TIME)
+}
+
+/// `1 to 80`.
+pub(super) fn bounds(schema: &Value) -> Option<String> {
+    let of = |name: &str| schema.get(name).and_then(shown);
+    match (of("minimum"), of("maximum")) {
+        (Some(least), Some(most)) => Some(format!("{least} to {most}")),
+        (Some(least), None) => Some(format!("{least} or more")),
+        _ => None,
+    }
+}
+
+/// Without an exponent.
+fn shown(number: &Value) -> Option<String> {
+    let mut text = String::new();
+    match number.as_i64() {
+        Some(whole) => write!(text, "{whole}").ok()?,
+        None => write!(text, "{}", number.as_f64()?).ok()?,
+    }
+    Some(text)
+}

@@ -1,0 +1,154 @@
+//! Values held against the schema: names that are not known, values of another type, numbers out of bounds. What is wrong is taken out,
+//! so that the rest can be looked at.
+
+use serde_json::Value as Json;
+use toml::Value;
+
+use super::key::Key;
+use super::parse_pause;
+use super::problem::Faults;
+use super::schema::{allowed, below, bounds, is_length_of_time, names};
+
+/// How much alike two names are, 0 to 1, of which one is taken for a slip of the other.
+const ALIKE_MIN: f64 = 0.8;
+
+/// How long a wrong value is shown, in characters.
+const SHOWN_MAX: usize = 60;
+
+/// Holds the value at `key` against `schema`, a part of `root`. False where nothing of it can be used.
+pub(super) fn hold(value: &mut Value, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
+    let kind = schema.get("type").and_then(Json::as_str).unwrap_or_default();
+    match (kind, &mut *value) {
+        ("object", Value::Table(table)) => return hold_table(table, schema, key, root, faults),
+        ("array", Value::Array(items)) => {
+            let (mut index, item) = (0, schema.get("items").unwrap_or(&Json::Null));
+            items.retain_mut(|value| {
+                index += 1;
+                hold(value, item, &key.then(index - 1), root, faults)
+            });
+            return true;
+        }
+        ("boolean", Value::Boolean(_)) => return true,
+        ("integer" | "number", Value::Integer(_)) | ("number", Value::Float(_)) => {
+            if is_within(value, schema) {
+                return true;
+            }
+            let bounds = bounds(schema).unwrap_or_default();
+            faults.at(key.clone(), format!("{key} is {}, allowed are {bounds}", shown(value, key)));
+        }
+        ("string", Value::String(text)) => match wrong_text(text, schema) {
+            None => return true,
+            Some(why) => faults.at(key.clone(), format!("{key} is {}: {why}", shown(value, key))),
+        },
+        ("object", Value::Array(_)) if key.parts().len() == 1 => {
+            faults.at(key.clone(), format!("there is one {key} alone: write its name in single brackets"));
+        }
+        ("object", _) => {
+            faults.at(key.clone(), format!("{key} is a section, not a key: its keys stand below it, one in each line"));
+        }
+        ("array", Value::Table(_)) if key.parts().len() == 1 => {
+            let name = key.section();
+            faults.at(key.clone(), format!("[{name}] is a block, of which there may be several: write [[{name}]]"));
+        }
+        _ => faults.at(key.clone(), format!("{key} is {}: {}", shown(value, key), allowed(schema))),
+    }
+    false
+}
+
+fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, faults: &mut Faults) -> bool {
+    table.retain(|name, value| {
+        let key = key.then(name);
+        match below(schema, name) {
+            Some(schema) => hold(value, schema, &key, root, faults),
+            None => {
+                let text = unknown(name, value, &key, schema, root);
+                faults.at(key, text);
+                false
+            }
+        }
+    });
+    let needed = schema.get("required").and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str);
+    let missing: Vec<&str> = needed.filter(|name| !table.contains_key(*name)).collect();
+    for name in &missing {
+        faults.at(key.clone(), format!("{key} must have `{name}`"));
+    }
+    missing.is_empty()
+}
+
+/// What is said of a name that is not known.
+pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root: &Json) -> String {
+    let above = key.above();
+    if name == "password" && below(schema, "password_file").is_some() {
+        let variable = format!("TALLYD__{}__PASSWORD", key.section().to_uppercase());
+        return format!(
+            "{above} `password` belongs in a file of its own (password_file) or in the environment ({variable})"
+        );
+    }
+    let (what, of) = match above.parts().is_empty() {
+        true if value.is_table() || value.is_array() => ("section", String::new()),
+        true => ("key", " before any section".to_owned()),
+        false => ("key", format!(" in {above}")),
+    };
+    let said = format!("unknown {what} `{name}`{of}");
+    let is_section = what == "section";
+    if let Some(near) = nearest(name, names(schema)) {
+        return format!("{said}: did you mean `{near}`?");
+    }
+    let sections = || root.get("properties").and_then(Json::as_object).into_iter().flatten();
+    let elsewhere: Vec<String> = sections()
+        .filter(|(section, it)| {
+            !is_section && *section != key.section() && below(it, name).is_some() && names(it).any(|it| it == name)
+        })
+        .map(|(section, _)| format!("[{section}]"))
+        .collect();
+    if !elsewhere.is_empty() {
+        return format!("{said}: there is one in {}", elsewhere.join(" and "));
+    }
+    let known: Vec<String> = names(schema).map(|name| format!("`{name}`")).collect();
+    format!("{said}: known are {}", known.join(", "))
+}
+
+/// The name that was most likely meant.
+fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let written = name.to_lowercase().replace('-', "_");
+    let alike = |known: &&str| strsim::jaro_winkler(&written, known);
+    known.filter(|known| alike(known) >= ALIKE_MIN).max_by(|one, other| alike(one).total_cmp(&alike(other)))
+}
+
+fn is_within(value: &Value, schema: &Json) -> bool {
+    let number = match value {
+        Value::Integer(number) => *number as f64,
+        Value::Float(number) => *number,
+        _ => return false,
+    };
+    let limit = |name: &str| schema.get(name).and_then(Json::as_f64);
+    limit("minimum").is_none_or(|least| number >= least) && limit("maximum").is_none_or(|most| number <= most)
+}
+
+fn wrong_text(text: &str, schema: &Json) -> Option<String> {
+    let words = schema.get("enum").and_then(Json::as_array);
+    let is_wrong = match words {
+        Some(words) => !words.iter().any(|word| word == text),
+        None => is_length_of_time(schema) && parse_pause(text).is_err(),
+    };
+    let near = || {
+        nearest(text, words.into_iter().flatten().filter_map(Json::as_str))
+            .map(|near| format!("did you mean \"{near}\"? "))
+    };
+    is_wrong.then(|| format!("{}{}", near().unwrap_or_default(), allowed(schema)))
+}
+
+/// A value as it is written, without what may be a secret.
+fn shown(value: &Value, key: &Key) -> String {
+    let is_secret = key.parts().last().is_some_and(|name| name.contains("password") || name == "url");
+    let text = match value {
+        Value::Float(number) => number.to_string(),
+        Value::Table(_) => return "a table".to_owned(),
+        value => value.to_string(),
+    };
+    match () {
+        () if is_secret || text.contains("://") || text.contains('@') => "\"***\"".to_owned(),
+        () if text.chars().count() > SHOWN_MAX => format!("{}...", text.chars().take(SHOWN_MAX).collect::<String>()),
+        () => text,
+    }
+}

@@ -1,0 +1,127 @@
+//! The JSON Schema that editors read: what it says is what config.toml says.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+fn read(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+}
+
+fn schema() -> Value {
+    serde_json::from_str(&read("docs/config.schema.json")).unwrap()
+}
+
+#[test]
+fn the_schema_in_the_documents_is_the_one_that_is_printed() {
+    let output = Command::new(env!("CARGO_BIN_EXE_tallyd")).arg("config-schema").output().unwrap();
+    assert!(output.status.success());
+    let written = String::from_utf8(output.stdout).unwrap();
+    assert!(read("docs/config.schema.json") == written, "run: cargo run -- config-schema >docs/config.schema.json");
+}
+
+#[test]
+fn config_toml_names_its_schema() {
+    let text = read("config.toml");
+    let path = text.lines().next().unwrap().strip_prefix("#:schema ").unwrap();
+    assert_eq!(read(path), read("docs/config.schema.json"));
+}
+
+/// Each setting of config.toml, with what the schema says of it.
+fn settings() -> Vec<(String, toml::Value, Value)> {
+    let (schema, mut found) = (schema(), Vec::new());
+    let written: toml::Table = read("config.toml").parse().unwrap();
+    for (section, keys) in written {
+        let of_section = &schema["properties"][&section];
+        for (key, value) in keys.as_table().unwrap() {
+            if !matches!(section.as_str(), "kinds" | "metrics") {
+                found.push((format!("[{section}] {key}"), value.clone(), of_section["properties"][key].clone()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_schema_has_the_defaults_of_config_toml() {
+    let settings = settings();
+    for (key, value, schema) in &settings {
+        let (written, default) = (serde_json::to_value(value).unwrap(), &schema["default"]);
+        let pause = |value: &Value| value.as_str().and_then(|text| tallyd::config::parse_pause(text).ok());
+        let is_length = schema["format"] == "length-of-time";
+        assert!(
+            *default == written || is_length && pause(default) == pause(&written),
+            "{key}: {default} is not {written}"
+        );
+    }
+    assert!(settings.len() > 60, "{}", settings.len());
+}
+
+#[test]
+fn everything_in_the_schema_is_described() {
+    fn described(path: &str, schema: &Value) {
+        for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+            let path = format!("{path}/{name}");
+            let text = inner["description"].as_str().unwrap_or_else(|| panic!("{path} has no description"));
+            assert!(text.len() > 5 && !text.contains("likewise") && !text.contains("[`"), "{path}: {text}");
+            described(&path, inner);
+            described(&path, &inner["items"]);
+            assert_ne!(inner["additionalProperties"], Value::Bool(true), "{path}");
+        }
+    }
+    let schema = schema();
+    described("", &schema);
+    assert_eq!(schema["additionalProperties"], false);
+    assert_eq!(schema["properties"]["amqp"]["additionalProperties"], false);
+    assert!(schema["properties"]["amqp"]["properties"]["password"].is_null(), "it must not stand in the file");
+}
+
+#[test]
+fn the_schema_has_the_bounds_of_config_toml() {
+    let text = read("config.toml");
+    let (schema, mut section, mut comment, mut checked) = (schema(), String::new(), String::new(), 0);
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# ") {
+            comment = format!("{comment} {rest}");
+            continue;
+        }
+        let line = line.trim_start_matches('#');
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_matches(['[', ']']).replace('.', "/properties/");
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            let of_block = format!("/properties/{section}/items/properties/{key}");
+            let known =
+                schema.pointer(&format!("/properties/{section}/properties/{key}")).or(schema.pointer(&of_block));
+            let bounds = |name: &str| known.and_then(|known| known[name].as_i64());
+            // "(1 to 80)", and of blocks "from 1 to 23".
+            let said: Vec<i64> = comment
+                .replace(['(', ')', '.', ',', ':'], " ")
+                .split(' ')
+                .filter_map(|word| word.parse().ok())
+                .collect();
+            if let (Some(least), Some(most)) = (bounds("minimum"), bounds("maximum"))
+                && comment.contains(" to ")
+                && key != "repair_abs_max"
+            {
+                assert!(
+                    said.windows(2).any(|pair| pair == [least, most]),
+                    "[{section}] {key}: {least} to {most}: {comment}"
+                );
+                checked += 1;
+            }
+        }
+        comment.clear();
+    }
+    assert!(checked >= 19, "{checked} keys with bounds");
+}
+
+#[test]
+fn a_word_that_can_be_chosen_is_offered_with_what_it_means() {
+    let schema = schema();
+    let format = &schema["properties"]["log"]["properties"]["format"];
+    assert_eq!(format["enum"], serde_json::json!(["auto", "text", "json", "journald"]));
+    let meanings = format["x-taplo"]["docs"]["enumValues"].as_array().unwrap();
+    assert_eq!(meanings[2], "One JSON object per fact.");
+}
