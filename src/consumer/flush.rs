@@ -21,6 +21,7 @@ use crate::config::{Current, Live, Rules, Writes};
 use crate::event::{LikeEvent, Reason};
 use crate::model::{Metric, Micros, Number};
 use crate::runtime::fault;
+use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
 use crate::store::partitions::Ownership;
@@ -57,6 +58,8 @@ pub(super) struct Writer {
     pub sights: Sights,
     pub consumed: Consumed,
     pub seen: Seen,
+    /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
+    pub beat: Beat,
 }
 
 /// After so many rivals in a row it is waited between two tries.
@@ -124,6 +127,7 @@ impl Writer {
                     if found.outboxed {
                         self.outbox.send_replace(());
                     }
+                    self.beat.beat();
                     self.note(batch, &found).await;
                     return Ok(found.coalesced);
                 }
@@ -235,9 +239,11 @@ impl Writer {
     }
 
     async fn transact(&mut self, batch: &Batch, events: &[Received], end: End) -> Result<Found, StoreError> {
+        self.beat.beat();
         let mut steps = Steps::begin();
         let mut lent = self.store.lend().await?;
         steps.end("lend");
+        self.beat.beat();
         let found = lent.limit("write a batch", |it| self.transact_on(it, batch, events, end, &mut steps)).await?;
         if end == End::Commit {
             steps.note();

@@ -248,6 +248,7 @@ impl Partition {
             sights: Sights::new(drift_stays(&self.live.now())),
             consumed: Consumed::default(),
             seen: Seen::default(),
+            beat: self.beat.clone(),
         }
     }
 

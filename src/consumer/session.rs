@@ -170,7 +170,10 @@ impl Session<'_> {
         // Until then messages gather.
         let mut gather: Option<Instant> = None;
         loop {
-            self.partition.beat.beat();
+            if self.writing.is_none() {
+                // Else the writer does, at each try: one that hangs must not be taken for one that waits.
+                self.partition.beat.beat();
+            }
             self.unacked.note(&self.vitals);
             if self.is_due() {
                 self.start_writing("size")?;

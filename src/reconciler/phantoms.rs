@@ -12,6 +12,7 @@ use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
 use crate::model::{Kind, Target};
 use crate::store::counters::Truth;
+use crate::vitals::vitals;
 
 /// Buckets whose fields are listed at once: about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
@@ -102,6 +103,7 @@ impl Run<'_> {
 
     /// Past the server's limit a bucket takes ten times the room: said before it is reached.
     async fn warn_of_full_buckets(&self, kind: &str, most: u64) {
+        vitals().bucket_fields(kind, most);
         let limit = self.on.cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);
         if most * 10 > limit * 8 {
             warn!(

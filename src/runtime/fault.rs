@@ -1,10 +1,10 @@
-//! Named points at which a test may end the process as if by SIGKILL, or stop it as if by SIGSTOP until the test continues
-//! it. Nothing at all without the feature `fault-points`, which no release is built with.
+//! Named points at which a test may end the process as if by SIGKILL, stop it as if by SIGSTOP until the test continues
+//! it, or have the task that comes there hang. Nothing at all without the feature `fault-points`, which no release is built with.
 
 #[cfg(feature = "fault-points")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ends the process here when `TALLYD_FAULT_POINT` names this point; stops it when that point is the next one of
+/// Ends the process here when `TALLYD_FAULT_POINT` names this point; hangs for ever when `TALLYD_HANG_POINT` does; stops it when that point is the next one of
 /// `TALLYD_PAUSE_POINT`, a list with commas between: each is waited for in turn, and stopped at once.
 #[cfg(feature = "fault-points")]
 pub fn point(name: &str) {
@@ -12,6 +12,14 @@ pub fn point(name: &str) {
     if std::env::var("TALLYD_FAULT_POINT").is_ok_and(|wanted| wanted == name) {
         tracing::error!(event = "fault-point", name, "ending the process, as the test asked");
         std::process::abort();
+    }
+    if std::env::var("TALLYD_HANG_POINT").is_ok_and(|wanted| wanted == name) {
+        tracing::error!(event = "fault-point", name, "hanging, as the test asked");
+        tokio::task::block_in_place(|| {
+            loop {
+                std::thread::park();
+            }
+        });
     }
     let Ok(wanted) = std::env::var("TALLYD_PAUSE_POINT") else { return };
     if wanted.split(',').nth(REACHED.load(Ordering::Relaxed)) == Some(name) {

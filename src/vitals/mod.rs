@@ -117,6 +117,7 @@ pub struct Vitals {
     pub jobs: Jobs,
     /// The last hour.
     pub pulse: Pulse,
+    bucket_fields: Mutex<BTreeMap<String, u64>>,
     partitions: Mutex<BTreeMap<u16, Arc<PartitionVitals>>>,
 }
 
@@ -144,6 +145,7 @@ static VITALS: LazyLock<Vitals> = LazyLock::new(|| Vitals {
     waits: Waits::default(),
     jobs: Jobs::default(),
     pulse: Pulse::default(),
+    bucket_fields: Mutex::default(),
     partitions: Mutex::default(),
 });
 
@@ -161,6 +163,16 @@ impl Vitals {
     /// Those of all partitions.
     pub fn partitions(&self) -> Vec<(u16, Arc<PartitionVitals>)> {
         locked(&self.partitions).iter().map(|(number, it)| (*number, Arc::clone(it))).collect()
+    }
+
+    /// Notes how many fields the fullest bucket of a kind has that a run has seen.
+    pub fn bucket_fields(&self, kind: &str, most: u64) {
+        locked(&self.bucket_fields).insert(kind.to_owned(), most);
+    }
+
+    /// The same of every kind that a run has gone through.
+    pub fn fullest_buckets(&self) -> BTreeMap<String, u64> {
+        locked(&self.bucket_fields).clone()
     }
 
     /// How many dead letters each reason made; those that made none are left out.

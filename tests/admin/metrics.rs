@@ -1,6 +1,6 @@
 //! What Prometheus is told.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tallyd::event::Reason;
 
@@ -92,6 +92,60 @@ async fn prometheus_gets_the_format_that_it_accepts() {
     assert!(new.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", new.head);
     assert!(new.body.contains("# TYPE tallyd_events_committed counter\n") && new.body.ends_with("# EOF\n"));
     assert_eq!(samples(&old.body).keys().collect::<Vec<_>>(), samples(&new.body).keys().collect::<Vec<_>>());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// The descriptions: of each metric its type, what it means, and its labels but for `le`.
+fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
+    let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|line| line.split_once(' ')) {
+            all.entry(name.to_owned()).or_default().1 = help.to_owned();
+        } else if let Some((name, of)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
+            all.entry(name.to_owned()).or_default().0 = of.to_owned();
+        } else if let Some((name, labels)) = line.split_once('{') {
+            let parts = ["_bucket", "_sum", "_count"].into_iter().filter_map(|part| name.strip_suffix(part));
+            let name = parts.chain([name]).find(|name| all.contains_key(*name)).unwrap();
+            let labels = labels.split_once('}').unwrap().0.split(',');
+            let labels = labels.map(|label| label.split_once('=').unwrap().0.to_owned()).filter(|label| label != "le");
+            all.get_mut(name).unwrap().2.extend(labels);
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_metrics_are_those_that_are_told() {
+    let settings = format!("{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n");
+    let world = World::new("metrics_docs", &settings).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let text = || async { get(&address, "/metrics").await.body };
+    daemon.logged("redis-loaded").await;
+    assert!(world.tallyd(&["reconcile", "--full"]).status.success());
+    eventually("jobs and boards were seen", || async {
+        let text = text().await;
+        text.contains("tallyd_board_members{")
+            && text.contains("tallyd_job_last_ok{")
+            && text.contains("tallyd_outbox_rows ")
+    })
+    .await;
+    let told = described(&text().await);
+    let mut documented = BTreeMap::new();
+    for row in include_str!("../../docs/metrics.md").lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let labels = cells[3].split(", ").map(|label| label.trim_matches('`').to_owned()).filter(|it| !it.is_empty());
+        let entry = (cells[2].to_owned(), cells[4].to_owned(), labels.collect());
+        documented.insert(cells[1].trim_matches('`').to_owned(), entry);
+    }
+    // Of this process no run has gone through buckets: the shell's has.
+    let mut told_too = told.clone();
+    told_too.get_mut("tallyd_bucket_fields").unwrap().2.insert("kind".to_owned());
+    assert_eq!(documented, told_too);
+    for (name, (of, _, _)) in &told {
+        assert_eq!(name.ends_with("_total"), of == "counter", "{name} is a {of}");
+    }
     assert!(daemon.stop().success());
     world.close().await;
 }

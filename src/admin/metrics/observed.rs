@@ -69,8 +69,8 @@ fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
     of("tallyd_job_last_duration_seconds", "How long the last run took.", |job| {
         job.last.as_ref().map_or(0.0, |last| (last.ended_at - last.started_at) as f64 / 1e6)
     })?;
-    of("tallyd_job_last_ok", "1 where the last run was done.", |job| {
-        f64::from(u8::from(job.last.as_ref().is_some_and(|last| last.outcome == "done")))
+    of("tallyd_job_last_ok", "0 where the last run was not done.", |job| {
+        f64::from(u8::from(job.last.as_ref().is_none_or(|last| last.outcome == "done")))
     })?;
     of("tallyd_job_braked", "1 where the last run would have changed too much.", |job| {
         f64::from(u8::from(job.last.as_ref().is_some_and(|last| last.outcome == "braked")))
