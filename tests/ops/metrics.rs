@@ -1,0 +1,62 @@
+//! What a daemon says at GET /metrics, as Prometheus keeps it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::common::{World, eventually};
+
+/// Metrics by their names, with the values of the labels that each has of its own.
+pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// Labels that Prometheus adds to each. Of a metric that has one of them already it keeps that with this prefix, unless
+/// `honor_labels` is set.
+pub const ADDED: [&str; 2] = ["job", "instance"];
+const KEPT: &str = "exported_";
+
+/// Those of a daemon that has seen its servers and done all that it has a metric for.
+pub async fn metrics(name: &str) -> Metrics {
+    let settings = "[admin]\nlisten = \"127.0.0.1:0\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+    let world = World::new(name, settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"admin-listening\"").await;
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
+    let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
+    // The last that a daemon learns: how its jobs, boards, queues and dead letters stand.
+    let last = ["tallyd_job_running", "tallyd_board_members", "tallyd_queue_messages", "tallyd_dead_letters_open"];
+    let said = || async { read(&ask(&address).await) };
+    eventually("the daemon has seen all", || async {
+        let said = said().await;
+        last.iter().all(|name| said.contains_key(*name))
+    })
+    .await;
+    let metrics = said().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+    metrics
+}
+
+async fn ask(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+fn read(text: &str) -> Metrics {
+    let mut metrics = Metrics::new();
+    for sample in text.lines().filter(|line| !line.starts_with('#')) {
+        let (of, _) = sample.rsplit_once(' ').unwrap();
+        let (name, labels) = of.split_once('{').unwrap_or((of, ""));
+        let known = metrics.entry(name.to_owned()).or_default();
+        for (label, value) in labels.split("\",").filter_map(|pair| pair.split_once("=\"")) {
+            let label = if ADDED.contains(&label) { format!("{KEPT}{label}") } else { label.to_owned() };
+            known.entry(label).or_default().insert(value.trim_end_matches(['"', '}']).to_owned());
+        }
+    }
+    metrics
+}
