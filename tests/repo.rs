@@ -413,7 +413,7 @@ fn built_unit(folder: &Path) -> PathBuf {
     let program = folder.join("tallyd");
     fs::copy(env!("CARGO_BIN_EXE_tallyd"), &program).unwrap();
     let unit = folder.join("tallyd.service");
-    let text = read("systemd/tallyd.service").replace("/usr/local/bin/tallyd", program.to_str().unwrap());
+    let text = read("systemd/tallyd.service").replace("/usr/bin/tallyd", program.to_str().unwrap());
     fs::write(&unit, text).unwrap();
     unit
 }

@@ -1,0 +1,114 @@
+//! A machine of its own to install on: the files of this one, in which whatever is changed is forgotten in the end.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::{fs, io};
+
+/// What is mounted, in a namespace that ends with the process: over `/` a folder in memory takes all changes. `/run` is empty,
+/// so nobody finds the systemd of this machine; the network is this machine's. The package may be installed here already.
+const MOUNT: &str = r#"
+set -e
+top=$1
+mount -t tmpfs -o mode=755 tmpfs "$top"
+mkdir "$top/changed" "$top/work" "$top/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$top/changed,workdir=$top/work" "$top/root"
+mount --rbind /proc "$top/root/proc"
+mount --rbind /dev "$top/root/dev"
+mount -t tmpfs tmpfs "$top/root/run"
+mount -t tmpfs tmpfs "$top/root/tmp"
+chroot "$top/root" sh -c 'dpkg --purge tallyd; userdel tallyd; groupdel tallyd; rm -rf /etc/credstore' >/dev/null 2>&1 || true
+# Without the index of manual pages, which takes half a minute at each installation.
+rm -f "$top/root/var/lib/man-db/auto-update"
+touch "$top/changed/begun"
+echo "ready $$"
+exec sleep infinity
+"#;
+
+pub struct Machine {
+    holder: Child,
+    /// The process that holds the namespace; with sudo not the child itself.
+    pid: String,
+    root: String,
+}
+
+impl Machine {
+    pub fn new(folder: &Path) -> Self {
+        let top = folder.join("machine");
+        fs::create_dir(&top).unwrap();
+        let mut holder = as_root("unshare")
+            .args(["--mount", "--propagation", "private", "sh", "-c", MOUNT, "sh"])
+            .arg(&top)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        io::BufRead::read_line(&mut io::BufReader::new(holder.stdout.take().unwrap()), &mut line).unwrap();
+        let pid = line
+            .strip_prefix("ready ")
+            .expect("as root, or with sudo that asks for no password, it must be allowed to mount");
+        Self { holder, pid: pid.trim_end().to_owned(), root: top.join("root").to_str().unwrap().to_owned() }
+    }
+
+    /// A command on the machine, as root.
+    pub fn command(&self, script: &str) -> Command {
+        let mut command = as_root("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
+        command.args(["chroot", &self.root, "env", "-i", "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive"]);
+        command.args(["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "sh", "-c", script]);
+        command
+    }
+
+    /// Runs a script; what it printed, if it went well.
+    pub fn run(&self, script: &str) -> String {
+        let Output { status, stdout, stderr } = self.command(script).output().unwrap();
+        let said = String::from_utf8_lossy(&stdout).into_owned();
+        assert!(status.success(), "{script}\n{said}{}", String::from_utf8_lossy(&stderr));
+        said
+    }
+
+    /// Writes a file that root alone can read.
+    pub fn write(&self, path: &str, text: &str) {
+        let mut writer = self.command(&format!("umask 077 && cat >'{path}'")).stdin(Stdio::piped()).spawn().unwrap();
+        io::Write::write_all(&mut writer.stdin.take().unwrap(), text.as_bytes()).unwrap();
+        assert!(writer.wait().unwrap().success(), "write {path}");
+    }
+
+    /// Installs a package; what dpkg and the package said.
+    pub fn install(&self, package: &Path) -> String {
+        let bytes = fs::read(package).unwrap();
+        let mut writer = self.command("cat >/tmp/package.deb").stdin(Stdio::piped()).spawn().unwrap();
+        io::Write::write_all(&mut writer.stdin.take().unwrap(), &bytes).unwrap();
+        assert!(writer.wait().unwrap().success());
+        self.run("dpkg --force-unsafe-io --force-confold --install /tmp/package.deb 2>&1")
+    }
+
+    /// Files that were not there when the machine was made, but for what dpkg and the accounts keep of themselves.
+    pub fn left(&self) -> String {
+        let mut command = as_root("nsenter");
+        command.arg(format!("--mount=/proc/{}/ns/mnt", self.pid));
+        // Of the layer above: a character device stands for a file that was taken away, and is none that is left.
+        let script = "cd \"$1/../changed\" && find . -newer begun '(' -type f -o -type l ')' \
+            ! -path './var/lib/dpkg/*' ! -path './var/log/*' ! -path './var/cache/*' ! -name begun \
+            ! -regex './etc/\\(passwd\\|group\\|shadow\\|gshadow\\|subuid\\|subgid\\)-?' ! -name .pwd.lock";
+        let output = command.args(["sh", "-c", script, "sh", &self.root]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = as_root("kill").arg(&self.pid).status();
+        let _ = self.holder.wait();
+    }
+}
+
+fn as_root(program: &str) -> Command {
+    if fs::metadata("/proc/self").map(|own| std::os::unix::fs::MetadataExt::uid(&own)).unwrap() == 0 {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", program]);
+    command
+}
