@@ -1,11 +1,44 @@
-//! `tallyd config-schema` and `tallyd show-config`.
+//! `tallyd show-config` and `tallyd config-schema`.
 
 use std::io::Write;
+use std::path::Path;
 
 use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
 
 use super::EXIT_DONE;
-use crate::config::schema;
+use crate::config::{self, ConfigError, schema};
+
+#[derive(Debug, Args)]
+pub(super) struct ShowArgs {
+    /// Says of each setting where it comes from: the file's line, a variable of the environment, or nobody has set it.
+    #[arg(long)]
+    origin: bool,
+    /// How it looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: ShowFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum ShowFormat {
+    /// As it would stand in the file.
+    #[default]
+    Toml,
+    /// For programs: one object.
+    Json,
+}
+
+/// Prints the configuration as it is in force.
+pub(super) fn show(path: &Path, args: &ShowArgs) -> Result<u8> {
+    let mut loaded = config::examine(path).map_err(ConfigError::from)?;
+    loaded.log_as_the_environment_says();
+    let text = match args.format {
+        ShowFormat::Toml => loaded.to_toml(args.origin).trim_end().to_owned(),
+        ShowFormat::Json => serde_json::to_string(&loaded.to_json(args.origin)).context("write the configuration")?,
+    };
+    writeln!(std::io::stdout(), "{text}").context("print the configuration")?;
+    Ok(EXIT_DONE)
+}
 
 /// Prints the JSON Schema of config.toml.
 pub(super) fn print_schema() -> Result<u8> {

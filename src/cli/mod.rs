@@ -10,7 +10,7 @@ mod layout;
 mod recount;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -118,9 +118,11 @@ enum Command {
     },
 }
 
-/// What does without the configuration.
+/// What does without a configuration that is right.
 #[derive(Debug, Subcommand)]
 enum Alone {
+    /// Prints the configuration as it is in force: the file with the environment over it, and the defaults. Secrets are left out.
+    ShowConfig(configuration::ShowArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     ConfigSchema,
     /// Prints the script with which a shell completes this command line.
@@ -220,7 +222,7 @@ pub fn main() -> u8 {
 
 fn run(cli: Cli) -> Result<u8> {
     let command = match cli.command {
-        Some(Any::Alone(command)) => return run_alone(command),
+        Some(Any::Alone(command)) => return run_alone(command, &cli.config),
         Some(Any::Configured(command)) => Some(command),
         None => None,
     };
@@ -248,8 +250,9 @@ fn run(cli: Cli) -> Result<u8> {
     })
 }
 
-fn run_alone(command: Alone) -> Result<u8> {
+fn run_alone(command: Alone, path: &Path) -> Result<u8> {
     match command {
+        Alone::ShowConfig(args) => configuration::show(path, &args),
         Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),
         Alone::Man { dir } => complete::man(dir.as_deref()),

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 
 /// A setting: its section and its name, and of blocks the place. `amqp`, `partitions`; `board`, `0`, `tie`.
@@ -69,8 +68,7 @@ impl fmt::Display for Key {
 }
 
 /// Where a setting comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nobody has set it.
     Default,

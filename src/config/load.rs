@@ -34,6 +34,16 @@ pub struct Loaded {
     pub origins: Origins,
 }
 
+impl Loaded {
+    /// `RUST_LOG` wins over `[log] level`, whoever reads it: for those who show the configuration.
+    pub fn log_as_the_environment_says(&mut self) {
+        if let Some(level) = std::env::var("RUST_LOG").ok().filter(|level| !level.is_empty()) {
+            self.config.log.level = level;
+            self.origins.set("log.level".into(), Origin::Variable("RUST_LOG".to_owned()));
+        }
+    }
+}
+
 /// What is read so far.
 struct Read {
     /// What can be used of it.

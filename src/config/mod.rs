@@ -20,6 +20,7 @@ mod retired;
 mod rule;
 mod schema;
 mod shape;
+mod shown;
 mod values;
 
 use std::collections::BTreeMap;

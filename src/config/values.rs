@@ -72,6 +72,29 @@ impl ServerUrl {
         Ok(Self(url.to_string().into()))
     }
 
+    /// The address with its user, and `***` for what is secret.
+    pub(super) fn masked(&self) -> String {
+        const MASK: &str = "***";
+        let Ok(mut url) = self.parts() else { return MASK.to_owned() };
+        let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
+        // None of these fails where there is a host; where there is none there is no user either.
+        if url.password().is_some() {
+            let _ = url.set_password(Some(MASK));
+        } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
+            // A user of Redis has a password: it is one that was written in the user's place.
+            let _ = url.set_username(MASK);
+        }
+        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        if pairs.iter().any(|(key, _)| is_secret(&key.to_lowercase())) {
+            let shown = |(key, value): &(String, String)| {
+                let value = if is_secret(&key.to_lowercase()) { MASK } else { value };
+                format!("{key}={value}")
+            };
+            url.set_query(Some(&pairs.iter().map(shown).collect::<Vec<_>>().join("&")));
+        }
+        url.to_string()
+    }
+
     pub(super) fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
         // The library leaves a % as it is, and whoever reads the address decodes it.
@@ -238,6 +261,10 @@ mod tests {
     fn an_address_prints_without_its_secrets() {
         let url = ServerUrl::from("amqp://user:secret@host:5672/%2f?password=secret");
         assert_eq!(format!("{url} {url:?}"), "amqp://host:5672/%2f \"amqp://host:5672/%2f\"");
+        assert_eq!(url.masked(), "amqp://user:***@host:5672/%2f?password=***");
+        assert_eq!(ServerUrl::from("redis://secret@h/0").masked(), "redis://***@h/0");
+        let options = "mysql://u@h/t?ssl-mode=VERIFY_CA&ssl-ca=/a%20b";
+        assert_eq!(ServerUrl::from(options).masked(), options);
         assert_eq!(format!("{:?}", Secret::new("secret".to_owned())), "***");
     }
 }

@@ -7,3 +7,4 @@ mod common;
 
 mod complete;
 mod schema;
+mod shown;
