@@ -5,6 +5,8 @@
 //! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
 //! limit, so each gets ours.
 
+pub mod probe;
+
 use std::future::Future;
 use std::time::Duration;
 
@@ -26,6 +28,9 @@ use crate::vitals::vitals;
 /// How often a message may come back before the broker sets it aside.
 const RETURNS_MAX: i32 = 20;
 
+/// The kind of exchange that spreads by hash.
+const CONSISTENT_HASH: &str = "x-consistent-hash";
+
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;
 
@@ -46,8 +51,8 @@ pub struct NoAnswer(u128);
 pub struct Link {
     /// The channel.
     pub channel: Channel,
-    /// Keeps the connection open.
-    _connection: Connection,
+    /// Open as long as this is there.
+    connection: Connection,
     timeout: Duration,
 }
 
@@ -127,7 +132,7 @@ impl Broker {
         let connection = limit(timeout, "connect to RabbitMQ", connecting).await?;
         vitals().opened.add("rabbitmq", 1);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
-        Ok(Link { channel, _connection: connection, timeout })
+        Ok(Link { channel, connection, timeout })
     }
 
     /// Connects a publisher.
@@ -148,16 +153,15 @@ impl Broker {
         if !self.config.declare {
             return Ok(());
         }
-        self.declare_queue(link, &self.returned(), FieldTable::default(), false).await?;
         self.declare_exchange(link, &self.exchange(), ExchangeKind::Topic).await?;
-        for partition in 0..self.partitions() {
-            self.declare_queue(link, &self.queue(partition), self.dead_lettering(), true).await?;
+        for (queue, arguments) in self.queues() {
+            self.declare_queue(link, &queue, arguments).await?;
         }
         if self.partitions() == 1 {
             return self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await;
         }
         let spread = self.spread();
-        let kind = ExchangeKind::Custom("x-consistent-hash".to_owned());
+        let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
         self.declare_exchange(link, &spread, kind)
             .await
             .context("several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange")?;
@@ -185,19 +189,33 @@ impl Broker {
         link.call("declare the exchange", declare).await.with_context(|| format!("exchange {name}"))
     }
 
-    async fn declare_queue(&self, link: &Link, name: &str, mut arguments: FieldTable, single: bool) -> Result<()> {
-        let queue_type = match self.config.queue_type {
-            QueueType::Quorum => "quorum",
-            QueueType::Classic => "classic",
-        };
-        arguments.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
-        if single {
-            arguments.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
-        }
+    async fn declare_queue(&self, link: &Link, name: &str, arguments: FieldTable) -> Result<()> {
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
         link.call("declare the queue", declare).await.map(drop).with_context(|| {
             format!("queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false")
         })
+    }
+
+    /// The exchanges and their kinds.
+    fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
+        let spread = (self.spread(), ExchangeKind::Custom(CONSISTENT_HASH.to_owned()));
+        let events = (self.exchange(), ExchangeKind::Topic);
+        if self.partitions() == 1 { vec![events] } else { vec![events, spread] }
+    }
+
+    /// The queues and their arguments: of what was returned too often, and of each partition.
+    fn queues(&self) -> Vec<(String, FieldTable)> {
+        let queue_type = match self.config.queue_type {
+            QueueType::Quorum => "quorum",
+            QueueType::Classic => "classic",
+        };
+        let mut returned = FieldTable::default();
+        returned.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        let mut partition = self.dead_lettering();
+        partition.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
+        let partitions = (0..self.partitions()).map(|number| (self.queue(number), partition.clone()));
+        std::iter::once((self.returned(), returned)).chain(partitions).collect()
     }
 
     /// What the broker returns too often goes to the queue `returned`, and is kept until it has arrived there.
@@ -223,6 +241,11 @@ impl Broker {
 }
 
 impl Link {
+    /// One more channel: for what may close it.
+    async fn another_channel(&self) -> Result<Channel> {
+        limit(self.timeout, "open a channel", self.connection.create_channel()).await
+    }
+
     /// Waits for a call of the library, but not for ever.
     ///
     /// # Errors

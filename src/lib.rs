@@ -25,6 +25,7 @@ pub mod boards;
 pub mod broker;
 pub mod cache;
 pub mod caution;
+pub mod check;
 pub mod cli;
 pub mod client;
 pub mod config;

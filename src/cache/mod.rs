@@ -19,6 +19,7 @@ pub mod layout;
 mod link;
 pub mod load;
 pub mod missing;
+pub mod probe;
 pub mod ranks;
 pub mod read;
 pub mod recent;
@@ -143,6 +144,7 @@ static BOARD_MARK: Script = script!("board_mark.lua");
 static BOARD_SCAN: Script = script!("board_scan.lua");
 static BOARD_FILL: Script = script!("board_fill.lua");
 static BOARD_RAISE: Script = script!("board_raise.lua");
+static MAY: Script = script!("may.lua");
 
 /// One call of a script.
 pub(crate) struct Call {

@@ -1,140 +1,132 @@
-//! `tallyd check-config`: the configuration, and what is wrong with the servers that it names.
+//! `tallyd check-config`: what the configuration says, and what is wrong with it or with the servers that it names.
 
+use std::fmt::Write as _;
 use std::io::Write;
+use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
 
-use super::EXIT_DONE;
+use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_runtime};
 use crate::app::Servers;
-use crate::cache::keys::KindNames;
-use crate::cache::space::{LISTPACK_FIELDS, fields_most};
-use crate::config::{Config, ConfigError};
-use crate::job::Refused;
-use crate::layouts::FIELDS_MEAN_MAX;
+use crate::check::{self, Check, Status};
+use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::model::Micros;
-use crate::recounter::Recounter;
-use crate::registry;
-use crate::runtime::schedule;
-use crate::store::Store;
+use crate::runtime::{log, schedule};
 
-/// Buckets of each kind whose fields are counted.
-const CHECKED_BUCKETS: u32 = 4_096;
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// Connects to nothing.
+    #[arg(long)]
+    offline: bool,
+    /// How it looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
 
-pub(super) async fn check_config(config: &Config, offline: bool) -> Result<u8> {
-    let mut out = std::io::stdout();
-    let servers = Servers::new(config)?;
+/// All that was looked at, for programs.
+#[derive(Serialize)]
+struct Checked<'a> {
+    valid: bool,
+    checks: &'a [Check],
+}
+
+/// Looks at the file at `path`, and unless it is wrong at the servers.
+pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
+    let (told, checks) = match look(path, args.offline) {
+        Ok((told, checks)) => (told, checks),
+        Err(problems) => (String::new(), problems.into_iter().map(Check::problem).collect()),
+    };
+    let errors: Vec<&Check> = checks.iter().filter(|check| check.status == Status::Error).collect();
+    match args.format {
+        Format::Json => {
+            let text = serde_json::to_string(&Checked { valid: errors.is_empty(), checks: &checks });
+            writeln!(std::io::stdout(), "{}", text.context("write the checks")?).context("print the checks")?;
+        }
+        Format::Text => print(&told, &checks).context("print the checks")?,
+    }
+    Ok(match errors.as_slice() {
+        [] => EXIT_DONE,
+        errors if errors.iter().all(|check| check.passes) => EXIT_TRY_LATER,
+        _ => EXIT_CONFIG,
+    })
+}
+
+/// What will be run, and what was looked at.
+///
+/// # Errors
+/// What is wrong with the configuration.
+fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
+    let Loaded { config, origins } = config::examine(path)?;
+    let of = |key: &str, text: String| vec![origins.problem(&[key.into()], text)];
+    log::start(&config.log).map_err(|error| of("log.level", format!("[log] {error:#}")))?;
+    let servers = |config: &Config| {
+        Servers::new(config)
+            .map_err(|ConfigError(texts)| texts.into_iter().flat_map(|text| of("", text)).collect::<Vec<_>>())
+    };
+    let runtime = start_runtime().map_err(|error| of("", format!("{error:#}")))?;
+    runtime.block_on(async {
+        let servers = servers(&config)?;
+        let told = told(&config, &servers);
+        let checks = if offline { Vec::new() } else { check::servers(&config, &servers).await };
+        Ok((told, checks))
+    })
+}
+
+/// What is wrong goes to stderr.
+fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
+    let (mut out, mut wrong) = (std::io::stdout().lock(), std::io::stderr().lock());
+    write!(out, "{told}")?;
+    let count = |status: Status| checks.iter().filter(|check| check.status == status).count();
+    for check in checks {
+        match check.status {
+            Status::Error => writeln!(wrong, "{check}")?,
+            _ => writeln!(out, "{check}")?,
+        }
+        out.flush()?;
+    }
+    match (count(Status::Error), count(Status::Warning)) {
+        (0, 0) => writeln!(out, "the configuration is valid"),
+        (0, warnings) => writeln!(out, "the configuration is valid; warnings: {warnings}"),
+        (errors, warnings) => writeln!(wrong, "tallyd: errors: {errors}, warnings: {warnings}"),
+    }
+}
+
+/// Where the servers are, and when what runs next.
+fn told(config: &Config, servers: &Servers) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, what: String| {
+        // A String can't fail.
+        let _ = writeln!(text, "{name:<9} {what}");
+    };
     let broker = &servers.broker;
-    writeln!(out, "RabbitMQ  {} (vhost \"{}\"), partitions: {}", config.amqp.url, broker.vhost(), broker.partitions())?;
-    writeln!(out, "MySQL     {}", config.mysql.url)?;
-    writeln!(out, "Redis     {}", config.redis.url)?;
-    for (what, cron) in [
+    line(
+        "RabbitMQ",
+        format!("{} (vhost \"{}\"), partitions: {}", config.amqp.url, broker.vhost(), broker.partitions()),
+    );
+    line("MySQL", config.mysql.url.to_string());
+    line("Redis", config.redis.url.to_string());
+    for (job, cron) in [
         ("changed", config.reconcile.changed_cron.as_str()),
         ("full", &config.reconcile.full_cron),
         ("scrub", &config.reconcile.scrub_cron),
         ("archive", &config.archive.cron),
         ("filters", config.filter.schedule()),
     ] {
-        let next = match schedule::parse(cron) {
-            Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),
-            Err(_) => "never".to_owned(),
-        };
-        writeln!(out, "{what:<9} {next}")?;
+        line(job, next_runs(cron).unwrap_or_else(|| "never".to_owned()));
     }
     for board in &config.boards {
-        writeln!(out, "board     {} by {:?}, {}", board.name, board.period, board.time_zone)?;
+        line("board", format!("{} by {:?}, {}", board.name, board.period, board.time_zone));
     }
     for recount in &config.recounts {
-        let next = match schedule::parse(&recount.cron) {
-            Ok(cron) => schedule::next_runs(&cron, Micros::now(), 3).join(", "),
-            Err(_) => "only by hand".to_owned(),
-        };
-        writeln!(out, "recount   {} {next}", recount.name())?;
+        let next = next_runs(&recount.cron).unwrap_or_else(|| "only by hand".to_owned());
+        line("recount", format!("{} {next}", recount.name()));
     }
-    if !offline {
-        check_servers(config, &servers, &mut out).await?;
-    }
-    writeln!(out, "the configuration is valid")?;
-    Ok(EXIT_DONE)
+    text
 }
 
-async fn check_servers(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
-    servers.broker.connect("check-config").await?;
-    writeln!(out, "RabbitMQ  answers")?;
-    servers.check_schema().await?;
-    for change in registry::compare(&servers.store, config).await? {
-        writeln!(out, "MySQL     {change}: a daemon notes it when it starts or reloads")?;
-    }
-    let (version, warnings) = servers.store.durability().await?;
-    writeln!(out, "MySQL     answers: {version}, schema up to date")?;
-    for (name, store) in Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)? {
-        let error = store.stamp_seen(0).await.err();
-        store.close().await;
-        match error {
-            None => writeln!(out, "MySQL     the replica {name} answers")?,
-            Some(error) => return Err(anyhow::Error::from(error).context(format!("the replica {name}"))),
-        }
-    }
-    for warning in warnings {
-        writeln!(out, "MySQL     warning: {warning}")?;
-    }
-    check_recounts(config, servers, out).await?;
-    servers.cache.ping().await?;
-    writeln!(out, "Redis     answers")?;
-    for policy in servers.cache.eviction_policies().await?.iter().filter(|policy| policy.starts_with("allkeys-")) {
-        writeln!(
-            out,
-            "Redis     warning: maxmemory-policy is {policy}, which takes counters and boards away when memory is short; set \
-             noeviction, or one that begins with volatile-"
-        )?;
-    }
-    check_buckets(config, servers, out).await
-}
-
-/// A query that can't be run is a mistake in the configuration.
-async fn check_recounts(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
-    let mut problems = Vec::new();
-    for recount in &config.recounts {
-        let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
-        match recounter.explain().await {
-            Ok(lines) => {
-                for line in lines {
-                    writeln!(out, "recount   {}: {line}", recount.name())?;
-                }
-            }
-            Err(error) if error.is::<Refused>() => problems.push(error.to_string()),
-            Err(error) => return Err(error),
-        }
-    }
-    if problems.is_empty() { Ok(()) } else { Err(ConfigError(problems).into()) }
-}
-
-/// Past the server's limit a bucket takes ten times the room.
-async fn check_buckets(config: &Config, servers: &Servers, out: &mut impl Write) -> Result<()> {
-    let Servers { cache, .. } = servers;
-    if !cache.is_packed() {
-        return Ok(());
-    }
-    let told = cache.listpack_fields().await;
-    let limit = told.unwrap_or(LISTPACK_FIELDS);
-    let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
-    if limit < likely {
-        writeln!(
-            out,
-            "Redis     warning: hash-max-listpack-entries is {limit}: a bucket holds up to {FIELDS_MEAN_MAX} targets on average, and now \
-             and then {likely}; \
-             set 512"
-        )?;
-    }
-    for (_, kind) in KindNames::new(&config.kinds).all() {
-        let most = cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await?;
-        if most * 10 > limit * 8 {
-            let bits = config.redis.bucket_bits;
-            writeln!(
-                out,
-                "Redis     warning: a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room: raise \
-                 bucket_bits, which is {bits}, as docs/layouts.md says"
-            )?;
-        }
-    }
-    Ok(())
+fn next_runs(cron: &str) -> Option<String> {
+    let cron = schedule::parse(cron).ok()?;
+    Some(schedule::next_runs(&cron, Micros::now(), 3).join(", "))
 }

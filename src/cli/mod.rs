@@ -16,6 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
@@ -110,17 +111,13 @@ enum Command {
     Layout(layout::LayoutCommand),
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
     Migrate,
-    /// Checks the configuration and, unless --offline, the servers that it names.
-    CheckConfig {
-        /// Connects to nothing.
-        #[arg(long)]
-        offline: bool,
-    },
 }
 
 /// What does without a configuration that is right.
 #[derive(Debug, Subcommand)]
 enum Alone {
+    /// Checks the configuration and, unless --offline, the servers that it names. Changes nothing.
+    CheckConfig(check::CheckArgs),
     /// Prints the configuration as it is in force: the file with the environment over it, and the defaults. Secrets are left out.
     ShowConfig(configuration::ShowArgs),
     /// Prints the JSON Schema of the configuration, for editors.
@@ -221,18 +218,15 @@ pub fn main() -> u8 {
 }
 
 fn run(cli: Cli) -> Result<u8> {
+    stack::ensure();
     let command = match cli.command {
         Some(Any::Alone(command)) => return run_alone(command, &cli.config),
         Some(Any::Configured(command)) => Some(command),
         None => None,
     };
-    stack::ensure();
     let config = config::load(&cli.config)?;
     log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
-    // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-    runtime.block_on(async {
+    start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
             None => app::run(&cli.config, config).await.map(|()| EXIT_DONE),
@@ -245,13 +239,19 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::RebuildFilters) => rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
             Some(Command::Migrate) => migrate(&config).await,
-            Some(Command::CheckConfig { offline }) => check::check_config(&config, offline).await,
         }
     })
 }
 
+fn start_runtime() -> Result<Runtime> {
+    // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Builder::new_multi_thread().enable_all().build().context("start the runtime")
+}
+
 fn run_alone(command: Alone, path: &Path) -> Result<u8> {
     match command {
+        Alone::CheckConfig(args) => check::run(path, &args),
         Alone::ShowConfig(args) => configuration::show(path, &args),
         Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),

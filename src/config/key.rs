@@ -5,6 +5,8 @@ use std::fmt;
 
 use toml::de::{DeTable, DeValue};
 
+use super::problem::{Fault, Problem};
+
 /// A setting: its section and its name, and of blocks the place. `amqp`, `partitions`; `board`, `0`, `tie`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(Vec<String>);
@@ -139,6 +141,11 @@ impl Origins {
         // A variable may hold a whole list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
         self.0.get(key).or_else(list).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// What is wrong, where the first of `keys` stands that somebody has set.
+    pub fn problem(&self, keys: &[Key], text: String) -> Problem {
+        Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
 
     /// Whether somebody has set it.

@@ -51,6 +51,7 @@ impl Problem {
     pub(super) fn new(fault: Fault, origins: &Origins) -> Self {
         let origin = origins.nearest(&fault.keys);
         let key = fault.keys.iter().find(|key| origins.has(key)).or(fault.keys.first()).cloned();
+        let key = key.filter(|key| !key.section().is_empty());
         Self { origin, key, text: fault.text }
     }
 
@@ -69,7 +70,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// For programs: `{"file":...,"line":...,"column":...,"key":...,"found":...}`, or with `variable` in place of the file.
+/// The place, for programs: `{"file":...,"line":...,"column":...,"key":...}`, or with `variable` instead of the file.
 impl Serialize for Problem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
@@ -85,7 +86,6 @@ impl Serialize for Problem {
         if let Some(key) = &self.key {
             map.serialize_entry("key", &key.dotted())?;
         }
-        map.serialize_entry("found", &self.text)?;
         map.end()
     }
 }

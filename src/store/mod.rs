@@ -16,6 +16,7 @@ pub mod names;
 pub mod outbox;
 pub mod partitions;
 pub mod places;
+pub mod probe;
 pub mod ranges;
 pub mod recounts;
 pub mod repairs;

@@ -5,7 +5,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::{Lent, Result, Store, StoreError, Tried};
 
-static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
 /// Seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;

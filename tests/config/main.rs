@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod checks;
 mod complete;
 mod schema;
 mod shown;

@@ -1,0 +1,250 @@
+//! What `tallyd check-config` asks: whether the configuration is right, and whether the servers are as tallyd needs them. Nothing here
+//! changes anything, and each server is asked whatever became of the others.
+//!
+//! What an account may not ask is said to be not known; that is no mistake.
+
+mod mysql;
+mod rabbitmq;
+mod redis;
+
+use std::fmt;
+
+use anyhow::Error;
+use serde::Serialize;
+
+use crate::app::Servers;
+use crate::cache::CacheError;
+use crate::config::{Config, ConfigError, Problem};
+use crate::model::Micros;
+use crate::store::StoreError;
+
+/// How far two clocks may be apart before it is said, in microseconds.
+const CLOCKS_APART_MAX: i64 = 1_000_000;
+
+/// What is looked at. Its name is stable, and the manual says what to do about each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "docs/config.md has what each is")]
+pub enum What {
+    Configuration,
+    RabbitmqAnswers,
+    RabbitmqPlugin,
+    RabbitmqExchanges,
+    RabbitmqQueues,
+    RabbitmqPermissions,
+    MysqlAnswers,
+    MysqlVersion,
+    MysqlSchema,
+    MysqlNames,
+    MysqlPermissions,
+    MysqlWritable,
+    MysqlDurability,
+    MysqlPacket,
+    MysqlClock,
+    MysqlReplicas,
+    MysqlRecounts,
+    RedisAnswers,
+    RedisVersion,
+    RedisPermissions,
+    RedisEviction,
+    RedisPersistence,
+    RedisClock,
+    RedisListpack,
+    RedisBuckets,
+}
+
+impl What {
+    /// All of them, in the order in which they are looked at.
+    pub const ALL: [Self; 25] = [
+        Self::Configuration,
+        Self::RabbitmqAnswers,
+        Self::RabbitmqPlugin,
+        Self::RabbitmqExchanges,
+        Self::RabbitmqQueues,
+        Self::RabbitmqPermissions,
+        Self::MysqlAnswers,
+        Self::MysqlVersion,
+        Self::MysqlSchema,
+        Self::MysqlNames,
+        Self::MysqlPermissions,
+        Self::MysqlWritable,
+        Self::MysqlDurability,
+        Self::MysqlPacket,
+        Self::MysqlClock,
+        Self::MysqlReplicas,
+        Self::MysqlRecounts,
+        Self::RedisAnswers,
+        Self::RedisVersion,
+        Self::RedisPermissions,
+        Self::RedisEviction,
+        Self::RedisPersistence,
+        Self::RedisClock,
+        Self::RedisListpack,
+        Self::RedisBuckets,
+    ];
+
+    /// `redis-clock`.
+    pub fn name(self) -> String {
+        let letters = format!("{self:?}");
+        let mut name = String::new();
+        for letter in letters.chars() {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.extend(letter.to_lowercase());
+        }
+        name
+    }
+
+    /// `redis`; `configuration` is about no server.
+    fn server(self) -> String {
+        self.name().split('-').next().unwrap_or_default().to_owned()
+    }
+}
+
+/// How well it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Nothing is to be done.
+    Ok,
+    /// tallyd works, but something may be lost, or become slow.
+    Warning,
+    /// tallyd can't work so.
+    Error,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    #[serde(rename = "check")]
+    what: What,
+    server: String,
+    /// How well it stands.
+    pub status: Status,
+    found: String,
+    #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+    /// Where in the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at: Option<Problem>,
+    /// The server is away: later it may be as it should.
+    #[serde(skip)]
+    pub passes: bool,
+}
+
+impl Check {
+    fn new(what: What, status: Status, found: impl Into<String>) -> Self {
+        Self { what, server: what.server(), status, found: found.into(), advice: None, at: None, passes: false }
+    }
+
+    fn ok(what: What, found: impl Into<String>) -> Self {
+        Self::new(what, Status::Ok, found)
+    }
+
+    fn unknown(what: What, why: impl fmt::Display) -> Self {
+        Self::new(what, Status::Ok, format!("not known: {why}"))
+    }
+
+    fn warning(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..Self::new(what, Status::Warning, found) }
+    }
+
+    fn error(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
+    }
+
+    /// A server that is away, or one that refuses.
+    fn failed(what: What, error: &Error, away: &str, refused: &str) -> Self {
+        let passes = !is_refusal(error);
+        let advice = if passes { away } else { refused };
+        Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
+    }
+
+    /// A mistake in the configuration.
+    pub fn problem(problem: Problem) -> Self {
+        let found = problem.to_string();
+        Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
+    }
+}
+
+/// `warning  redis-eviction       maxmemory-policy is ...`, and what to do in a line of its own.
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = match self.status {
+            Status::Ok => "ok",
+            Status::Warning => "warning",
+            Status::Error => "error",
+        };
+        write!(f, "{status:<8} {:<21} {}", self.what.name(), self.found)?;
+        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\n{:<30} do: {advice}", ""))
+    }
+}
+
+/// The server answers, and says no: it won't say anything else before somebody has changed something.
+fn is_refusal(error: &Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<ConfigError>()
+            || cause
+                .downcast_ref::<CacheError>()
+                .is_some_and(|error| error.is_of_the_configuration() || error.is_refusal())
+            || cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_refusal)
+            || cause.downcast_ref::<lapin::Error>().is_some_and(crate::broker::probe::is_refusal)
+    })
+}
+
+/// Asks all servers.
+pub async fn servers(config: &Config, servers: &Servers) -> Vec<Check> {
+    let (rabbitmq, mysql, redis) = tokio::join!(
+        rabbitmq::check(config, &servers.broker),
+        mysql::check(config, servers),
+        redis::check(config, &servers.cache)
+    );
+    [rabbitmq, mysql, redis].concat()
+}
+
+/// A server's clock, which told `clock` at some instant between `before` and `after` of this machine's.
+fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
+    let apart = if clock < before { clock.0 - before.0 } else { (clock.0 - after.0).max(0) };
+    let seconds = apart.unsigned_abs() as f64 / 1e6;
+    match apart {
+        0 => Check::ok(what, "in step with this machine's"),
+        _ if apart.abs() <= CLOCKS_APART_MAX => Check::ok(what, format!("{seconds:.3} s from this machine's")),
+        _ => {
+            let side = if apart < 0 { "behind" } else { "ahead of" };
+            Check::warning(
+                what,
+                format!("{seconds:.1} s {side} this machine's"),
+                "have one of NTP's servers set both clocks (timedatectl, chronyc tracking)",
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_that_programs_see() {
+        for what in What::ALL {
+            assert_eq!(serde_json::to_value(what).unwrap(), what.name());
+        }
+        assert_eq!(
+            (What::MysqlRecounts.server().as_str(), What::Configuration.server().as_str()),
+            ("mysql", "configuration")
+        );
+    }
+
+    #[test]
+    fn clocks_are_compared_but_for_the_time_that_asking_takes() {
+        let check = |at: i64| clock(What::RedisClock, Micros(at), Micros(10_000_000), Micros(10_200_000));
+        assert_eq!(check(10_100_000).found, "in step with this machine's");
+        assert_eq!(check(10_700_000).found, "0.500 s from this machine's");
+        assert_eq!(
+            (check(8_000_000).status, check(8_000_000).found.as_str()),
+            (Status::Warning, "2.0 s behind this machine's")
+        );
+        assert_eq!(check(13_200_000).found, "3.0 s ahead of this machine's");
+    }
+}

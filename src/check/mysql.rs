@@ -1,0 +1,181 @@
+//! MySQL: is it there, as it must be and as it should be.
+
+use crate::app::Servers;
+use crate::config::{Config, ConfigError, Key, Problem};
+use crate::job::Refused;
+use crate::model::Micros;
+use crate::recounter::Recounter;
+use crate::registry;
+use crate::store::{Store, StoreError};
+
+use super::{Check, What, clock};
+
+/// Twice what one statement may hold.
+const PACKET_MIN: u64 = 4 << 20;
+
+const AWAY: &str = "start MySQL, or mend [mysql] url; the daemon waits for it meanwhile";
+
+const REFUSED: &str = "make the database and the account, and give it its rights, as docs/operations.md says: CREATE DATABASE, CREATE USER, GRANT";
+
+pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
+    let mut checks = Vec::new();
+    match servers.store.settings().await {
+        Err(error) => checks.push(Check::failed(What::MysqlAnswers, &error.into(), AWAY, REFUSED)),
+        Ok(settings) => {
+            checks.push(Check::ok(What::MysqlAnswers, config.mysql.url.to_string()));
+            checks.push(version(&settings.version));
+            schema(config, servers, &mut checks).await;
+            server(&servers.store, &mut checks).await;
+            checks.push(match settings.packet_max {
+                ..PACKET_MIN => Check::warning(
+                    What::MysqlPacket,
+                    format!("max_allowed_packet is {} bytes, a batch's statements may be larger", settings.packet_max),
+                    "set max_allowed_packet to 16M or more",
+                ),
+                packet_max => Check::ok(What::MysqlPacket, format!("max_allowed_packet is {packet_max} bytes")),
+            });
+            recounts(config, servers, &mut checks).await;
+        }
+    }
+    replicas(config, &mut checks).await;
+    checks
+}
+
+fn version(version: &str) -> Check {
+    let mut numbers = version.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let of = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let (name, least) = if version.contains("MariaDB") { ("MariaDB", (10, 11)) } else { ("MySQL", (8, 0)) };
+    if of >= least {
+        return Check::ok(What::MysqlVersion, version);
+    }
+    let found = format!("{version}, which tallyd is not tested with");
+    Check::warning(What::MysqlVersion, found, format!("use {name} {}.{} or later", least.0, least.1))
+}
+
+async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
+    if let Err(error) = servers.check_schema().await {
+        let advice = "tallyd migrate, with an account that may create tables";
+        checks.push(Check::failed(What::MysqlSchema, &error, AWAY, advice));
+        return;
+    }
+    checks.push(Check::ok(What::MysqlSchema, "up to date"));
+    match registry::compare(&servers.store, config).await {
+        Ok(changes) if changes.is_empty() => checks.push(Check::ok(What::MysqlNames, "codes mean what they meant")),
+        Ok(changes) => checks.extend(changes.iter().map(|change| {
+            Check::ok(What::MysqlNames, format!("{change}: a daemon notes it when it starts or reloads"))
+        })),
+        Err(error) => match error.downcast::<ConfigError>() {
+            Ok(ConfigError(problems)) => checks.extend(
+                problems
+                    .into_iter()
+                    .map(|problem| Check::error(What::MysqlNames, problem, "give it a code that was never used")),
+            ),
+            Err(error) => checks.push(Check::failed(What::MysqlNames, &error, AWAY, REFUSED)),
+        },
+    }
+    checks.push(match servers.store.missing_rights().await {
+        Ok(missing) if missing.is_empty() => Check::ok(What::MysqlPermissions, "the account has what the daemon needs"),
+        Ok(missing) => {
+            let found = format!("the account has no {}", missing.join("; "));
+            Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations.md says")
+        }
+        Err(error) => Check::unknown(What::MysqlPermissions, shown(error)),
+    });
+}
+
+async fn server(store: &Store, checks: &mut Vec<Check>) {
+    match store.durability().await {
+        Ok((_, warnings)) if warnings.is_empty() => {
+            checks.push(Check::ok(What::MysqlDurability, "a commit outlives a crash of the host"));
+        }
+        Ok((_, warnings)) => checks.extend(warnings.into_iter().map(|warning| {
+            let setting = warning.split(' ').next().unwrap_or_default().to_owned();
+            Check::warning(
+                What::MysqlDurability,
+                warning,
+                format!("SET GLOBAL {setting} = 1, and in the server's configuration"),
+            )
+        })),
+        Err(error) => checks.push(Check::unknown(What::MysqlDurability, shown(error))),
+    }
+    let before = Micros::now();
+    match store.clock().await {
+        Ok((now, writable)) => {
+            checks.push(match writable {
+                true => Check::ok(What::MysqlWritable, "it can be written to"),
+                false => Check {
+                    passes: true,
+                    ..Check::error(
+                        What::MysqlWritable,
+                        "read_only is set: a replica, or a failover that is not over",
+                        "have [mysql] url lead to the primary; the daemon waits meanwhile",
+                    )
+                },
+            });
+            checks.push(clock(What::MysqlClock, now, before, Micros::now()));
+        }
+        Err(error) => checks.push(Check::unknown(What::MysqlClock, shown(error))),
+    }
+}
+
+async fn replicas(config: &Config, checks: &mut Vec<Check>) {
+    let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).unwrap_or_default();
+    for (name, store) in replicas {
+        let answer = store.stamp_seen(0).await;
+        store.close().await;
+        checks.push(match answer {
+            Ok(_) => Check::ok(What::MysqlReplicas, format!("the replica {name} answers")),
+            Err(error) => {
+                let error = anyhow::Error::from(error).context(format!("the replica {name}"));
+                let away = "start it, or take it out of [reconcile] replicas: runs wait for it";
+                Check::failed(What::MysqlReplicas, &error, away, "give the account SELECT on it, too")
+            }
+        });
+    }
+}
+
+/// A query that can't be run is a mistake in the configuration.
+async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
+    for (place, recount) in config.recounts.iter().enumerate() {
+        let key = Key::from("recount").then(place).then("query");
+        let asked =
+            async { Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await };
+        match asked.await {
+            Ok(lines) => checks.extend(
+                lines.into_iter().map(|line| Check::ok(What::MysqlRecounts, format!("{}: {line}", recount.name()))),
+            ),
+            Err(error) if error.is::<Refused>() => checks.push(Check {
+                at: Some(Problem { origin: None, key: Some(key), text: error.to_string() }),
+                ..Check::error(
+                    What::MysqlRecounts,
+                    error.to_string(),
+                    "mend the query, or give the account SELECT on what it reads",
+                )
+            }),
+            Err(error) => checks.push(Check::failed(What::MysqlRecounts, &error, AWAY, REFUSED)),
+        }
+    }
+}
+
+fn shown(error: StoreError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::*;
+
+    #[test]
+    fn old_versions_are_warned_of() {
+        for (text, status) in [
+            ("8.4.3", Status::Ok),
+            ("10.11.14-MariaDB-0+deb12u2", Status::Ok),
+            ("12.1.2-MariaDB", Status::Ok),
+            ("5.7.44-log", Status::Warning),
+            ("10.6.20-MariaDB", Status::Warning),
+        ] {
+            assert_eq!(version(text).status, status, "{text}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
+
+use crate::broker::probe::Found;
+use crate::broker::{Broker, Link};
+use crate::config::Config;
+
+use super::{Check, What};
+
+const AWAY: &str = "start RabbitMQ, or mend [amqp] url; the daemon waits for it meanwhile";
+
+const REFUSED: &str = "make the vhost and the account, and give it its rights, as docs/operations.md says: rabbitmqctl add_vhost, \
+                       add_user, set_permissions";
+
+pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
+    let link = match broker.connect("check-config").await {
+        Ok(link) => link,
+        Err(error) => return vec![Check::failed(What::RabbitmqAnswers, &error, AWAY, REFUSED)],
+    };
+    let mut checks = vec![Check::ok(What::RabbitmqAnswers, format!("vhost \"{}\"", broker.vhost()))];
+    if broker.partitions() > 1 {
+        checks.push(match broker.probe_plugin().await {
+            Ok(true) => Check::ok(What::RabbitmqPlugin, "it knows exchanges of the kind x-consistent-hash"),
+            Ok(false) => Check::error(
+                What::RabbitmqPlugin,
+                format!("it can't spread events over {} partitions", broker.partitions()),
+                "rabbitmq-plugins enable rabbitmq_consistent_hash_exchange, or set [amqp] partitions = 1",
+            ),
+            Err(error) => Check::unknown(What::RabbitmqPlugin, format_args!("{error:#}")),
+        });
+    }
+    let mut refused = Vec::new();
+    let exchanges = broker.probe_exchanges(&link).await;
+    let is_there = matches!(&exchanges, Ok(found) if found.first().is_some_and(|(_, found)| *found != Found::Missing));
+    for (what, found) in
+        [(What::RabbitmqExchanges, exchanges), (What::RabbitmqQueues, broker.probe_queues(&link).await)]
+    {
+        match found {
+            Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
+            Err(error) => checks.push(Check::unknown(what, format_args!("{error:#}"))),
+        }
+    }
+    permissions(broker, &link, is_there, &mut checks, &mut refused).await;
+    checks
+}
+
+/// What is said of exchanges, or of queues.
+fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
+    let (mut right, mut missing) = (Vec::new(), Vec::new());
+    for (name, found) in found {
+        match found {
+            Found::Right => right.push(name),
+            Found::Missing => missing.push(name),
+            Found::Refused(text) => refused.push(text),
+            Found::Different(text) => {
+                let advice = "delete it once it is empty, and the daemon makes it anew; or set [amqp] declare = false, or the settings that it \
+                              was made with ([amqp] queue_type)";
+                checks.push(Check::error(what, format!("{name} is different: {text}"), advice));
+            }
+        }
+    }
+    let missing = missing.join(", ");
+    match (missing.is_empty(), declare) {
+        (true, _) if right.is_empty() => {}
+        (true, _) => checks.push(Check::ok(what, right.join(", "))),
+        (false, true) => checks.push(Check::ok(what, format!("the daemon will make {missing}"))),
+        (false, false) => checks.push(Check::error(
+            what,
+            format!("not there, and [amqp] declare is false: {missing}"),
+            "make them as docs/operations.md says, or set [amqp] declare = true",
+        )),
+    }
+}
+
+async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
+    // The empty name is how fences are sent; producers publish to the other one, and `tallyd dead replay`.
+    let mut may = Vec::new();
+    let events = broker.exchange();
+    for exchange in [Some(""), is_there.then_some(events.as_str())].into_iter().flatten() {
+        match broker.probe_publish(link, exchange).await {
+            Ok(Found::Refused(text)) => refused.push(text),
+            Ok(_) => may.push(if exchange.is_empty() { "amq.default" } else { exchange }),
+            Err(error) => {
+                checks.push(Check::unknown(What::RabbitmqPermissions, format_args!("{error:#}")));
+                return;
+            }
+        }
+    }
+    checks.push(match refused.is_empty() {
+        true => Check::ok(What::RabbitmqPermissions, format!("the account may publish to {}", may.join(" and "))),
+        false => Check::error(
+            What::RabbitmqPermissions,
+            refused.join("; "),
+            "rabbitmqctl set_permissions, as docs/operations.md says",
+        ),
+    });
+}

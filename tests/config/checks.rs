@@ -1,0 +1,190 @@
+//! `tallyd check-config` and the servers: what is wrong with each is said, whatever the others are, and nothing is changed.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::FieldTable;
+use serde_json::Value;
+use sqlx::AssertSqlSafe;
+use tallyd::broker::probe::Found;
+use tallyd::check::What;
+
+use crate::common::{World, private::Private, stderr, stdout};
+
+/// A port that nothing listens on.
+fn closed_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn check(world: &World, environment: &[(&str, &str)]) -> (Option<i32>, Value) {
+    let output: Output =
+        world.command().args(["check-config", "--format", "json"]).envs(environment.iter().copied()).output().unwrap();
+    let report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+    (output.status.code(), report)
+}
+
+/// The checks of that name.
+fn named<'a>(report: &'a Value, name: &str) -> Vec<&'a Value> {
+    report["checks"].as_array().unwrap().iter().filter(|check| check["check"] == name).collect()
+}
+
+#[track_caller]
+fn assert_is(report: &Value, name: &str, status: &str, found: &str) {
+    let checks = named(report, name);
+    let fits = |check: &&Value| check["status"] == status && check["found"].as_str().unwrap().contains(found);
+    assert!(checks.iter().any(fits), "{name} is not {status} with \"{found}\": {report:#}");
+    // What is wrong says what to do.
+    assert!(checks.iter().all(|check| check["status"] == "ok" || check["do"].is_string() || check["at"].is_object()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_is_looked_at_and_nothing_changed() {
+    let world = World::new("check_all", "[amqp]\npartitions = 2\n").await;
+    let (code, report) = check(&world, &[]);
+    assert_eq!((code, &report["valid"]), (Some(0), &Value::Bool(true)), "{report:#}");
+    for what in What::ALL {
+        let depends = matches!(what, What::Configuration | What::MysqlReplicas | What::MysqlRecounts);
+        let checks = named(&report, &what.name());
+        assert_eq!(checks.is_empty(), depends, "{}: {report:#}", what.name());
+        assert!(checks.iter().all(|check| what.name().starts_with(check["server"].as_str().unwrap())));
+    }
+    assert_is(&report, "rabbitmq-queues", "ok", "the daemon will make ");
+    assert_is(&report, "rabbitmq-plugin", "ok", "x-consistent-hash");
+    let link = world.broker.connect("test").await.unwrap();
+    let found = world.broker.probe_queues(&link).await.unwrap();
+    assert!(found.iter().all(|(_, found)| *found == Found::Missing), "a check makes nothing: {found:?}");
+    // What is there is compared with what would be declared; messages stay where they are.
+    let publisher = world.publisher().await;
+    publisher.publish("", &world.broker.queue(0), b"{}").await.unwrap();
+    let (code, report) = check(&world, &[]);
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_is(&report, "rabbitmq-queues", "ok", &world.broker.queue(1));
+    assert_is(&report, "rabbitmq-exchanges", "ok", &world.broker.exchange());
+    assert_is(&report, "rabbitmq-permissions", "ok", "may publish to amq.default and ");
+    assert_eq!(publisher.depth(&world.broker.queue(0)).await.unwrap().messages, 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_run_shows_what_is_wrong_with_every_server() {
+    let world = World::new("check_away", "[mysql]\nconnect_timeout_ms = 500\n").await;
+    let port = closed_port();
+    let redis = format!("redis://127.0.0.1:{port}/0");
+    let mysql = format!("mysql://root@127.0.0.1:{port}/tally");
+    let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__MYSQL__URL", &mysql)]);
+    assert_eq!((code, &report["valid"]), (Some(75), &Value::Bool(false)));
+    assert_is(&report, "redis-answers", "error", "refused");
+    assert_is(&report, "mysql-answers", "error", "connect to MySQL");
+    assert_is(&report, "rabbitmq-answers", "ok", "vhost");
+    // A mistake that no waiting helps goes before one that passes.
+    let amqp = world.config.amqp.url.expose().replace("%2f", "nowhere");
+    let (code, report) = check(&world, &[("TALLYD__REDIS__URL", &redis), ("TALLYD__AMQP__URL", &amqp)]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "rabbitmq-answers", "error", "nowhere");
+    let text = world.command().arg("check-config").env("TALLYD__REDIS__URL", &redis).output().unwrap();
+    assert!(
+        stderr(&text).contains("error    redis-answers") && stderr(&text).contains("do: start Redis"),
+        "{}",
+        stderr(&text)
+    );
+    assert!(stdout(&text).contains("ok       mysql-schema          up to date"), "{}", stdout(&text));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_with_other_arguments_is_an_error_and_left_alone() {
+    let world = World::new("check_queue", "").await;
+    let link = world.broker.connect("test").await.unwrap();
+    let queue = world.broker.queue(0);
+    let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
+    link.channel.queue_declare(queue.as_str().into(), durable, FieldTable::default()).await.unwrap();
+    let (code, report) = check(&world, &[]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "rabbitmq-queues", "error", "inequivalent arg");
+    let (code, report) = check(&world, &[("TALLYD__AMQP__DECLARE", "false")]);
+    assert_eq!(code, Some(78), "the others are not there: {report:#}");
+    assert_is(&report, "rabbitmq-queues", "error", &format!("[amqp] declare is false: {}.returned", world.name));
+    link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rights_that_an_account_lacks_are_named() {
+    let world = World::new("check_rights", "").await;
+    let (name, user) = (world.name.clone(), format!("check_{}", std::process::id()));
+    for sql in [
+        format!("CREATE USER '{user}'@'%' IDENTIFIED BY 'narrow'"),
+        format!("GRANT SELECT, INSERT, UPDATE ON {name}.* TO '{user}'@'%'"),
+        format!("GRANT CREATE, ALTER, DROP ON {name}.recent_delta TO '{user}'@'%'"),
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    let server = Private::start(&["--save", "", "--maxmemory-policy", "allkeys-lru"]).await;
+    let mut admin = redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let rights = ["on", ">narrow", "~*", "+ping", "+eval", "+info", "+hget", "+time", "+exists"];
+    let () = redis::cmd("ACL").arg("SETUSER").arg(&user).arg(&rights).query_async(&mut admin).await.unwrap();
+    let login = |url: &str| {
+        let mut url = url::Url::parse(url).unwrap();
+        url.set_username(&user).unwrap();
+        url.set_password(Some("narrow")).unwrap();
+        url.to_string()
+    };
+    let (mysql, redis) = (login(world.config.mysql.url.expose()), login(&server.url()));
+    let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &mysql), ("TALLYD__REDIS__URL", &redis)]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "mysql-permissions", "error", "DELETE on counter;");
+    assert_is(&report, "mysql-permissions", "error", "CREATE, ALTER, DROP on applied_event");
+    let said = report.to_string();
+    assert!(!said.contains("INSERT on") && !said.contains("DROP on recent_delta"), "{said}");
+    assert_is(&report, "redis-permissions", "error", "HDEL, HGETALL, HKEYS, HLEN, HMGET, HSET, ");
+    assert_is(&report, "redis-eviction", "warning", "allkeys-lru");
+    assert_is(&report, "redis-persistence", "ok", "not known: the account may not ask");
+    assert_is(&report, "redis-listpack", "ok", "not known: the account may not ask");
+    // An account that may ask.
+    let (_, report) = check(&world, &[("TALLYD__REDIS__URL", &server.url())]);
+    assert_is(&report, "redis-persistence", "warning", "it keeps nothing");
+    assert_is(&report, "redis-permissions", "ok", "may do what the daemon does");
+    // One that is refused.
+    let wrong = mysql.replace("narrow", "wrong");
+    let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &wrong)]);
+    assert_eq!(code, Some(78));
+    assert_is(&report, "mysql-answers", "error", "Access denied");
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{user}'@'%'"))).execute(&world.pool).await.unwrap();
+    drop(server);
+    world.close().await;
+}
+
+#[test]
+fn mistakes_in_the_file_are_checks_with_their_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.toml");
+    let text = "[amqp]\nprefech = 5\nprefetch = 19999\n[kinds]\nvideo = 0\n[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]\n\
+                [log]\nlevel = \"info\"\n";
+    fs::write(&path, text).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+    command.arg("--config").arg(&path).args(["check-config", "--format", "json"]);
+    let output = command.env("TALLYD__REDIS__SEEDS", "[\"h\"]").output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let problems = named(&report, "configuration");
+    let places: Vec<(Option<u64>, &str)> = problems
+        .iter()
+        .map(|problem| (problem["at"]["line"].as_u64(), problem["at"]["key"].as_str().unwrap()))
+        .collect();
+    let expected =
+        [(Some(2), "amqp.prefech"), (Some(3), "amqp.prefetch"), (Some(5), "kinds.video"), (Some(9), "board.0.score")];
+    assert_eq!(places[..4], expected, "{report:#}");
+    assert!(places[4..].iter().all(|(line, key)| line.is_none() && key.starts_with("redis.seeds")), "{report:#}");
+    assert_eq!(problems[4]["at"]["variable"], "TALLYD__REDIS__SEEDS");
+    assert_eq!(report["valid"], false);
+}
+
+#[test]
+fn the_manual_explains_every_check() {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/config.md")).unwrap();
+    let (_, table) = text.split_once("## The checks\n").unwrap();
+    let rows = table.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|')).skip(2);
+    let explained: Vec<String> = rows.map(|row| row.split('`').nth(1).unwrap().to_owned()).collect();
+    assert_eq!(explained, What::ALL.map(What::name));
+}
