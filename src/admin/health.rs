@@ -14,11 +14,12 @@ use crate::status::{Server, State as Life};
 pub const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 
 /// Whether the process works: a server that is away is no reason to restart it.
-#[derive(Debug, Serialize)]
-struct Live {
-    live: bool,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Live {
+    /// It does.
+    pub live: bool,
     /// Loops that make no progress.
-    stuck: Vec<String>,
+    pub stuck: Vec<String>,
 }
 
 /// Whether events are written.

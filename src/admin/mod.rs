@@ -4,6 +4,7 @@
 //! time. One connection is one request. It has no password and changes nothing; a browser is kept out by the name that a request is
 //! sent to (`hosts`), and gets no CORS header.
 
+pub mod ask;
 mod counters;
 pub mod health;
 mod hosts;

@@ -6,8 +6,11 @@ mod complete;
 mod configuration;
 mod dead;
 mod edit;
+mod healthcheck;
 mod layout;
+mod port;
 mod recount;
+mod status;
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -19,6 +22,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
+use crate::admin::ask::NoDaemon;
 use crate::app::{self, Servers};
 use crate::archiver::{Scope, ScopeError};
 use crate::boards::NotShown;
@@ -113,13 +117,17 @@ enum Command {
     Migrate,
 }
 
-/// What does without a configuration that is right.
+/// What does without a configuration that is right, or with little of it.
 #[derive(Debug, Subcommand)]
 enum Alone {
     /// Checks the configuration and, unless --offline, the servers that it names. Changes nothing.
     CheckConfig(check::CheckArgs),
     /// Prints the configuration as it is in force: the file with the environment over it, and the defaults. Secrets are left out.
     ShowConfig(configuration::ShowArgs),
+    /// Shows how a daemon stands: what is wrong, servers, partitions, jobs, boards, dead letters.
+    Status(status::StatusArgs),
+    /// Says whether a daemon is ready: exits with 0 if it is, with 1 if not.
+    Healthcheck(healthcheck::HealthcheckArgs),
     /// Prints the JSON Schema of the configuration, for editors.
     ConfigSchema,
     /// Prints the script with which a shell completes this command line.
@@ -253,6 +261,8 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
     match command {
         Alone::CheckConfig(args) => check::run(path, &args),
         Alone::ShowConfig(args) => configuration::show(path, &args),
+        Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
+        Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
         Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),
         Alone::Man { dir } => complete::man(dir.as_deref()),
@@ -387,6 +397,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
             || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::Locked | MigrateError::Store(_)))
             || cause.is::<NoAnswer>()
+            || cause.is::<NoDaemon>()
             || cause.is::<CacheError>()
             || cause.is::<NotNow>()
             || cause.is::<lapin::Error>();

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 use super::key::{Key, Origin, Origins, place};
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
-use super::{Config, ConfigError, EventClock, Secret, ServerUrl, check, schema, shape};
+use super::{Admin, Config, ConfigError, EventClock, Secret, ServerUrl, check, schema, shape};
 
 /// Where the configuration is looked for when nothing else is said.
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
@@ -67,15 +67,7 @@ pub fn load(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// Every problem found.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
-    let name = path.display().to_string();
-    let text = fs::read_to_string(path)
-        .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
-    let read = read(
-        &text,
-        &name,
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-    )?;
-    let Read { mut faults, origins, mut problems, table } = read;
+    let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
     let removed: Vec<Key> = of_faults.chain(problems.iter().filter_map(|problem| problem.key.clone())).collect();
     let mut loaded = Loaded { config: typed(table, &mut problems), origins };
@@ -86,6 +78,29 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &loaded.origins)));
     settle(&mut loaded);
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
+}
+
+/// `[admin]` alone, for commands that ask a daemon: needs no password, and finds no fault with what else is there.
+///
+/// # Errors
+/// The file can't be read or is no TOML, or something is wrong with `[admin]`.
+pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
+    let Read { mut faults, origins, mut problems, table } = read_file(path)?;
+    let admin = typed(table, &mut problems).admin;
+    super::admin::problems(&admin, &mut faults);
+    problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
+    problems.retain(|problem| problem.key.as_ref().is_none_or(|key| key.section() == "admin"));
+    if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
+}
+
+/// Reads `path`, with this process' environment.
+fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path)
+        .map_err(|error| vec![Problem { origin: None, key: None, text: format!("{name} can't be read: {error}") }])?;
+    let environment =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    read(&text, &name, environment)
 }
 
 /// The types without files and cross-checks: `text` from `source`, with the variables of `environment` over it.

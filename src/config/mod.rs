@@ -34,7 +34,7 @@ pub use board::Board;
 pub use filter::Filter;
 pub use key::{Key, Origin, Origins};
 pub use live::{Current, Live};
-pub use load::{DEFAULT_PATH, Loaded, examine, load, parse};
+pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;

@@ -1,19 +1,24 @@
 //! How a daemon stands, in one object: what the status page, `GET /v1/status` and `tallyd status` show.
 //!
 //! Times are in microseconds since the epoch. What a server was asked for is as old as [`Status::observed_at`] says; a
-//! server that is away leaves what was known of it as it was, and is `up: false` with its reason.
+//! server that is away leaves what was known of it as it was, and is `up: false` with its reason. What a daemon of another
+//! version doesn't tell is read as nothing.
 
 mod tell;
 mod text;
+mod trouble;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use crate::vitals::Point;
+pub use text::{Text, printable};
+pub use trouble::Trouble;
 
 /// A daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     /// tallyd's version.
     pub version: String,
@@ -29,6 +34,8 @@ pub struct Status {
     pub ready: bool,
     /// Why not, a sentence for each reason.
     pub not_ready: Vec<String>,
+    /// What somebody should look at, the worst first.
+    pub troubles: Vec<Trouble>,
     /// The last ten seconds.
     pub rate: Option<Point>,
     /// Events whose effect this process has committed.
@@ -72,6 +79,7 @@ pub enum State {
 
 /// A server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Server {
     /// `mysql`, `redis` or `rabbitmq`.
     pub server: String,
@@ -87,6 +95,7 @@ pub struct Server {
 
 /// A partition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Partition {
     /// Its number.
     pub partition: u16,
@@ -107,6 +116,7 @@ pub struct Partition {
 
 /// A job's mode, over all daemons and shells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Job {
     /// Its name: `reconcile`.
     pub job: String,
@@ -124,6 +134,7 @@ pub struct Job {
 
 /// A run that is under way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Run {
     /// Host and process.
     pub owner: String,
@@ -139,6 +150,7 @@ pub struct Run {
 
 /// A run that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Ended {
     /// Its number.
     pub run: u64,
@@ -156,6 +168,7 @@ pub struct Ended {
 
 /// What a run of the reconciler found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Reconciled {
     /// Its number.
     pub run: u64,
@@ -181,6 +194,7 @@ pub struct Reconciled {
 
 /// A board.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Board {
     /// Its name, and with several lengths of period its period's length: `likes`, `likes/week`.
     pub board: String,
@@ -202,6 +216,7 @@ pub struct Board {
 
 /// Something that fails and is tried again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Wait {
     /// What.
     pub what: String,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::trouble::troubles;
 use super::{Partition, Server, State, Status, Wait};
 use crate::config::Config;
 use crate::model::Micros;
@@ -20,7 +21,7 @@ impl Status {
         let waits: Vec<Wait> = vitals.waits.open().into_iter().map(wait).collect();
         let partitions = partitions(config, vitals, seen, now);
         let not_ready = not_ready(state, &partitions, &seen.servers, &waits);
-        Self {
+        let mut told = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             owner: owner.to_owned(),
             started_at: vitals.started_at.0,
@@ -28,6 +29,7 @@ impl Status {
             state,
             ready: not_ready.is_empty(),
             not_ready,
+            troubles: Vec::new(),
             rate: vitals.pulse.last(),
             events_committed: vitals.committed.get(),
             memory_bytes: Process::now().resident_bytes,
@@ -41,7 +43,9 @@ impl Status {
             dead_letters: seen.dead_letters.clone(),
             returned: seen.returned,
             waits,
-        }
+        };
+        told.troubles = troubles(&told);
+        told
     }
 }
 
@@ -118,6 +122,6 @@ mod tests {
             ["rabbitmq is away: refused", "partition 1 is connecting: consuming partition 1 failed: refused"];
         assert_eq!(found, expected);
         assert_eq!(not_ready(State::Running, &partitions[..1], &servers[..2], &[]), Vec::<String>::new());
-        assert_eq!(not_ready(State::Draining, &partitions, &[], &[]).len(), 1);
+        assert_eq!(not_ready(State::Draining, &partitions, &servers[..2], &[]).len(), 1);
     }
 }

@@ -17,6 +17,7 @@ const POINTS_MAX: usize = 360;
 
 /// Ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Point {
     /// Their end, in microseconds since the epoch.
     pub at: i64,

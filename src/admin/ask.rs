@@ -1,0 +1,70 @@
+//! Asks a daemon's admin port, for commands: one connection, one request, a limit for the time and the bytes of the answer.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, StatusCode, header};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use url::{Host, Url};
+
+/// How long a daemon may take to answer: it asks no server meanwhile.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// Bytes of an answer. A status of 1,000 partitions has 300 kB.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// What was answered.
+#[derive(Debug)]
+pub struct Answer {
+    /// 200, and 503 of a daemon that is not ready.
+    pub status: StatusCode,
+    /// JSON.
+    pub body: String,
+}
+
+/// Nobody answers there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "no daemon answers at {url}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
+)]
+pub struct NoDaemon {
+    /// Where.
+    pub url: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Asks for `path`, which is below that of `url`.
+///
+/// # Errors
+/// [`NoDaemon`], also when the answer is late or too large, or no HTTP.
+pub async fn get(url: &Url, path: &str) -> Result<Answer, NoDaemon> {
+    let answer = tokio::time::timeout(ANSWER_MAX, exchange(url, path)).await;
+    let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
+    answer.map_err(|error| NoDaemon { url: url.to_string(), reason: format!("{error:#}") })
+}
+
+async fn exchange(url: &Url, path: &str) -> Result<Answer> {
+    let port = url.port_or_known_default().context("the address has no port")?;
+    let stream = match url.host().context("the address names no host")? {
+        Host::Domain(name) => TcpStream::connect((name, port)).await,
+        Host::Ipv4(address) => TcpStream::connect((address, port)).await,
+        Host::Ipv6(address) => TcpStream::connect((address, port)).await,
+    };
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream?)).await?;
+    // Ends with this call, whatever comes.
+    let mut driver = JoinSet::new();
+    driver.spawn(connection);
+    let request = Request::get(format!("{}{path}", url.path().trim_end_matches('/')))
+        .header(header::HOST, format!("{}:{port}", url.host_str().unwrap_or_default()))
+        .header(header::ACCEPT, "application/json")
+        .body(Body::empty())?;
+    let answer = sender.send_request(request).await?;
+    let status = answer.status();
+    let body = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await.context("read the answer")?;
+    Ok(Answer { status, body: String::from_utf8(body.to_vec()).context("the answer is no text")? })
+}

@@ -1,0 +1,53 @@
+//! `tallyd healthcheck`: whether a daemon is ready, for containers and scripts.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use super::port::{PortArgs, refusal};
+use super::{EXIT_DONE, EXIT_FAILED};
+use crate::admin::ask;
+use crate::admin::health::{Live, Ready};
+use crate::status::printable;
+
+#[derive(Debug, Args)]
+pub(super) struct HealthcheckArgs {
+    #[command(flatten)]
+    port: PortArgs,
+    /// Asks if the process works, whether events can be written or not.
+    #[arg(long)]
+    live: bool,
+}
+
+pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
+    let url = args.port.url(config)?;
+    let answer = ask::get(&url, if args.live { "/livez" } else { "/readyz" }).await?;
+    let told = if args.live {
+        serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
+    } else {
+        serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
+    };
+    let (well, lines) = told.unwrap_or_else(|_| (false, vec![refusal(&url, &answer)]));
+    let mut out = std::io::stdout();
+    lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).context("print")?;
+    Ok(if well { EXIT_DONE } else { EXIT_FAILED })
+}
+
+fn live_lines(live: bool, stuck: &[String]) -> (bool, Vec<String>) {
+    let lines = stuck.iter().map(|task| format!("the {task} makes no progress"));
+    (live, if live { vec!["live".to_owned()] } else { lines.collect() })
+}
+
+fn ready_lines(told: &Ready) -> (bool, Vec<String>) {
+    if !told.ready {
+        return (false, told.reasons.clone());
+    }
+    // Of what is away with a daemon that is ready.
+    let away = told.servers.iter().filter(|server| !server.up);
+    let away = away.map(|server| {
+        format!("{} is away: {}", server.server, server.reason.as_deref().unwrap_or("no reason is known"))
+    });
+    (true, std::iter::once("ready".to_owned()).chain(away).collect())
+}

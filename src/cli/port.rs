@@ -1,0 +1,92 @@
+//! Where the daemon's admin port is that a command asks.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::Result;
+use clap::Args;
+use url::Url;
+
+use super::Usage;
+use crate::admin::ask::Answer;
+use crate::config;
+
+#[derive(Debug, Args)]
+pub(super) struct PortArgs {
+    /// The daemon's admin port; by default where [admin] listen of the configuration says.
+    #[arg(long, value_name = "URL", value_parser = parse)]
+    url: Option<Url>,
+}
+
+impl PortArgs {
+    /// The port that is asked. Reads no configuration where it is given.
+    pub(super) fn url(&self, config: &Path) -> Result<Url> {
+        match &self.url {
+            Some(url) => Ok(url.clone()),
+            None => of_listener(config::load_admin(config)?.address()?),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Url, String> {
+    let example = "for instance http://127.0.0.1:9464";
+    let url = Url::parse(text).map_err(|error| format!("{error}; write an address, {example}"))?;
+    match url.scheme() {
+        "http" if url.username().is_empty() && url.password().is_none() => Ok(url),
+        "http" => Err(format!("the admin port has no password; write an address without one, {example}")),
+        other => Err(format!("the admin port doesn't speak {other}; write {example}")),
+    }
+}
+
+/// Who listens on all addresses listens on this machine's own.
+fn of_listener(listens: Option<SocketAddr>) -> Result<Url> {
+    let Some(address) = listens else {
+        let problem = "[admin] listen is empty, so the daemon has no admin port: set it, or give --url";
+        return Err(Usage(problem.to_owned()).into());
+    };
+    if address.port() == 0 {
+        let problem = "[admin] listen has port 0, any that is free: give --url with the port that the daemon has logged (admin-listening)";
+        return Err(Usage(problem.to_owned()).into());
+    }
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    Ok(Url::parse(&format!("http://{}", SocketAddr::new(ip, address.port())))?)
+}
+
+/// What an answer says that isn't the one that was asked for.
+pub(super) fn refusal(url: &Url, answer: &Answer) -> String {
+    let error = serde_json::from_str::<serde_json::Value>(&answer.body).ok();
+    let error = error.as_ref().and_then(|error| error["error"].as_str()).unwrap_or("is it tallyd's admin port?");
+    format!("{url} answers {}: {}", answer.status, error.replace(char::is_control, " "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_listens_everywhere_is_asked_on_this_machine() {
+        let asked = |listens: &str| of_listener(Some(listens.parse().unwrap())).unwrap().to_string();
+        assert_eq!(asked("0.0.0.0:9464"), "http://127.0.0.1:9464/");
+        assert_eq!(asked("[::]:9464"), "http://[::1]:9464/");
+        assert_eq!(asked("10.0.0.7:1"), "http://10.0.0.7:1/");
+        assert!(of_listener(None).unwrap_err().to_string().contains("[admin] listen is empty"));
+        assert!(of_listener(Some("[::]:0".parse().unwrap())).unwrap_err().to_string().contains("port 0"));
+    }
+
+    #[test]
+    fn only_addresses_of_plain_http_are_taken() {
+        assert_eq!(parse("http://tallyd.example.com:9464").unwrap().port(), Some(9_464));
+        for (wrong, said) in [
+            ("127.0.0.1:9464", "write an address"),
+            ("https://localhost", "doesn't speak https"),
+            ("http://user:secret@localhost", "has no password"),
+        ] {
+            let error = parse(wrong).unwrap_err();
+            assert!(error.contains(said) && !error.contains("secret"), "{error}");
+        }
+    }
+}

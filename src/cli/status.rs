@@ -1,0 +1,137 @@
+//! `tallyd status`: how a daemon stands, as it tells it itself.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use axum::http::StatusCode;
+use clap::Args;
+use terminal_size::{Height, Width, terminal_size};
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+use super::port::{PortArgs, refusal};
+use super::{EXIT_DONE, Format};
+use crate::admin::ask;
+use crate::runtime::shutdown;
+use crate::status::{Status, Text, printable};
+
+/// How often a status is asked for that is watched.
+const WATCH_EVERY: Duration = Duration::from_secs(2);
+
+/// Of a terminal that doesn't say how large it is.
+const SIZE: (Width, Height) = (Width(80), Height(24));
+
+/// To the upper left corner.
+const HOME: &str = "\u{1b}[H";
+/// Clears all.
+const CLEAR: &str = "\u{1b}[2J";
+/// Clears the rest of the line.
+const REST_OF_LINE: &str = "\u{1b}[K";
+/// Clears the rest of the screen.
+const REST_OF_SCREEN: &str = "\u{1b}[J";
+
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// Shows it every two seconds, until Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+    /// How it looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    #[command(flatten)]
+    port: PortArgs,
+}
+
+pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
+    let url = args.port.url(config)?;
+    let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let text = asked(&url, args.format, colour).await?;
+    if args.watch {
+        watch(&url, args.format, colour, text).await?;
+    } else {
+        write!(std::io::stdout(), "{text}").context("print")?;
+    }
+    Ok(EXIT_DONE)
+}
+
+/// What is shown: the daemon's own JSON, or text.
+async fn asked(url: &Url, format: Format, colour: bool) -> Result<String> {
+    let answer = ask::get(url, "/v1/status").await?;
+    let told: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
+    let told = told.ok_or_else(|| anyhow!(refusal(url, &answer)))?;
+    Ok(match format {
+        Format::Json => format!("{}\n", answer.body.trim_end()),
+        Format::Text => Text { status: &told, colour }.to_string(),
+    })
+}
+
+/// Shows it again and again. A daemon that doesn't answer is waited for, with what it has told before.
+async fn watch(url: &Url, format: Format, colour: bool, first: String) -> Result<()> {
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let mut out = std::io::stdout();
+    let is_screen = out.is_terminal() && format == Format::Text;
+    let mut known = first;
+    if is_screen {
+        write!(out, "{CLEAR}")?;
+    }
+    let mut shown = known.clone();
+    loop {
+        let text = match (is_screen, format) {
+            (true, _) => framed(&shown, terminal_size().unwrap_or(SIZE)),
+            (false, Format::Json) => shown.clone(),
+            (false, Format::Text) => format!("{shown}{}\n", "-".repeat(80)),
+        };
+        write!(out, "{text}").and_then(|()| out.flush()).context("print")?;
+        if stop.run_until_cancelled(tokio::time::sleep(WATCH_EVERY)).await.is_none() {
+            return Ok(());
+        }
+        let Some(answer) = stop.run_until_cancelled(asked(url, format, colour)).await else { return Ok(()) };
+        shown = match (answer, format) {
+            (Ok(text), _) => {
+                known.clone_from(&text);
+                text
+            }
+            (Err(error), Format::Text) => format!("{}\nbefore that:\n\n{known}", printable(&format!("{error:#}"))),
+            (Err(error), Format::Json) => format!("{}\n", serde_json::json!({ "error": format!("{error:#}") })),
+        };
+    }
+}
+
+/// As much of it as the screen holds, so that it is drawn over what was there.
+fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
+    // The last line stays free: a line feed there would move all up.
+    let lines = text.lines().take(usize::from(height).saturating_sub(1));
+    let lines: String = lines.map(|line| format!("{}{REST_OF_LINE}\n", cut(line, usize::from(width)))).collect();
+    format!("{HOME}{lines}{REST_OF_SCREEN}")
+}
+
+/// A line's first characters; those that colour it take no room, and are all kept.
+fn cut(line: &str, width: usize) -> String {
+    let (mut kept, mut room, mut is_code) = (String::with_capacity(line.len()), width, false);
+    for character in line.chars() {
+        is_code |= character == '\u{1b}';
+        if is_code {
+            kept.push(character);
+            is_code = character != 'm';
+        } else if room > 0 {
+            kept.push(character);
+            room -= 1;
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_screen_gets_what_it_holds_with_its_colours_whole() {
+        let text = "\u{1b}[1;31mabcdef\u{1b}[0m\nsecond\nthird\n";
+        let shown = framed(text, (Width(4), Height(3)));
+        assert_eq!(shown, "\u{1b}[H\u{1b}[1;31mabcd\u{1b}[0m\u{1b}[K\nseco\u{1b}[K\n\u{1b}[J");
+    }
+}

@@ -1,0 +1,112 @@
+//! A table for terminals: columns as wide as what they hold, numbers to the right.
+
+use std::fmt::{self, Formatter};
+
+use super::printable;
+
+/// How a cell's text stands out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Style {
+    #[default]
+    Plain,
+    Good,
+    Mild,
+    Grave,
+    Header,
+}
+
+impl Style {
+    /// Select Graphic Rendition (ECMA-48): the terminal's own colours, which fit its background.
+    fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Good => "\u{1b}[32m",
+            Self::Mild => "\u{1b}[33m",
+            Self::Grave => "\u{1b}[1;31m",
+            Self::Header => "\u{1b}[1m",
+        }
+    }
+}
+
+/// A text on one line, without what could do something to a terminal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    text: String,
+    style: Style,
+}
+
+impl Cell {
+    pub(super) fn new(text: impl AsRef<str>) -> Self {
+        Self { text: printable(text.as_ref()), style: Style::Plain }
+    }
+
+    pub(super) fn style(self, style: Style) -> Self {
+        Self { style, ..self }
+    }
+
+    pub(super) fn write(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
+        match self.style.code() {
+            "" => f.write_str(&self.text),
+            _ if !colour => f.write_str(&self.text),
+            code => write!(f, "{code}{}\u{1b}[0m", self.text),
+        }
+    }
+
+    fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+
+    fn is_number(&self) -> bool {
+        !self.text.is_empty() && self.text.chars().all(|character| character.is_ascii_digit() || character == '?')
+    }
+}
+
+/// A header and rows.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    header: Vec<Cell>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
+        Self { header: header.map(|text| Cell::new(text).style(Style::Header)).into(), rows: Vec::new() }
+    }
+
+    pub(super) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
+        self.rows.push(cells.into());
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    pub(super) fn write(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
+        let columns: Vec<(usize, bool)> =
+            self.header.iter().enumerate().map(|(at, head)| self.column(at, head)).collect();
+        for row in std::iter::once(&self.header).chain(&self.rows) {
+            for (place, (cell, (width, is_right))) in row.iter().zip(&columns).enumerate() {
+                if place > 0 {
+                    f.write_str("  ")?;
+                }
+                let room = width.saturating_sub(cell.width());
+                if *is_right {
+                    write!(f, "{:room$}", "")?;
+                }
+                cell.write(f, colour)?;
+                if !is_right && place + 1 < columns.len() {
+                    write!(f, "{:room$}", "")?;
+                }
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    /// How wide it is, and whether it holds numbers alone.
+    fn column(&self, place: usize, head: &Cell) -> (usize, bool) {
+        let cells = || self.rows.iter().filter_map(|row| row.get(place));
+        let width = cells().map(Cell::width).chain([head.width()]).max().unwrap_or(0);
+        (width, cells().all(Cell::is_number))
+    }
+}

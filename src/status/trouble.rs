@@ -1,0 +1,215 @@
+//! What somebody should look at, the worst first. Pure: said once here, for the page, the command and whoever reads the JSON.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Board, Job, Server, State, Status};
+
+/// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
+const UNACKED_MAX_S: f64 = 60.0;
+
+/// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
+const LOOK_MAX: i64 = 30_000_000;
+
+/// Something that somebody should look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Trouble {
+    /// Events are not written, or something may be lost. Otherwise it can wait for the morning.
+    pub grave: bool,
+    /// A sentence.
+    pub what: String,
+    /// Since when, where that is known.
+    pub since: Option<i64>,
+    /// The command that shows more of it, or mends it.
+    pub command: Option<String>,
+}
+
+impl Trouble {
+    fn grave(what: String, since: Option<i64>) -> Self {
+        Self { grave: true, what, since, command: None }
+    }
+
+    fn mild(what: String, since: Option<i64>) -> Self {
+        Self { grave: false, what, since, command: None }
+    }
+
+    fn with(self, command: String) -> Self {
+        Self { command: Some(command), ..self }
+    }
+}
+
+/// All there is, in the order in which it should be looked at.
+pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
+    let mut found = not_ready(told);
+    found.extend(told.servers.iter().filter(|server| is_away(server) && server.server == "redis").map(|redis| {
+        let what = format!("redis is away: {}. Events are written without it", why(redis));
+        Trouble::grave(what, Some(redis.since))
+    }));
+    if told.servers.iter().all(|server| server.up) {
+        // Otherwise the server is the reason of most of them.
+        let waits = told.waits.iter().map(|wait| {
+            Trouble::mild(format!("{} fails and is tried again: {}", wait.what, wait.reason), Some(wait.since))
+        });
+        found.extend(waits);
+    }
+    found.extend(told.boards.iter().flat_map(|board| of_board(board, told.now)));
+    found.extend(told.jobs.iter().filter_map(of_job));
+    found.extend(of_messages(told));
+    if let Some(at) = told.observed_at.filter(|at| told.now - at > LOOK_MAX) {
+        found.push(Trouble::mild(
+            "the servers were not looked at lately: what is told of them is old".to_owned(),
+            Some(at),
+        ));
+    }
+    found.sort_by_key(|trouble| !trouble.grave);
+    found
+}
+
+/// Its reasons. A start and a stop are no trouble.
+fn not_ready(told: &Status) -> Vec<Trouble> {
+    let since = |reason: &str| {
+        let away = |server: &&Server| is_away(server) && reason.starts_with(&format!("{} is away", server.server));
+        told.servers.iter().find(away).map(|server| server.since)
+    };
+    let is_life = |reason: &&String| told.state == State::Running || since(reason).is_some();
+    told.not_ready.iter().filter(is_life).map(|reason| Trouble::grave(reason.clone(), since(reason))).collect()
+}
+
+fn is_away(server: &Server) -> bool {
+    !server.up
+}
+
+fn why(server: &Server) -> &str {
+    server.reason.as_deref().unwrap_or("no reason is known")
+}
+
+fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
+    let mut found = Vec::new();
+    let Board { board: label, period, .. } = board;
+    if board.state == "lost" {
+        let name = label.split('/').next().unwrap_or(label);
+        let lost = Trouble::grave(format!("board {label}: Redis has lost {period}"), None);
+        found.push(lost.with(format!("tallyd board restore {name} {period} --dry-run")));
+    }
+    if !board.unarchived.is_empty() {
+        let what = format!("board {label}: closed and not archived: {}", board.unarchived.join(", "));
+        let since = board.oldest_unarchived_at.filter(|at| *at < now);
+        found.push(Trouble::mild(what, since).with("tallyd archive --dry-run".to_owned()));
+    }
+    found
+}
+
+/// A run that goes on may mend it.
+fn of_job(job: &Job) -> Option<Trouble> {
+    let last = job.last.as_ref().filter(|last| last.outcome != "done" && job.running.is_none())?;
+    let what = match last.outcome.as_str() {
+        "braked" => "was stopped by its own limits",
+        _ => "failed",
+    };
+    let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
+    Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)))
+}
+
+fn of_messages(told: &Status) -> Vec<Trouble> {
+    let mut found = Vec::new();
+    for partition in told.partitions.iter().filter(|partition| partition.oldest_unacked_s > UNACKED_MAX_S) {
+        let since = told.now - (partition.oldest_unacked_s * 1e6) as i64;
+        found.push(Trouble::mild(
+            format!("partition {}: a message waits for its commit", partition.partition),
+            Some(since),
+        ));
+    }
+    let letters: Vec<String> =
+        told.dead_letters.iter().flatten().map(|(reason, count)| format!("{reason} {count}")).collect();
+    if !letters.is_empty() {
+        let what = format!("dead letters are open, events that could not be applied: {}", letters.join(", "));
+        found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()));
+    }
+    if let Some(count) = told.returned.filter(|count| *count > 0) {
+        let what = format!("{count} messages came back too often and wait in the queue of returned ones");
+        found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::status::{Ended, Partition, Wait};
+
+    fn server(name: &str, reason: Option<&str>) -> Server {
+        Server {
+            server: name.to_owned(),
+            up: reason.is_none(),
+            reason: reason.map(str::to_owned),
+            since: 5,
+            look_s: 0.0,
+        }
+    }
+
+    fn ended(outcome: &str) -> Job {
+        let last =
+            Ended { outcome: outcome.to_owned(), reason: Some("refused".to_owned()), ended_at: 7, ..Ended::default() };
+        Job { job: "archive".to_owned(), mode: "closed".to_owned(), last: Some(last), ..Job::default() }
+    }
+
+    fn sentences(told: &Status) -> Vec<String> {
+        troubles(told).into_iter().map(|trouble| trouble.what).collect()
+    }
+
+    #[test]
+    fn what_is_grave_comes_first() {
+        let told = Status {
+            now: 100_000_000,
+            state: State::Running,
+            observed_at: Some(99_000_000),
+            not_ready: vec!["mysql is away: gone".to_owned()],
+            servers: vec![server("mysql", Some("gone")), server("redis", Some("full")), server("rabbitmq", None)],
+            waits: vec![Wait { what: "writing partition 0".to_owned(), ..Wait::default() }],
+            jobs: vec![ended("failed"), ended("done")],
+            boards: vec![Board {
+                board: "likes/week".to_owned(),
+                period: "2026-W47".to_owned(),
+                state: "lost".to_owned(),
+                unarchived: vec!["2026-W46".to_owned()],
+                ..Board::default()
+            }],
+            dead_letters: Some(BTreeMap::from([("malformed-json".to_owned(), 2)])),
+            partitions: vec![Partition { oldest_unacked_s: 61.0, ..Partition::default() }],
+            ..Status::default()
+        };
+        let found = troubles(&told);
+        let words: Vec<(&str, bool)> = found.iter().map(|it| (it.what.split(':').next().unwrap(), it.grave)).collect();
+        let expected = [
+            ("mysql is away", true),
+            ("redis is away", true),
+            ("board likes/week", true),
+            ("board likes/week", false),
+            ("the last archive closed failed", false),
+            ("partition 0", false),
+            ("dead letters are open, events that could not be applied", false),
+        ];
+        assert_eq!(words, expected);
+        assert_eq!((found[0].since, found[4].since, found[5].since), (Some(5), Some(7), Some(39_000_000)));
+        assert_eq!(found[2].command.as_deref(), Some("tallyd board restore likes 2026-W47 --dry-run"));
+    }
+
+    #[test]
+    fn what_fails_is_told_where_no_server_explains_it() {
+        let wait = Wait { what: "writing partition 0".to_owned(), reason: "read-only".to_owned(), ..Wait::default() };
+        let told = Status { servers: vec![server("mysql", None)], waits: vec![wait], ..Status::default() };
+        assert_eq!(sentences(&told), ["writing partition 0 fails and is tried again: read-only"]);
+    }
+
+    #[test]
+    fn a_daemon_that_starts_or_stops_has_no_trouble_by_that() {
+        for state in [State::Starting, State::Draining] {
+            let told = Status { state, not_ready: vec!["it was told to stop".to_owned()], ..Status::default() };
+            assert_eq!(sentences(&told), Vec::<String>::new());
+        }
+        let told = Status { now: 40_000_000, observed_at: Some(1), jobs: vec![ended("done")], ..Status::default() };
+        assert_eq!(sentences(&told), ["the servers were not looked at lately: what is told of them is old"]);
+    }
+}
