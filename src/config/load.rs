@@ -19,12 +19,6 @@ pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
 
 const ENV_PREFIX: &str = "TALLYD__";
 
-/// Names that others refer to: while some of these can't be used, what refers to them may be right.
-const REFERRED_TO: [&str; 3] = ["kinds", "metrics", "board"];
-
-/// What refers to names.
-const REFERRING: [&str; 4] = ["rule", "recount", "board", "retired"];
-
 /// The configuration, and where each setting of it comes from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -234,10 +228,16 @@ fn settle(loaded: &mut Loaded) {
 /// Whether it is wrong, and not only because something has been taken out.
 fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     let Some(key) = fault.keys.first() else { return true };
-    let refers = REFERRING.contains(&key.section());
-    let spoils =
-        |removed: &Key| removed.parts().starts_with(key.parts()) || refers && REFERRED_TO.contains(&removed.section());
+    let spoils = |removed: &Key| removed.parts().starts_with(key.parts()) || refers(key.section(), removed.section());
     removed.is_empty() || origins.has(key) && !removed.iter().any(spoils)
+}
+
+/// Whether settings of a section name what another one has.
+fn refers(section: &str, to: &str) -> bool {
+    matches!(
+        (section, to),
+        ("rule" | "recount" | "retired", "kinds" | "metrics") | ("board", "metrics" | "board") | ("rule", "board")
+    )
 }
 
 /// By their places in the file; what the environment has set after them.
