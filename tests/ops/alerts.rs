@@ -1,6 +1,7 @@
 //! The alerts: right, tried, explained.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -102,6 +103,23 @@ fn runbooks_name_log_events_that_there_are() {
             assert!(manual.contains(&format!("\n| `{event}` | ")), "{name}: {event} is not in the table of log events");
         }
     }
+}
+
+#[test]
+fn runbooks_give_commands_that_there_are() {
+    let mut tried = 0;
+    for (name, body) in runbooks() {
+        let blocks = body.split("```sh\n").skip(1).flat_map(|rest| rest.split("```").next().unwrap().lines());
+        let inline = body.split('`').skip(1).step_by(2);
+        for command in blocks.chain(inline).filter_map(|line| line.strip_prefix("tallyd ")) {
+            let arguments = command.split('#').next().unwrap().split_whitespace();
+            let mut program = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+            let output = program.args(arguments).arg("--help").output().unwrap();
+            assert!(output.status.success(), "{name}: tallyd {command}\n{}", String::from_utf8_lossy(&output.stderr));
+            tried += 1;
+        }
+    }
+    assert!(tried > 20, "{tried} commands");
 }
 
 #[tokio::test(flavor = "multi_thread")]

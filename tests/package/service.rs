@@ -46,9 +46,12 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
         "export CREDENTIALS_DIRECTORY=/run/credentials; exec setpriv --reuid {user} --regid {user} --init-groups --no-new-privs "
     );
     machine.run(&format!("{as_user}{}", setting(&machine, "ExecStartPre")));
-    let mut command = machine.command(&format!("{as_user}{} 2>/tmp/log", setting(&machine, "ExecStart")));
+    let mut command = machine.command(&format!("{as_user}{} 2>>/tmp/log", setting(&machine, "ExecStart")));
     let mut daemon = command.stdin(Stdio::null()).spawn().unwrap();
-    eventually("it listens to the queue", || async { machine.run("cat /tmp/log").contains("\"consuming\"") }).await;
+    eventually("it listens to the queue", || async {
+        machine.run("touch /tmp/log && cat /tmp/log").contains("\"consuming\"")
+    })
+    .await;
     machine.run("pkill -TERM -u tallyd -x tallyd");
     assert!(daemon.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
     world.close().await;

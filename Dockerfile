@@ -1,0 +1,26 @@
+# syntax=docker/dockerfile:1
+# tallyd as an image: docker build -t tallyd . ; docs/operations.md, "Containers", says how it is run.
+
+# Debian 12, as what follows: a program needs a C library that is no older than the one that it was built with.
+FROM rust:1.95-slim-bookworm AS build
+WORKDIR /src
+COPY . .
+# The compiled dependencies stay in the cache from one build to the next.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/src/target \
+    cargo build --release --locked --bin tallyd && cp target/release/tallyd /usr/bin/tallyd
+
+# The C library, libgcc, certificates and time zones; no shell, no package manager.
+FROM gcr.io/distroless/cc-debian12
+COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
+COPY config.toml /etc/tallyd/config.toml
+# A relative password_file is looked for here: where Docker, Podman and Compose put secrets.
+ENV CREDENTIALS_DIRECTORY=/run/secrets \
+    TALLYD__ADMIN__LISTEN=0.0.0.0:9464
+# Nobody's account, by number, so that Kubernetes can see that it isn't root (runAsNonRoot).
+USER 65532:65532
+EXPOSE 9464
+# What is open is written first. Longer than [daemon] drain_max_s must whoever stops it wait: docker stop --time 90.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "healthcheck"]
+ENTRYPOINT ["/usr/bin/tallyd"]

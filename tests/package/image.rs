@@ -1,0 +1,157 @@
+//! The image and compose.yaml: what can be said of them without a container engine.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+use tallyd::config::Config;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn compose() -> Value {
+    serde_saphyr::from_str(&read("compose.yaml")).unwrap()
+}
+
+/// The instructions of the Dockerfile of that name, each on one line.
+fn instructions(name: &str) -> Vec<String> {
+    let text = read("Dockerfile").replace("\\\n", " ");
+    text.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.trim().to_owned())).collect()
+}
+
+/// What of the sources the build gets to see.
+fn context() -> Vec<String> {
+    let text = read(".dockerignore");
+    assert!(text.lines().any(|line| line == "*"), "all but what follows is left out");
+    text.lines().filter_map(|line| Some(line.strip_prefix('!')?.to_owned())).collect()
+}
+
+#[test]
+fn the_image_is_built_from_all_that_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    for path in context() {
+        let copied = Command::new("cp").arg("-r").arg(root().join(&path)).arg(folder.path()).status().unwrap();
+        assert!(copied.success(), "{path}");
+    }
+    // Cargo looks for every target that Cargo.toml names, and for the versions in Cargo.lock.
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"])
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for copied in instructions("COPY").iter().filter(|copied| !copied.starts_with("--from")) {
+        let source = copied.split(' ').next().unwrap();
+        assert!(source == "." || context().iter().any(|path| path == source), "{source} is not in the context");
+    }
+    // Whatever is compiled in.
+    for included in ["lua", "migrations", "src", "build.rs"] {
+        assert!(context().iter().any(|path| path == included), "{included}");
+    }
+}
+
+#[test]
+fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
+    let user = instructions("USER");
+    let (user, group) = user[0].split_once(':').unwrap();
+    assert!(user.parse::<u32>().unwrap() > 0 && group.parse::<u32>().unwrap() > 0);
+    assert_eq!(instructions("STOPSIGNAL"), ["SIGTERM"]);
+    assert_eq!(instructions("ENTRYPOINT"), [r#"["/usr/bin/tallyd"]"#]);
+    let health = &instructions("HEALTHCHECK")[0];
+    let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
+    assert_eq!(command[0], "/usr/bin/tallyd");
+    let known = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(&command[1..]).arg("--help").output().unwrap();
+    assert!(known.status.success(), "{command:?}");
+}
+
+/// distroless/cc has the C library and libgcc, and no more.
+#[test]
+fn the_program_needs_no_library_that_the_image_lacks() {
+    let output = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tallyd")).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let names: Vec<&str> = said.lines().map(|line| line.trim().split([' ', '.']).next().unwrap()).collect();
+    for name in names {
+        let known = ["linux-vdso", "libgcc_s", "libm", "libc", "/lib64/ld-linux-x86-64", "/lib/ld-linux-aarch64"];
+        assert!(known.contains(&name), "{name}");
+    }
+}
+
+#[test]
+fn services_of_compose_wait_for_what_there_is() {
+    let compose = compose();
+    let services = compose["services"].as_object().unwrap();
+    for (name, service) in services {
+        for (other, wait) in service["depends_on"].as_object().into_iter().flatten() {
+            let other = services.get(other).unwrap_or_else(|| panic!("{name} waits for {other}, which there isn't"));
+            match wait["condition"].as_str().unwrap() {
+                "service_healthy" => assert!(other["healthcheck"]["test"].is_array(), "{name}"),
+                "service_completed_successfully" => assert_eq!(other["restart"], "no", "{name}"),
+                condition => panic!("{name}: {condition}"),
+            }
+        }
+        for mount in service["volumes"].as_array().into_iter().flatten() {
+            let source = mount.as_str().unwrap().split(':').next().unwrap();
+            let there = match source.starts_with("./") {
+                true => root().join(source).exists(),
+                false => compose["volumes"].as_object().unwrap().contains_key(source),
+            };
+            assert!(there, "{name}: {source}");
+        }
+    }
+}
+
+/// The environment of a service, with what the image sets.
+fn environment(service: &str) -> BTreeMap<String, String> {
+    let mut environment: BTreeMap<String, String> = instructions("ENV")
+        .iter()
+        .flat_map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .map(|pair| pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())).unwrap())
+        .collect();
+    let compose = compose();
+    let own = compose["services"][service]["environment"].as_object().unwrap();
+    environment.extend(own.iter().map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned())));
+    environment
+}
+
+#[test]
+fn the_configurations_of_compose_are_valid() {
+    for service in ["migrate", "tallyd"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
+            .args(["--config", "config.toml", "check-config", "--offline"])
+            .current_dir(root())
+            .envs(environment(service))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{service}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    let compose = compose();
+    let grace = compose["services"]["tallyd"]["stop_grace_period"].as_str().unwrap().strip_suffix('s').unwrap();
+    assert!(grace.parse::<u64>().unwrap() > Config::default().daemon.drain_max_s);
+}
+
+#[test]
+fn the_accounts_of_compose_have_the_rights_that_the_manual_gives() {
+    let (manual, accounts) = (read("docs/operations.md"), read("packaging/compose/accounts.sql"));
+    let manual = manual.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
+    // Compose has MariaDB make the database.
+    let lines = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with("--") && !line.starts_with("CREATE DATABASE"));
+        lines.map(str::to_owned).collect()
+    };
+    assert_eq!(lines(&accounts), lines(manual));
+    for (service, account) in [("migrate", "tallyd_migrate"), ("tallyd", "tallyd")] {
+        let environment = environment(service);
+        let password = &environment["TALLYD__MYSQL__PASSWORD"];
+        assert!(accounts.contains(&format!("CREATE USER '{account}'@'%' IDENTIFIED BY '{password}';")));
+        assert!(environment["TALLYD__MYSQL__URL"].starts_with(&format!("mysql://{account}@")));
+    }
+    let broker = &compose()["services"]["rabbitmq"]["environment"];
+    assert_eq!(broker["RABBITMQ_DEFAULT_PASS"], environment("tallyd")["TALLYD__AMQP__PASSWORD"].as_str());
+}
