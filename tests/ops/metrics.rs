@@ -11,10 +11,8 @@ use crate::common::{World, eventually};
 /// Metrics by their names, with the values of the labels that each has of its own.
 pub type Metrics = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Labels that Prometheus adds to each. Of a metric that has one of them already it keeps that with this prefix, unless
-/// `honor_labels` is set.
+/// Labels that Prometheus adds to each: none of a metric's own may be called so.
 pub const ADDED: [&str; 2] = ["job", "instance"];
-const KEPT: &str = "exported_";
 
 /// Those of a daemon that has seen its servers and done all that it has a metric for.
 pub async fn metrics(name: &str) -> Metrics {
@@ -54,8 +52,8 @@ fn read(text: &str) -> Metrics {
         let (name, labels) = of.split_once('{').unwrap_or((of, ""));
         let known = metrics.entry(name.to_owned()).or_default();
         for (label, value) in labels.split("\",").filter_map(|pair| pair.split_once("=\"")) {
-            let label = if ADDED.contains(&label) { format!("{KEPT}{label}") } else { label.to_owned() };
-            known.entry(label).or_default().insert(value.trim_end_matches(['"', '}']).to_owned());
+            assert!(!ADDED.contains(&label), "{name} has a label of Prometheus: {label}");
+            known.entry(label.to_owned()).or_default().insert(value.trim_end_matches(['"', '}']).to_owned());
         }
     }
     metrics

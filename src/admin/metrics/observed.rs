@@ -51,7 +51,7 @@ fn queues(page: &mut Page<'_>, seen: &Observed) -> fmt::Result {
 
 fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
     let mut of = |name: &str, help: &str, value: fn(&Job) -> f64| {
-        let values = seen.jobs.iter().map(|job| ([("job", job.job.as_str()), ("mode", &job.mode)], value(job)));
+        let values = seen.jobs.iter().map(|job| ([("job_name", job.job.as_str()), ("mode", &job.mode)], value(job)));
         page.gauges(name, help, values)
     };
     of("tallyd_job_running", "1 while a run is under way, whoever runs it.", |job| {
@@ -82,8 +82,9 @@ fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
     names.dedup();
     let waits = names.iter().flat_map(|job| {
         let now = vitals.jobs.get(job).waits.map(|(waits, _)| waits);
-        WaitsFor::ALL
-            .map(|for_what| ([("job", *job), ("reason", for_what.name())], f64::from(u8::from(now == Some(for_what)))))
+        WaitsFor::ALL.map(|for_what| {
+            ([("job_name", *job), ("reason", for_what.name())], f64::from(u8::from(now == Some(for_what))))
+        })
     });
     page.gauges("tallyd_job_waiting", "1 while a run in this process waits for that.", waits)
 }
