@@ -9,6 +9,7 @@ mod counters;
 pub mod health;
 mod hosts;
 mod metrics;
+mod page;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -18,8 +19,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -158,6 +159,7 @@ impl Admin {
 /// All that can be asked.
 fn routes(asked: Asked) -> Router {
     Router::new()
+        .route("/", get(page::show))
         .route("/livez", get(health::livez))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(metrics::show))
@@ -191,7 +193,13 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
         return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
     }
     let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
-    Ok(answer.unwrap_or_else(|_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()))))
+    let late = |_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()));
+    let mut answer = answer.unwrap_or_else(late);
+    // It is of this moment, and what it says it is.
+    let headers = answer.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    Ok(answer)
 }
 
 /// An answer of JSON.
@@ -210,6 +218,6 @@ fn refused(status: StatusCode, reason: &str) -> Response {
 /// An answer that says that there may be one later.
 fn busy(reason: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
-    response.headers_mut().insert(RETRY_AFTER, axum::http::HeaderValue::from_static("1"));
+    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }

@@ -6,6 +6,7 @@
 mod common;
 mod health;
 mod metrics;
+mod page;
 mod watchdog;
 
 use std::time::{Duration, Instant};

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "every test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+pub mod browser;
 pub mod private;
 pub mod proxy;
 

@@ -1,0 +1,95 @@
+// Elements that are changed only where something has changed, so that what is being read, selected or copied stays. Whatever comes
+// from the daemon becomes text: nothing here takes markup.
+
+const byId = (id) => document.getElementById(id);
+
+/** The time as the daemon has it. It stands still while what is shown is old. */
+const time = { offset: 0, stopped: null };
+const liveNow = () => Date.now() * 1000 + time.offset;
+const knownNow = () => time.stopped ?? liveNow();
+
+/** An element with attributes and children. */
+function make(name, attributes = {}, ...children) {
+  const element = name.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", name.slice(4)) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+// Parts of a cell: a text, or one of these.
+const ago = (at) => ({ at, words: (now) => `${spoken((now - at) / 1e6)} ago` });
+const lasting = (at) => ({ at, words: (now) => spoken((now - at) / 1e6) });
+const ahead = (at) => ({ at, words: (now) => (at > now ? `in ${spoken((at - now) / 1e6)}` : "now") });
+const styled = (style, text) => ({ style, text });
+const command = (text) => ({ command: text });
+const progress = (part) => ({ part });
+
+function part(of) {
+  if (typeof of === "string") return make("span", {}, of);
+  if (of.words) {
+    const element = make("time", { datetime: new Date(of.at / 1000).toISOString(), title: utc(of.at) }, of.words(knownNow()));
+    element.words = of.words;
+    return element;
+  }
+  if (of.command) return make("code", { tabindex: "0" }, of.command);
+  if (of.part !== undefined) return make("progress", { max: "1", value: String(of.part), "aria-label": "done" });
+  return make("span", { class: of.style }, of.text);
+}
+
+/** Puts parts into an element, with blanks between them, unless they are there. */
+function put(element, parts, title = "") {
+  const told = JSON.stringify([parts.map((of) => (of.words ? [of.at, of.words.toString()] : of)), title]);
+  if (element.told === told) return;
+  element.told = told;
+  element.replaceChildren(...parts.flatMap((of, place) => (place ? [" ", part(of)] : [part(of)])));
+  if (title) element.title = title;
+  else element.removeAttribute("title");
+}
+
+/** Makes children of `parent` for items, each known by its key, in their order. */
+function keyed(parent, items, key, create, change) {
+  const known = new Map([...parent.children].map((child) => [child.key, child]));
+  items.forEach((item, place) => {
+    const name = key(item);
+    const child = known.get(name) ?? create(item);
+    child.key = name;
+    known.delete(name);
+    change(child, item);
+    if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
+  });
+  known.forEach((child) => child.remove());
+}
+
+/** A table's rows: `cells` gives the parts of each column, the first of which names the row. */
+function rows(id, items, key, cells, nothing) {
+  const table = byId(id);
+  const heads = [...table.tHead.rows[0].cells];
+  const all = items.length ? items.map((item) => ({ key: key(item), cells: cells(item) })) : [{ key: "", nothing }];
+  keyed(table.tBodies[0], all, (row) => row.key, (row) => newRow(row, heads), (element, row) => {
+    if (row.nothing) return put(element.cells[0], [row.nothing]);
+    row.cells.forEach((parts, place) => {
+      put(element.cells[place], parts);
+      element.cells[place].classList.toggle("none", parts.length === 0);
+    });
+  });
+}
+
+function newRow(row, heads) {
+  if (row.nothing) {
+    return make("tr", { role: "row", class: "empty" }, make("td", { role: "cell", colspan: String(heads.length) }));
+  }
+  const cells = heads.map((head, place) =>
+    place === 0
+      ? make("th", { role: "rowheader", scope: "row" })
+      : make("td", { role: "cell", "data-label": head.textContent, class: head.className }),
+  );
+  return make("tr", { role: "row" }, ...cells);
+}
+
+/** Says all relative times anew. */
+function tick() {
+  for (const element of document.querySelectorAll("time")) {
+    const words = element.words?.(element.closest(".known") ? knownNow() : liveNow());
+    if (words && element.textContent !== words) element.textContent = words;
+  }
+}

@@ -1,0 +1,249 @@
+// What the daemon tells, put where it is seen; and asking it again and again.
+
+const [STATUS_EVERY, HISTORY_EVERY, ANSWER_MAX, REST_MAX] = [2000, 10000, 4000, 10000];
+const RECONCILES_SHOWN = 6;
+
+// Points of processes before the one that answers now are kept: by their time.
+const history = new Map();
+const starts = new Set();
+let told = null;
+let awaySince = null;
+
+new Plot("plot-events", "Events a second", [{ name: "events a second", label: "", of: (one) => one.events_s }], rate, 4);
+const LAG = [
+  { name: "p50", label: "p50", of: (one) => one.lag_p50_s },
+  { name: "p99", label: "p99", of: (one) => one.lag_p99_s },
+];
+new Plot("plot-lag", "Lag, event to commit", LAG, span, 0.02);
+new Plot("plot-queued", "Messages queued", [{ name: "messages", label: "", of: (one) => one.queued }], (value) => count(Math.round(value)), 4);
+const drift = new Drift("plot-drift");
+
+function showAll() {
+  showState();
+  showProcess();
+  showTroubles();
+  showServers();
+  showPartitions();
+  showJobs();
+  showBoards();
+  showDeadLetters();
+  drift.show(told.reconciles);
+  rows("reconciles", told.reconciles.slice(-RECONCILES_SHOWN).reverse(), (run) => `${run.run}`, reconcile, "No run has ended yet.");
+}
+
+/** The banner: the worst that there is, in words. */
+function showState() {
+  const grave = told.troubles.filter((trouble) => trouble.grave).length;
+  const some = told.troubles.length;
+  let [state, words] = ["good", "✓ Ready: events are written"];
+  if (told.state === "draining") [state, words] = ["mild", "… Stops: what is open is written"];
+  else if (told.state === "starting") [state, words] = ["mild", "… Starts: events are not written yet"];
+  else if (!told.ready) [state, words] = ["grave", "✕ Not ready: events are not written"];
+  else if (grave) [state, words] = ["grave", "! Ready: events are written, but something is wrong"];
+  else if (some) [state, words] = ["mild", "! Ready: events are written, but something needs a look"];
+  banner(state, words);
+  const reasons = told.state === "running" ? [] : told.not_ready;
+  put(byId("since"), reasons.length ? [reasons.join("; ")] : []);
+}
+
+function banner(state, words) {
+  byId("banner").dataset.state = state;
+  // Only what changes is read out.
+  if (byId("state").textContent !== words) byId("state").textContent = words;
+  const title = `${words.split(":")[0]} – ${told ? told.owner : "tallyd"}`;
+  if (document.title !== title) document.title = title;
+}
+
+function showProcess() {
+  put(byId("owner"), [told.owner]);
+  put(byId("version"), [told.version]);
+  put(byId("up"), [lasting(told.started_at)]);
+  put(byId("memory"), [bytes(told.memory_bytes)]);
+  put(byId("committed"), [count(told.events_committed)]);
+  put(byId("outbox"), [count(told.outbox_rows)]);
+  put(byId("observed"), told.observed_at ? [ago(told.observed_at)] : ["not yet"]);
+}
+
+function showTroubles() {
+  byId("well").hidden = told.troubles.length > 0;
+  put(byId("well"), [styled("good", told.observed_at ? "Nothing that the daemon can see." : "The servers are being looked at.")]);
+  keyed(byId("troubles"), told.troubles, (trouble) => trouble.what, () => make("li"), (element, trouble) => {
+    element.dataset.style = trouble.grave ? "grave" : "mild";
+    put(element, [
+      styled(trouble.grave ? "grave" : "mild", trouble.grave ? "✕" : "!"),
+      trouble.what,
+      ...(trouble.since ? [styled("muted", "for"), lasting(trouble.since)] : []),
+      ...(trouble.command ? [command(trouble.command)] : []),
+    ]);
+  });
+  byId("failing").hidden = told.waits.length === 0;
+  const wait = (one) => [[one.what], [lasting(one.since)], [count(one.tries)], [one.reason]];
+  rows("waits", told.waits, (one) => `${one.what} ${one.since}`, wait, "Nothing.");
+}
+
+function showServers() {
+  const server = (one) => [
+    [one.server],
+    [one.up ? styled("good badge", "✓ up") : styled("grave badge", "✕ AWAY")],
+    [lasting(one.since)],
+    one.up ? [span(one.look_s)] : [],
+    one.reason ? [one.reason] : [],
+  ];
+  rows("servers", told.servers, (one) => one.server, server, "They are being looked at.");
+}
+
+function showPartitions() {
+  const here = { writing: "good", listening: "", connecting: "grave", stopped: "mild" };
+  const partition = (one) => [
+    [one.queue],
+    [styled(here[one.standing] ?? "", one.standing)],
+    one.owner ? [one.owner === told.owner ? "this process" : one.owner] : [styled("muted", "nobody")],
+    [count(one.messages)],
+    [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
+    [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
+  ];
+  rows("partitions", told.partitions, (one) => `${one.partition}`, partition, "The daemon listens to none yet.");
+}
+
+function showJobs() {
+  rows("jobs", told.jobs, (one) => `${one.job} ${one.mode}`, job, "Not known yet: MySQL has not answered.");
+}
+
+function job({ job: name, mode, running, last, last_success_at: done, next_at: next }) {
+  const now = [];
+  if (running) {
+    if (running.progress !== null) now.push(progress(running.progress), `${Math.floor(running.progress * 100)} %`);
+    now.push("runs for", lasting(running.started_at), styled("line", `on ${running.owner}`));
+    if (running.waits_words) now.push(styled("line", `waits: ${running.waits_words}`));
+  }
+  const ended = [];
+  if (last) {
+    ended.push(outcome(last.outcome), ago(last.ended_at), styled("muted", `took ${span((last.ended_at - last.started_at) / 1e6)}`));
+    if (last.reason) ended.push(styled("line", last.reason));
+  }
+  return [
+    [`${name} ${mode}`],
+    now.length ? now : [styled("muted", "–")],
+    ended.length ? ended : [styled("muted", "never")],
+    done ? [ago(done)] : [styled("muted", "never")],
+    next ? [ahead(next)] : [styled("muted", "no schedule")],
+  ];
+}
+
+function outcome(name) {
+  return name === "done" ? styled("good badge", "✓ done") : styled("grave badge", `✕ ${name}`);
+}
+
+function reconcile(run) {
+  return [
+    [run.mode],
+    [ago(run.ended_at)],
+    [outcome(run.outcome)],
+    [count(run.checked)],
+    [run.drifted ? styled("mild", count(run.drifted)) : "0"],
+    [count(run.repaired)],
+    [count(run.transient)],
+    [count(run.unknown)],
+  ];
+}
+
+function showBoards() {
+  const board = (one) => [
+    [one.board],
+    [styled("badge", one.period)],
+    [one.state === "lost" ? styled("grave badge", "✕ lost") : one.state],
+    [count(one.members)],
+    one.ends_at ? [ahead(one.ends_at)] : [styled("muted", "never")],
+    [
+      one.archived ? `${one.archived[0]}, ${count(one.archived[1])} rows` : styled("muted", "none yet"),
+      ...(one.unarchived.length ? [styled("mild", `! not archived: ${one.unarchived.join(", ")}`)] : []),
+    ],
+  ];
+  rows("boards", told.boards, (one) => one.board, board, told.observed_at ? "None is known." : "They are being looked at.");
+}
+
+function showDeadLetters() {
+  const letters = Object.entries(told.dead_letters ?? {});
+  const shown = letters.map(([reason, open]) => [[reason], [count(open)], [command(`tallyd dead list --open --reason ${reason}`)]]);
+  if (told.returned) shown.push([["came back too often"], [count(told.returned)], [command("tallyd dead list")]]);
+  const nothing = told.dead_letters ? "None: all that came could be applied." : "Not known yet.";
+  rows("dead", shown, (row) => row[0][0], (row) => row, nothing);
+}
+
+/** Plots what is known of the last hour, whichever process told it. */
+function showHistory() {
+  for (const at of history.keys()) if (at < liveNow() - HOUR) history.delete(at);
+  const points = [...history.values()].sort((one, other) => one.at - other.at);
+  plots.forEach((plot) => plot.show(points, [...starts]));
+}
+
+/** Nobody answers: what is shown is what was known. */
+function showAway(error) {
+  awaySince ??= liveNow();
+  if (told) time.stopped ??= told.now;
+  document.querySelectorAll(".known").forEach((element) => element.classList.toggle("stale", told !== null));
+  banner("grave", "✕ The daemon does not answer");
+  const known = told ? ["What is shown is what it told before, last", ago(told.now), ""] : [];
+  put(byId("since"), ["since", lasting(awaySince), `(${error}); asked again and again.`, ...known]);
+}
+
+function take(status) {
+  time.offset = status.now - Date.now() * 1000;
+  time.stopped = null;
+  awaySince = null;
+  told = status;
+  starts.add(status.started_at);
+  document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
+  showAll();
+  tick();
+}
+
+async function ask(path) {
+  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MAX) });
+  const body = await answer.json().catch(() => ({ error: "no JSON" }));
+  if (!answer.ok) throw new Error(`it answers ${answer.status}: ${body.error}`);
+  return body;
+}
+
+function why(error) {
+  if (error.name === "TimeoutError") return `no answer within ${ANSWER_MAX / 1000} s`;
+  return error instanceof TypeError ? "no connection" : error.message;
+}
+
+/** Rests, but not when somebody begins to look. */
+function rest(milliseconds) {
+  return new Promise((resolve) => {
+    const over = () => {
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", over);
+      resolve();
+    };
+    const timer = setTimeout(over, milliseconds);
+    document.addEventListener("visibilitychange", over);
+  });
+}
+
+/** Asks until the page is closed; less often while nobody answers. */
+async function forever(path, every, taken, failed) {
+  for (let pause = every; ; await rest(pause)) {
+    try {
+      taken(await ask(path));
+      pause = every;
+    } catch (error) {
+      pause = Math.min(pause * 1.5, Math.max(REST_MAX, every));
+      failed(why(error));
+    }
+  }
+}
+
+setInterval(tick, 1000);
+forever("v1/status", STATUS_EVERY, take, showAway);
+forever(
+  "v1/history",
+  HISTORY_EVERY,
+  (points) => {
+    points.forEach((one) => history.set(one.at, one));
+    showHistory();
+  },
+  showHistory,
+);

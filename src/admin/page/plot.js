@@ -1,0 +1,156 @@
+// Plots of the last hour, as SVG as wide as its place. What is pointed at is read out in all of them.
+
+const HOUR = 3600e6;
+// Points are ten seconds apart; what is further apart has a gap between.
+const GAP = 16e6;
+const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 52, 6, 8, 18];
+
+/** The next number that is round and has a round half. */
+function nice(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.9999);
+}
+
+const cursor = { at: null };
+const plots = [];
+
+/** Numbers over time: `series` are `{ name, label, of }`, drawn alike in all plots: the first solid, the second dashed. */
+class Plot {
+  constructor(id, title, series, say, least) {
+    Object.assign(this, { series, say, least, title, points: [], starts: [] });
+    this.at = make("span", { class: "at" });
+    this.values = series.map(() => make("span"));
+    const keys = series.map((one, place) => {
+      const key = make("span", { class: place ? "key two" : "key", "aria-hidden": "true" });
+      return make("span", {}, key, one.label ? `${one.label} ` : "", this.values[place]);
+    });
+    this.svg = make("svg:svg", { role: "img", tabindex: "0", height: String(HEIGHT) });
+    byId(id).append(make("figcaption", {}, make("span", { class: "title" }, title), ...keys, this.at), this.svg);
+    this.svg.addEventListener("pointermove", (event) => point(this.timeAt(event.offsetX)));
+    this.svg.addEventListener("pointerleave", () => point(null));
+    this.svg.addEventListener("blur", () => point(null));
+    this.svg.addEventListener("keydown", (event) => this.step(event));
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+    plots.push(this);
+  }
+
+  show(points, starts) {
+    Object.assign(this, { points, starts });
+    this.draw();
+  }
+
+  x(at) {
+    return LEFT + ((at - this.from) / HOUR) * (this.width - LEFT - RIGHT);
+  }
+
+  timeAt(x) {
+    return this.from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * HOUR;
+  }
+
+  /** Arrow keys move by a point. */
+  step(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !this.points.length) return;
+    event.preventDefault();
+    const now = this.nearest(cursor.at ?? this.points.at(-1).at);
+    const next = Math.min(Math.max(this.points.indexOf(now) + by, 0), this.points.length - 1);
+    point(this.points[next].at);
+  }
+
+  nearest(at) {
+    const distance = (one) => Math.abs(one.at - at);
+    return this.points.reduce((best, one) => (best && distance(best) <= distance(one) ? best : one), null);
+  }
+
+  draw() {
+    this.width = this.svg.clientWidth;
+    if (!this.width) return;
+    this.from = knownNow() - HOUR;
+    const seen = this.points.filter((one) => one.at >= this.from);
+    const values = seen.flatMap((one) => this.series.map((series) => series.of(one) ?? 0));
+    this.most = nice(Math.max(this.least, ...values));
+    const y = (value) => HEIGHT - BOTTOM - (value / this.most) * (HEIGHT - BOTTOM - TOP);
+    this.y = y;
+    this.marks = make("svg:g");
+    this.svg.replaceChildren(...this.gaps(seen), ...this.axes(y), ...this.starting(), ...this.lines(seen, y), this.marks);
+    const last = seen.at(-1);
+    const now = this.series.map((series) => `${series.name} ${this.said(series, last)}`).join(", ");
+    this.svg.setAttribute("aria-label", `${this.title}, the last hour: now ${now}; the axis ends at ${this.say(this.most)}`);
+    this.point();
+  }
+
+  said(series, one) {
+    const value = one ? series.of(one) : null;
+    return value === null || value === undefined ? "–" : this.say(value);
+  }
+
+  axes(y) {
+    const found = [];
+    for (const value of [0, this.most / 2, this.most]) {
+      found.push(make("svg:line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y(value), y2: y(value) }));
+      found.push(make("svg:text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, this.say(value)));
+    }
+    const quarter = HOUR / 4;
+    for (let at = Math.ceil(this.from / quarter) * quarter; at <= this.from + HOUR; at += quarter) {
+      const x = this.x(at);
+      found.push(make("svg:line", { class: "grid", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
+      if (x > LEFT + 12 && x < this.width - 18) {
+        found.push(make("svg:text", { x, y: HEIGHT - 4, "text-anchor": "middle" }, clock(at).slice(0, 5)));
+      }
+    }
+    return found;
+  }
+
+  /** Where nothing is known: before the first point, and between two that are far apart. */
+  gaps(seen) {
+    const ends = [{ at: this.from }, ...seen, { at: this.from + HOUR }];
+    const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
+    return far.map(([from, until]) =>
+      make("svg:rect", { class: "gap", x: this.x(from), width: this.x(until) - this.x(from), y: TOP, height: HEIGHT - TOP - BOTTOM }),
+    );
+  }
+
+  /** When processes began. */
+  starting() {
+    const seen = this.starts.filter((at) => at >= this.from);
+    return seen.map((at) =>
+      make("svg:line", { class: "started", x1: this.x(at), x2: this.x(at), y1: TOP, y2: HEIGHT - BOTTOM }, make("svg:title", {}, `started ${utc(at)}`)),
+    );
+  }
+
+  lines(seen, y) {
+    return this.series.map((series, place) => {
+      let [path, before] = ["", null];
+      for (const one of seen) {
+        const value = series.of(one);
+        if (value === null || value === undefined) {
+          before = null;
+          continue;
+        }
+        const joined = before !== null && one.at - before <= GAP;
+        const to = `${this.x(one.at).toFixed(1)} ${y(value).toFixed(1)}`;
+        // A line of no length is a dot.
+        path += joined ? `L${to}` : `M${to}h0`;
+        before = one.at;
+      }
+      return make("svg:path", { class: `series ${place ? "two" : "one"}`, d: path });
+    });
+  }
+
+  /** Reads out what is pointed at, else the last point. */
+  point() {
+    const one = cursor.at === null ? this.points.at(-1) : this.nearest(cursor.at);
+    this.series.forEach((series, place) => {
+      this.values[place].textContent = this.said(series, one);
+    });
+    this.at.textContent = one && cursor.at !== null ? clock(one.at) : "now";
+    if (!this.marks) return;
+    const x = one && cursor.at !== null ? this.x(one.at) : null;
+    this.marks.replaceChildren(...(x === null ? [] : [make("svg:line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM })]));
+  }
+}
+
+function point(at) {
+  cursor.at = at;
+  plots.forEach((plot) => plot.point());
+}

@@ -1,0 +1,305 @@
+//! The status page of the real daemon, in a real browser.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tallyd::client::{Client, OnBoard};
+use tallyd::model::UserId;
+
+use super::common::browser::Browser;
+use super::common::proxy::Proxy;
+use super::common::{Dice, World, drift, eventually, target};
+use super::{ANY, address, get, like};
+
+/// What would be done if it were taken for markup.
+const MARKUP: &str = "<img src=x onerror=\"document.title='taken over'\"><b>bold</b>";
+
+/// Where pictures of the page are kept.
+fn pictures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/artifacts")
+}
+
+/// A port of this machine that nothing listens on: bound by nobody since it was given back.
+fn closed_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+async fn shows(browser: &Browser, selector: &str, text: &str) {
+    eventually(&format!("{selector} shows {text}"), || async { browser.text(selector).await.contains(text) }).await;
+}
+
+/// Fails where the console has said anything but that a request had no answer.
+async fn assert_quiet(browser: &Browser, may_fail: bool) {
+    let said = browser.console().await;
+    let is_expected = |line: &String| may_fail && line.contains("net::ERR_");
+    let wrong: Vec<&String> = said.iter().filter(|line| !is_expected(line)).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// What a page as wide as that has to be scrolled sideways.
+async fn too_wide(browser: &Browser, width: u32, scheme: &str) -> i64 {
+    browser.show_as(width, 900, scheme).await;
+    let beyond = browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth").await;
+    assert_eq!(browser.value("document.documentElement.clientWidth").await, width);
+    beyond.as_i64().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_what_is_written_and_what_could_not_be() {
+    let settings = format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n");
+    let world = World::new("page", &settings).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let base = format!("http://{address}/");
+    let browser = Browser::start().await;
+    browser.open(&base).await;
+    shows(&browser, "#state", "Ready: events are written").await;
+    shows(&browser, "#well", "Nothing that the daemon can see").await;
+
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
+    eventually("the likes are shown", || async { browser.text("#committed").await == "2" }).await;
+    world.publish(&publisher, &[like(42, 3), like(43, 1), (UserId(9), b"{".to_vec())]).await;
+    eventually("more likes are shown", || async { browser.text("#committed").await == "4" }).await;
+    shows(&browser, "#dead", "malformed-json").await;
+    shows(&browser, "#troubles", "dead letters are open").await;
+    shows(&browser, "#troubles code", "tallyd dead list --open").await;
+    shows(&browser, "#state", "something needs a look").await;
+    shows(&browser, "#partitions", "this process").await;
+    shows(&browser, "#boards", "likes").await;
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!(report["ended"], "done");
+    shows(&browser, "#jobs", "✓ done").await;
+    shows(&browser, "#reconciles", "full").await;
+    let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
+    eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
+    assert!(browser.text("#plot-lag").await.contains("ms"), "an axis has its unit");
+    let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
+    assert_eq!(browser.value(titles).await, true, "every time has the time of day");
+
+    assert_quiet(&browser, false).await;
+    let requests = browser.requests().await;
+    assert!(requests.iter().any(|url| *url == format!("{base}v1/status")), "{requests:?}");
+    for url in requests {
+        assert!(url.starts_with(&base) || url.starts_with("data:"), "{url}");
+    }
+    let head = get(&address, "/").await.head;
+    for line in
+        ["content-security-policy: default-src 'none'; script-src 'sha256-", "nosniff", "cache-control: no-store"]
+    {
+        assert!(head.contains(line), "no {line} in {head}");
+    }
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_a_reason_holds_is_shown_as_text() {
+    let world = World::new("page_text", ANY).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    daemon.logged("\"consuming\"").await;
+    let report = serde_json::json!({ "error": MARKUP }).to_string();
+    let sql = "INSERT INTO job_run (job, mode, owner, started_at, finished_at, outcome, report) \
+               VALUES ('reconcile', 'full', ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), 'failed', ?)";
+    sqlx::query(sql).bind(MARKUP).bind(report).execute(&world.pool).await.unwrap();
+    let sql = "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) \
+               VALUES ('{', '{}', '<b>bold</b>', '', '', UTC_TIMESTAMP(6))";
+    sqlx::query(sql).execute(&world.pool).await.unwrap();
+    let browser = Browser::start().await;
+    browser.open(&format!("http://{address}/")).await;
+    shows(&browser, "#jobs", MARKUP).await;
+    shows(&browser, "#troubles", MARKUP).await;
+    shows(&browser, "#dead", "<b>bold</b>").await;
+    assert_eq!(browser.value("document.querySelectorAll('img, b').length").await, 0);
+    assert!(!browser.value("document.title").await.as_str().unwrap().contains("taken over"));
+    assert_quiet(&browser, false).await;
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_away_stands_out_until_it_is_back() {
+    let world = World::new("page_away", ANY).await;
+    let (proxy, mysql) = Proxy::before(world.config.mysql.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", mysql.as_str())]);
+    let address = address(&daemon).await;
+    let browser = Browser::start().await;
+    browser.open(&format!("http://{address}/")).await;
+    shows(&browser, "#state", "Ready: events are written").await;
+    proxy.hold();
+    proxy.cut();
+    shows(&browser, "#state", "Not ready: events are not written").await;
+    shows(&browser, "#troubles li[data-style=grave]", "mysql is away: ").await;
+    shows(&browser, "#servers", "✕ AWAY").await;
+    assert!(browser.value("document.title").await.as_str().unwrap().starts_with("✕ Not ready"));
+    let first = browser.value("document.querySelector('#troubles li').getBoundingClientRect().bottom").await;
+    assert!(first.as_f64().unwrap() < 400.0, "it is seen without scrolling: {first}");
+    browser.show_as(1_200, 900, "light").await;
+    browser.picture(&pictures().join("status-page-away.png")).await;
+    proxy.release();
+    shows(&browser, "#state", "Ready: events are written").await;
+    shows(&browser, "#well", "Nothing that the daemon can see").await;
+    assert_eq!(browser.text("#troubles").await, "");
+    assert_quiet(&browser, false).await;
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() {
+    let port = closed_port();
+    let world = World::new("page_gone", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
+    let browser = Browser::start().await;
+    browser.open(&format!("http://{address}/")).await;
+    eventually("the likes are shown", || async { browser.text("#committed").await == "2" }).await;
+    let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
+    eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
+    let former = format!(":{}", daemon.child.id());
+    daemon.kill();
+    shows(&browser, "#state", "The daemon does not answer").await;
+    shows(&browser, "#since", "What is shown is what it told before").await;
+    assert_eq!(
+        browser.value("document.querySelectorAll('.known.stale').length").await,
+        2,
+        "head and tables are greyed"
+    );
+    assert_eq!(browser.text("#committed").await, "2", "what was known stays");
+    assert!(browser.text("#owner").await.ends_with(&former));
+    browser.show_as(1_200, 900, "light").await;
+    browser.picture(&pictures().join("status-page-gone.png")).await;
+
+    let daemon = world.daemon();
+    let next = format!(":{}", daemon.child.id());
+    eventually("the next process is shown", || async { browser.text("#owner").await.ends_with(&next) }).await;
+    shows(&browser, "#state", "Ready: events are written").await;
+    assert_eq!(browser.value("document.querySelectorAll('.stale').length").await, 0);
+    assert_eq!(browser.text("#committed").await, "0", "what it shows is the next one's");
+    eventually("the plot says when the next one began", || async {
+        browser.value("document.querySelectorAll('#plot-events .started').length").await == 2
+    })
+    .await;
+    let points = browser.value(plot).await;
+    assert!(points.as_str().unwrap().contains('M'), "what the former one told is still plotted: {points}");
+    assert_quiet(&browser, true).await;
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// How long likes come for the pictures; `TALLYD_PICTURES_S` says otherwise, for a picture with a livelier hour.
+fn traffic_lasts() -> Duration {
+    let seconds = std::env::var("TALLYD_PICTURES_S").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(25))
+}
+
+/// Likes as API servers count them, sometimes more and sometimes fewer.
+async fn traffic(world: &World, until: Instant) {
+    let client = Client::new(&world.config).unwrap();
+    let (mut dice, began) = (Dice::new(7), Instant::now());
+    let mut user = 0;
+    while Instant::now() < until {
+        let wave = 20.0 + 15.0 * (began.elapsed().as_secs_f64() / 70.0).sin();
+        for _ in 0..wave as u64 + dice.below(12) {
+            user += 1;
+            let id = 1 + dice.below(400).min(dice.below(400));
+            let member = id.to_string();
+            let board = |board| OnBoard { board, member: member.as_bytes() };
+            let boards = [board("likes"), board("rising"), board("all-time")];
+            client.like(target(id), UserId(user), &boards).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark() {
+    let settings = format!(
+        "{ANY}[amqp]\npartitions = 2\n\
+         [reconcile]\nchanged_cron = \"*/20 * * * * *\"\nfull_cron = \"0 0 3 * * *\"\n[archive]\ncron = \"0 10 * * * *\"\n\
+         [[board]]\nname = \"likes\"\nperiod = \"week\"\n[[board]]\nname = \"rising\"\nperiod = \"day\"\n\
+         [[board]]\nname = \"all-time\"\nperiod = \"total\"\n"
+    );
+    let mut world = World::new("page_all", &settings).await;
+    world.set(&settings);
+    let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__REDIS__URL", redis_url.as_str())]);
+    let address = address(&daemon).await;
+    daemon.logged("\"consuming\"").await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let browser = Browser::start().await;
+    browser.open(&format!("http://{address}/")).await;
+    let until = Instant::now() + traffic_lasts();
+    let drifting = async {
+        while Instant::now() < until {
+            tokio::time::sleep(Duration::from_secs(13)).await;
+            for id in 1..=3 {
+                drift(&world, target(id), 5).await;
+            }
+        }
+    };
+    tokio::join!(traffic(&world, until), drifting);
+    assert_eq!(world.report(&["reconcile"])["ended"], "done");
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[(UserId(9), b"{".to_vec()), (UserId(9), b"[]".to_vec())]).await;
+    shows(&browser, "#dead", "malformed-json").await;
+    shows(&browser, "#reconciles", "full").await;
+    shows(&browser, "#boards", "all-time").await;
+    for (width, scheme) in [(1_400, "light"), (1_200, "light"), (1_400, "dark"), (360, "light"), (360, "dark")] {
+        assert_eq!(too_wide(&browser, width, scheme).await, 0, "{width} in {scheme}");
+        assert_legible(&browser).await;
+        browser.picture(&pictures().join(format!("status-page-{width}-{scheme}.png"))).await;
+    }
+    redis.hold();
+    shows(&browser, "#troubles", "redis is away: ").await;
+    for (width, scheme) in [(1_200, "dark"), (360, "light")] {
+        assert_eq!(too_wide(&browser, width, scheme).await, 0, "{width} in {scheme}");
+        assert_legible(&browser).await;
+        browser.picture(&pictures().join(format!("status-page-redis-away-{width}-{scheme}.png"))).await;
+    }
+    redis.release();
+    assert_quiet(&browser, false).await;
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Every text's contrast with what is behind it: 4.5 at least (WCAG 2.2, 1.4.3).
+async fn assert_legible(browser: &Browser) {
+    let script = r"(() => {
+        const luminance = (colour) => {
+            const [red, green, blue] = colour.match(/[\d.]+/g).map(Number).map((part) => {
+                const share = part / 255;
+                return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+            });
+            return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+        };
+        const behind = (element) => {
+            for (let at = element; at; at = at.parentElement) {
+                const colour = getComputedStyle(at).backgroundColor;
+                if (!colour.startsWith('rgba(0, 0, 0, 0')) return colour;
+            }
+            return 'rgb(255, 255, 255)';
+        };
+        const wrong = [];
+        for (const element of document.querySelectorAll('body *')) {
+            const texts = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+            if (!texts || !element.getClientRects().length) continue;
+            const style = getComputedStyle(element);
+            const text = element instanceof SVGElement ? style.fill : style.color;
+            const both = [luminance(text), luminance(behind(element))].sort((one, other) => other - one);
+            const contrast = (both[0] + 0.05) / (both[1] + 0.05);
+            if (contrast < 4.5) wrong.push(`${element.textContent}: ${contrast.toFixed(2)}`);
+        }
+        return wrong;
+    })()";
+    assert_eq!(browser.value(script).await, Value::Array(Vec::new()));
+}
