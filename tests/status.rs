@@ -61,7 +61,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     })
     .await;
     let text = text(&world);
-    for part in ["SERVER    STANDS", "mysql     up", "PARTITION  STANDS", "JOB  ", "! dead letters are open"] {
+    for part in ["SERVER    STANDS", "mysql     up", "PARTITION  STANDS", "JOB  ", "!  dead letters are open"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");

@@ -68,8 +68,7 @@ impl Text<'_> {
             (false, State::Draining) => Cell::new("not ready: it writes what is open, and ends").style(Style::Mild),
             (false, State::Running) => Cell::new("NOT READY: events are not written").style(Style::Grave),
         };
-        ready.write(f, colour)?;
-        writeln!(f)
+        writeln!(f, "{}", ready.shown(colour))
     }
 
     fn write_troubles(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -77,8 +76,8 @@ impl Text<'_> {
         for trouble in &status.troubles {
             let (mark, style) = if trouble.grave { ("!!", Style::Grave) } else { ("! ", Style::Mild) };
             let since = trouble.since.map_or_else(String::new, |since| format!(" (for {})", status.ago(since)));
-            Cell::new(format!("{mark} {}{since}", trouble.what)).style(style).write(f, colour)?;
-            writeln!(f)?;
+            let line = Cell::new(format!("{mark} {}{since}", trouble.what)).style(style);
+            writeln!(f, "{}", line.shown(colour))?;
             if let Some(command) = &trouble.command {
                 writeln!(f, "   {}", printable(command))?;
             }

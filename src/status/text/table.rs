@@ -44,11 +44,10 @@ impl Cell {
         Self { style, ..self }
     }
 
-    pub(super) fn write(&self, f: &mut Formatter<'_>, colour: bool) -> fmt::Result {
+    pub(super) fn shown(&self, colour: bool) -> String {
         match self.style.code() {
-            "" => f.write_str(&self.text),
-            _ if !colour => f.write_str(&self.text),
-            code => write!(f, "{code}{}\u{1b}[0m", self.text),
+            code if colour && !code.is_empty() && !self.text.is_empty() => format!("{code}{}\u{1b}[0m", self.text),
+            _ => self.text.clone(),
         }
     }
 
@@ -85,20 +84,11 @@ impl Table {
         let columns: Vec<(usize, bool)> =
             self.header.iter().enumerate().map(|(at, head)| self.column(at, head)).collect();
         for row in std::iter::once(&self.header).chain(&self.rows) {
-            for (place, (cell, (width, is_right))) in row.iter().zip(&columns).enumerate() {
-                if place > 0 {
-                    f.write_str("  ")?;
-                }
-                let room = width.saturating_sub(cell.width());
-                if *is_right {
-                    write!(f, "{:room$}", "")?;
-                }
-                cell.write(f, colour)?;
-                if !is_right && place + 1 < columns.len() {
-                    write!(f, "{:room$}", "")?;
-                }
-            }
-            writeln!(f)?;
+            let cells = row.iter().zip(&columns).map(|(cell, (width, is_right))| {
+                let (text, room) = (cell.shown(colour), width.saturating_sub(cell.width()));
+                if *is_right { format!("{:room$}{text}", "") } else { format!("{text}{:room$}", "") }
+            });
+            writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
         Ok(())
     }
