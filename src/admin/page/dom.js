@@ -80,7 +80,7 @@ function newRow(row, heads) {
   }
   const cells = heads.map((head, place) =>
     place === 0
-      ? make("th", { role: "rowheader", scope: "row" })
+      ? make("th", { role: "rowheader", scope: "row", class: head.className })
       : make("td", { role: "cell", "data-label": head.textContent, class: head.className }),
   );
   return make("tr", { role: "row" }, ...cells);

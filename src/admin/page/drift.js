@@ -10,7 +10,8 @@ class Drift {
     this.svg = make("svg:svg", { role: "img", height: String(DRIFT_HEIGHT) });
     const repaired = make("span", {}, make("span", { class: "key", "aria-hidden": "true" }), "repaired");
     const drifted = make("span", {}, make("span", { class: "key two", "aria-hidden": "true" }), "drifted");
-    byId(id).append(make("figcaption", {}, drifted, repaired, this.say), this.svg);
+    this.figure = byId(id);
+    this.figure.append(make("figcaption", {}, drifted, repaired, this.say), this.svg);
     this.svg.addEventListener("pointermove", (event) => this.choose(Math.floor((event.offsetX - LEFT) / this.step)));
     this.svg.addEventListener("pointerleave", () => this.choose(null));
     new ResizeObserver(() => this.draw()).observe(this.svg);
@@ -20,6 +21,7 @@ class Drift {
     const told = JSON.stringify(runs);
     if (this.told === told) return;
     Object.assign(this, { told, runs });
+    this.figure.hidden = runs.length === 0;
     this.draw();
   }
 

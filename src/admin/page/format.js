@@ -7,10 +7,9 @@ function count(value) {
   return value === null || value === undefined ? "?" : GROUPED.format(value);
 }
 
-/** Three digits that matter: 0.25, 7.1, 512, 12,300. */
+/** 0.25, 7.1, 512, 12,345. */
 function rate(value) {
-  if (value === 0) return "0";
-  return value < 10 ? value.toPrecision(2).replace(/\.0$/, "") : GROUPED.format(Math.round(value));
+  return value < 10 ? `${Number(value.toPrecision(2))}` : GROUPED.format(Math.round(value));
 }
 
 /** 3 ms, 1.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */

@@ -14,7 +14,7 @@ const LAG = [
   { name: "p50", label: "p50", of: (one) => one.lag_p50_s },
   { name: "p99", label: "p99", of: (one) => one.lag_p99_s },
 ];
-new Plot("plot-lag", "Lag, event to commit", LAG, span, 0.02);
+new Plot("plot-lag", "Lag to commit", LAG, span, 0.02);
 new Plot("plot-queued", "Messages queued", [{ name: "messages", label: "", of: (one) => one.queued }], (value) => count(Math.round(value)), 4);
 const drift = new Drift("plot-drift");
 

@@ -18,14 +18,13 @@ const plots = [];
 class Plot {
   constructor(id, title, series, say, least) {
     Object.assign(this, { series, say, least, title, points: [], starts: [] });
-    this.at = make("span", { class: "at" });
     this.values = series.map(() => make("span"));
     const keys = series.map((one, place) => {
       const key = make("span", { class: place ? "key two" : "key", "aria-hidden": "true" });
       return make("span", {}, key, one.label ? `${one.label} ` : "", this.values[place]);
     });
     this.svg = make("svg:svg", { role: "img", tabindex: "0", height: String(HEIGHT) });
-    byId(id).append(make("figcaption", {}, make("span", { class: "title" }, title), ...keys, this.at), this.svg);
+    byId(id).append(make("figcaption", {}, make("span", { class: "title" }, title), ...keys), this.svg);
     this.svg.addEventListener("pointermove", (event) => point(this.timeAt(event.offsetX)));
     this.svg.addEventListener("pointerleave", () => point(null));
     this.svg.addEventListener("blur", () => point(null));
@@ -105,9 +104,11 @@ class Plot {
   gaps(seen) {
     const ends = [{ at: this.from }, ...seen, { at: this.from + HOUR }];
     const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
-    return far.map(([from, until]) =>
-      make("svg:rect", { class: "gap", x: this.x(from), width: this.x(until) - this.x(from), y: TOP, height: HEIGHT - TOP - BOTTOM }),
-    );
+    return far.flatMap(([from, until]) => {
+      const [x, width] = [this.x(from), this.x(until) - this.x(from)];
+      const words = make("svg:text", { x: x + width / 2, y: HEIGHT / 2 - 8, "text-anchor": "middle" }, "not known");
+      return [make("svg:rect", { class: "gap", x, width, y: TOP, height: HEIGHT - TOP - BOTTOM }), ...(width > 80 ? [words] : [])];
+    });
   }
 
   /** When processes began. */
@@ -143,10 +144,17 @@ class Plot {
     this.series.forEach((series, place) => {
       this.values[place].textContent = this.said(series, one);
     });
-    this.at.textContent = one && cursor.at !== null ? clock(one.at) : "now";
-    if (!this.marks) return;
-    const x = one && cursor.at !== null ? this.x(one.at) : null;
-    this.marks.replaceChildren(...(x === null ? [] : [make("svg:line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM })]));
+    this.marks?.replaceChildren(...(one && cursor.at !== null ? this.cursor(one) : []));
+  }
+
+  /** A line at what is read out, with its time. */
+  cursor(one) {
+    const x = this.x(one.at);
+    const [side, anchor] = x > this.width / 2 ? [-4, "end"] : [4, "start"];
+    return [
+      make("svg:line", { class: "cursor", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }),
+      make("svg:text", { class: "read", x: x + side, y: TOP + 10, "text-anchor": anchor }, clock(one.at)),
+    ];
   }
 }
 
