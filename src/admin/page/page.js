@@ -123,7 +123,7 @@ function job({ job: name, mode, running, last, last_success_at: done, next_at: n
   }
   return [
     [`${name} ${mode}`],
-    now.length ? now : [styled("muted", "–")],
+    now,
     ended.length ? ended : [styled("muted", "never")],
     done ? [ago(done)] : [styled("muted", "never")],
     next ? [ahead(next)] : [styled("muted", "no schedule")],

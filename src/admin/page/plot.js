@@ -106,7 +106,7 @@ class Plot {
     const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
     return far.flatMap(([from, until]) => {
       const [x, width] = [this.x(from), this.x(until) - this.x(from)];
-      const words = make("svg:text", { x: x + width / 2, y: HEIGHT / 2 - 8, "text-anchor": "middle" }, "not known");
+      const words = make("svg:text", { x: x + width / 2, y: HEIGHT / 4 + 8, "text-anchor": "middle" }, "not known");
       return [make("svg:rect", { class: "gap", x, width, y: TOP, height: HEIGHT - TOP - BOTTOM }), ...(width > 80 ? [words] : [])];
     });
   }
