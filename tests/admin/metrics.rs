@@ -122,11 +122,10 @@ async fn the_documented_metrics_are_those_that_are_told() {
     let daemon = world.daemon();
     let address = address(&daemon).await;
     let text = || async { get(&address, "/metrics").await.body };
-    eventually("jobs and boards were seen", || async {
+    eventually("the servers were seen", || async {
         let text = text().await;
-        text.contains("tallyd_board_members{")
-            && text.contains("tallyd_job_last_ok{")
-            && text.contains("tallyd_outbox_rows ")
+        let last = ["tallyd_board_members{", "tallyd_job_last_ok{", "tallyd_queue_messages{", "tallyd_dead_letters_open{"];
+        last.iter().all(|name| text.contains(name)) && text.contains("tallyd_outbox_rows ")
     })
     .await;
     let told = described(&text().await);
