@@ -41,12 +41,12 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     let world = World::new("status_command", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await;
     let daemon = world.daemon();
     let url = url(&daemon).await;
-    let text = |world: &World| {
+    let told_now = |world: &World| {
         let output = world.tallyd(&["status", "--url", &url]);
         assert_exits(&output, 0, "tallyd ");
         stdout(&output)
     };
-    eventually("it is ready", || async { text(&world).contains("\nready: events are written\n") }).await;
+    eventually("it is ready", || async { told_now(&world).contains("\nready: events are written\n") }).await;
     let publisher = world.publisher().await;
     let like = |user| {
         let like = LikeEvent { target: target(42), user: UserId(user), at: Micros::now(), liked: true };
@@ -54,13 +54,13 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     };
     world.publish(&publisher, &[like(1), like(2), (UserId(3), b"{".to_vec())]).await;
     eventually("likes, board and dead letter are told", || async {
-        let text = text(&world);
+        let text = told_now(&world);
         [", 2 since the start\n", "\nlikes  ", "malformed-json         1\n", "   tallyd dead list --open\n"]
             .iter()
             .all(|part| text.contains(part))
     })
     .await;
-    let text = text(&world);
+    let text = told_now(&world);
     for part in ["SERVER    STANDS", "mysql     up", "PARTITION  STANDS", "JOB  ", "!  dead letters are open"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
@@ -68,6 +68,14 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     let told = world.report(&["status", "--url", &url]);
     assert_eq!((&told["events_committed"], &told["ready"]), (&Value::from(2), &Value::from(true)));
     assert_eq!(told["troubles"][0]["command"], "tallyd dead list --open");
+
+    world.write(&format!("{ANY}[kinds]\nvideo = 0\n"));
+    daemon.signal("HUP");
+    let refused = "!  the last reload was refused, the configuration before it is in force: ";
+    eventually("a reload that was refused is told", || async { told_now(&world).contains(refused) }).await;
+    world.write(ANY);
+    daemon.signal("HUP");
+    eventually("one that was taken ends it", || async { !told_now(&world).contains(refused) }).await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -38,7 +38,7 @@ impl Reloader {
                     Ok(ConfigError(problems)) => problems.join("; "),
                     Err(error) => format!("{error:#}"),
                 };
-                vitals().reloads.add("refused", 1);
+                vitals().reloaded(Some(problems.clone()));
                 warn!(event = "reload-refused", problems, "the configuration stays as it was: {problems}");
             }
             systemd::ready();
@@ -68,7 +68,7 @@ impl Reloader {
             warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");
         }
         let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
-        vitals().reloads.add("taken", 1);
+        vitals().reloaded(None);
         info!(event = "reloaded", changed = keys, "the configuration was read again, changed: {keys}");
         Ok(())
     }

@@ -36,6 +36,8 @@ pub struct Status {
     pub not_ready: Vec<String>,
     /// What somebody should look at, the worst first.
     pub troubles: Vec<Trouble>,
+    /// The last reload, where it was refused: when, and what is wrong with the configuration.
+    pub reload_refused: Option<(i64, String)>,
     /// The last ten seconds.
     pub rate: Option<Point>,
     /// Events whose effect this process has committed.

@@ -30,6 +30,7 @@ impl Status {
             ready: not_ready.is_empty(),
             not_ready,
             troubles: Vec::new(),
+            reload_refused: vitals.refused().map(|(at, wrong)| (at.0, wrong)),
             rate: vitals.pulse.last(),
             events_committed: vitals.committed.get(),
             memory_bytes: Process::now().resident_bytes,

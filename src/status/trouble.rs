@@ -55,6 +55,10 @@ pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
     found.extend(told.boards.iter().flat_map(|board| of_board(board, told.now)));
     found.extend(told.jobs.iter().filter_map(of_job));
     found.extend(of_messages(told));
+    if let Some((at, wrong)) = &told.reload_refused {
+        let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
+        found.push(Trouble::mild(what, Some(*at)).with("tallyd check-config".to_owned()));
+    }
     if let Some(at) = told.observed_at.filter(|at| told.now - at > LOOK_MAX) {
         found.push(Trouble::mild(
             "the servers were not looked at lately: what is told of them is old".to_owned(),
@@ -209,7 +213,21 @@ mod tests {
             let told = Status { state, not_ready: vec!["it was told to stop".to_owned()], ..Status::default() };
             assert_eq!(sentences(&told), Vec::<String>::new());
         }
-        let told = Status { now: 40_000_000, observed_at: Some(1), jobs: vec![ended("done")], ..Status::default() };
-        assert_eq!(sentences(&told), ["the servers were not looked at lately: what is told of them is old"]);
+    }
+
+    #[test]
+    fn a_daemon_that_goes_by_what_is_old_says_so() {
+        let told = Status {
+            now: 40_000_000,
+            observed_at: Some(1),
+            reload_refused: Some((2, "[kinds] is empty".to_owned())),
+            jobs: vec![ended("done")],
+            ..Status::default()
+        };
+        let expected = [
+            "the last reload was refused, the configuration before it is in force: [kinds] is empty",
+            "the servers were not looked at lately: what is told of them is old",
+        ];
+        assert_eq!(sentences(&told), expected);
     }
 }

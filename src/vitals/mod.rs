@@ -80,6 +80,8 @@ pub struct Vitals {
     pub working: AtomicBool,
     /// Reloads: taken, refused.
     pub reloads: Kinds<2>,
+    /// The last one, where it was refused: when, and what is wrong.
+    refused: Mutex<Option<(Micros, String)>>,
     /// Messages that the broker delivered.
     pub messages: Count,
     /// Of those, how many it had delivered before.
@@ -126,6 +128,7 @@ static VITALS: LazyLock<Vitals> = LazyLock::new(|| Vitals {
     draining: AtomicBool::new(false),
     working: AtomicBool::new(false),
     reloads: Kinds::new(["taken", "refused"]),
+    refused: Mutex::new(None),
     messages: Count::new(),
     redelivered: Count::new(),
     received: Kinds::new(["like", "unlike", "count", "set"]),
@@ -173,6 +176,17 @@ impl Vitals {
     /// The same of every kind that a run has gone through.
     pub fn fullest_buckets(&self) -> BTreeMap<String, u64> {
         locked(&self.bucket_fields).clone()
+    }
+
+    /// Notes that a reload was taken, or refused for what is wrong.
+    pub fn reloaded(&self, wrong: Option<String>) {
+        self.reloads.add(if wrong.is_some() { "refused" } else { "taken" }, 1);
+        *locked(&self.refused) = wrong.map(|wrong| (Micros::now(), wrong));
+    }
+
+    /// The last reload, where it was refused.
+    pub fn refused(&self) -> Option<(Micros, String)> {
+        locked(&self.refused).clone()
     }
 
     /// How many dead letters each reason made; those that made none are left out.

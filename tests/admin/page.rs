@@ -75,6 +75,12 @@ async fn the_page_shows_what_is_written_and_what_could_not_be() {
     let plot = "document.querySelector('#plot-events path')?.getAttribute('d') ?? ''";
     eventually("the plot has points", || async { browser.value(plot).await.as_str().unwrap().contains('M') }).await;
     assert!(browser.text("#plot-lag").await.contains("ms"), "an axis has its unit");
+    let left =
+        "document.querySelector('#plot-events svg').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowLeft' }))";
+    browser.value(left).await;
+    let read =
+        "[...document.querySelectorAll('.plots .read')].filter((text) => /^[0-9:]{8}$/.test(text.textContent)).length";
+    assert_eq!(browser.value(read).await, 3, "a point is read out in all plots");
     let titles = "[...document.querySelectorAll('main time')].every((time) => / UTC$/.test(time.title))";
     assert_eq!(browser.value(titles).await, true, "every time has the time of day");
 

@@ -31,7 +31,7 @@ function part(of) {
     element.words = of.words;
     return element;
   }
-  if (of.command) return make("code", { tabindex: "0" }, of.command);
+  if (of.command) return make("code", {}, of.command);
   if (of.part !== undefined) return make("progress", { max: "1", value: String(of.part), "aria-label": "done" });
   return make("span", { class: of.style }, of.text);
 }
@@ -49,8 +49,11 @@ function put(element, parts, title = "") {
 /** Makes children of `parent` for items, each known by its key, in their order. */
 function keyed(parent, items, key, create, change) {
   const known = new Map([...parent.children].map((child) => [child.key, child]));
+  const seen = new Set();
   items.forEach((item, place) => {
-    const name = key(item);
+    let name = key(item);
+    while (seen.has(name)) name += "'";
+    seen.add(name);
     const child = known.get(name) ?? create(item);
     child.key = name;
     known.delete(name);

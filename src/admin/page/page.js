@@ -188,6 +188,8 @@ function showAway(error) {
 }
 
 function take(status) {
+  // Another version has another page.
+  if (told && told.version !== status.version) location.reload();
   time.offset = status.now - Date.now() * 1000;
   time.stopped = null;
   awaySince = null;
@@ -199,15 +201,14 @@ function take(status) {
 }
 
 async function ask(path) {
-  const answer = await fetch(path, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MAX) });
-  const body = await answer.json().catch(() => ({ error: "no JSON" }));
-  if (!answer.ok) throw new Error(`it answers ${answer.status}: ${body.error}`);
+  const late = (error) => error.name === "TimeoutError";
+  const limits = { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MAX) };
+  const answer = await fetch(path, limits).catch((error) => {
+    throw new Error(late(error) ? `no answer within ${ANSWER_MAX / 1000} s` : "no connection");
+  });
+  const body = await answer.json().catch((error) => ({ error: late(error) ? "and then nothing" : "what is no JSON" }));
+  if (!answer.ok || body.error) throw new Error(`it answers ${answer.status}: ${body.error}`);
   return body;
-}
-
-function why(error) {
-  if (error.name === "TimeoutError") return `no answer within ${ANSWER_MAX / 1000} s`;
-  return error instanceof TypeError ? "no connection" : error.message;
 }
 
 /** Rests, but not when somebody begins to look. */
@@ -231,7 +232,7 @@ async function forever(path, every, taken, failed) {
       pause = every;
     } catch (error) {
       pause = Math.min(pause * 1.5, Math.max(REST_MAX, every));
-      failed(why(error));
+      failed(error.message);
     }
   }
 }
