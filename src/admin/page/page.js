@@ -97,7 +97,7 @@ function showPartitions() {
   const partition = (one) => [
     [one.queue],
     [styled(here[one.standing] ?? "", one.standing)],
-    one.owner ? [one.owner === told.owner ? "this process" : one.owner] : [styled("muted", "nobody")],
+    one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "nobody")],
     [count(one.messages)],
     [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],
@@ -183,6 +183,7 @@ function showAway(error) {
   if (told) time.stopped ??= told.now;
   document.querySelectorAll(".known").forEach((element) => element.classList.toggle("stale", told !== null));
   banner("grave", "✕ The daemon does not answer");
+  put(byId("well"), ["Nothing that the daemon saw before."]);
   const known = told ? ["What is shown is what it told before, last", ago(told.now), ""] : [];
   put(byId("since"), ["since", lasting(awaySince), `(${error}); asked again and again.`, ...known]);
 }
