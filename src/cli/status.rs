@@ -102,8 +102,12 @@ async fn watch(url: &Url, format: Format, colour: bool, first: String) -> Result
 
 /// As much of it as the screen holds, so that it is drawn over what was there.
 fn framed(text: &str, (Width(width), Height(height)): (Width, Height)) -> String {
+    let all: Vec<&str> = text.lines().collect();
     // The last line stays free: a line feed there would move all up.
-    let lines = text.lines().take(usize::from(height).saturating_sub(1));
+    let room = usize::from(height).saturating_sub(1);
+    let shown = if all.len() > room { room.saturating_sub(1) } else { all.len() };
+    let more = (shown < all.len()).then(|| format!("... {} more lines", all.len() - shown));
+    let lines = all.iter().take(shown).copied().chain(more.as_deref());
     let lines: String = lines.map(|line| format!("{}{REST_OF_LINE}\n", cut(line, usize::from(width)))).collect();
     format!("{HOME}{lines}{REST_OF_SCREEN}")
 }
@@ -131,7 +135,9 @@ mod tests {
     #[test]
     fn a_screen_gets_what_it_holds_with_its_colours_whole() {
         let text = "\u{1b}[1;31mabcdef\u{1b}[0m\nsecond\nthird\n";
-        let shown = framed(text, (Width(4), Height(3)));
-        assert_eq!(shown, "\u{1b}[H\u{1b}[1;31mabcd\u{1b}[0m\u{1b}[K\nseco\u{1b}[K\n\u{1b}[J");
+        let shown = framed(text, (Width(5), Height(4)));
+        assert_eq!(shown, "\u{1b}[H\u{1b}[1;31mabcde\u{1b}[0m\u{1b}[K\nsecon\u{1b}[K\nthird\u{1b}[K\n\u{1b}[J");
+        let shown = framed(text, (Width(80), Height(3)));
+        assert_eq!(shown, "\u{1b}[H\u{1b}[1;31mabcdef\u{1b}[0m\u{1b}[K\n... 2 more lines\u{1b}[K\n\u{1b}[J");
     }
 }
