@@ -248,10 +248,11 @@ async fn a_page_with_all_that_there_is_fits_phones_and_screens_in_light_and_dark
     browser.open(&format!("http://{address}/")).await;
     let until = Instant::now() + traffic_lasts();
     let drifting = async {
+        let mut dice = Dice::new(11);
         while Instant::now() < until {
             tokio::time::sleep(Duration::from_secs(13)).await;
-            for id in 1..=3 {
-                drift(&world, target(id), 5).await;
+            for id in 0..dice.below(9).saturating_sub(3) {
+                drift(&world, target(id + 1), 5).await;
             }
         }
     };
