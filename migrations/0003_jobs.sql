@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS job_run (
     started_at  DATETIME(6)     NOT NULL,
     heartbeat_at DATETIME(6)    NULL COMMENT 'when it was last alive; looked for on the replicas',
     finished_at DATETIME(6)     NULL,
-    outcome     VARCHAR(16)     NULL COMMENT 'done, failed, braked',
+    outcome     VARCHAR(16)     NULL COMMENT 'done, failed, braked, refused, stopped, dry-run',
     cut         DATETIME(6)     NULL COMMENT 'reconcile: everything up to here has been compared',
     report      MEDIUMTEXT      NULL COMMENT 'JSON',
     checkpoint  TEXT            NULL COMMENT 'JSON: how far a run came that can be resumed',

@@ -95,24 +95,43 @@ pub struct Boards<'a> {
     pub cache: &'a Cache,
 }
 
+/// The snapshots that there are.
+pub type Saved = BTreeMap<BoardPeriod, Snapshot>;
+
 impl Boards<'_> {
     /// Each board's current period, then those that MySQL knows, newest first.
     ///
     /// # Errors
     /// A server is away.
     pub async fn list(&self, now: Micros) -> Result<List> {
-        let saved: BTreeMap<BoardPeriod, Snapshot> = self.store.snapshots().await?.into_iter().collect();
-        let mut list = List::default();
+        let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
-            let calendar = board.calendar()?;
-            let period = Period::containing(board.period, now, &calendar);
-            let mut open = self.in_redis(&board.name, period, "open", &saved, now).await?;
-            let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
-            open.ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
-            list.0.push(open);
-            list.0.extend(self.closed(board, period, &saved, now).await?);
+            list.0.extend(self.list_of(board, &saved, now).await?);
         }
         Ok(list)
+    }
+
+    /// All snapshots, for [`Self::list_of`].
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn saved(&self) -> Result<Saved> {
+        Ok(self.store.snapshots().await?.into_iter().collect())
+    }
+
+    /// The same of one board.
+    ///
+    /// # Errors
+    /// A server is away.
+    pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
+        let calendar = board.calendar()?;
+        let period = Period::containing(board.period, now, &calendar);
+        let mut open = self.in_redis(&board.name, period, "open", saved, now).await?;
+        let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
+        open.ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
+        let mut listed = vec![open];
+        listed.extend(self.closed(board, period, saved, now).await?);
+        Ok(listed)
     }
 
     /// A period that is not archived.
@@ -121,7 +140,7 @@ impl Boards<'_> {
         board: &str,
         period: Period,
         state: &'static str,
-        saved: &BTreeMap<BoardPeriod, Snapshot>,
+        saved: &Saved,
         now: Micros,
     ) -> Result<Listed> {
         let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
@@ -152,13 +171,7 @@ impl Boards<'_> {
     }
 
     /// Those before the current period, newest first.
-    async fn closed(
-        &self,
-        board: &Board,
-        current: Period,
-        saved: &BTreeMap<BoardPeriod, Snapshot>,
-        now: Micros,
-    ) -> Result<Vec<Listed>> {
+    async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
         let calendar = board.calendar()?;
         let ended_s_ago = |period: Period| (now.0 - period.end(&calendar).0).max(0).unsigned_abs() / 1_000_000;

@@ -288,6 +288,15 @@ impl Publisher {
         }
     }
 
+    /// Asks something that changes nothing: whether the broker answers.
+    ///
+    /// # Errors
+    /// It doesn't.
+    pub async fn answers(&self) -> Result<()> {
+        let select = self.0.channel.confirm_select(ConfirmSelectOptions::default());
+        self.0.call("ask RabbitMQ anything", select).await
+    }
+
     /// Asks for a queue's length. An answer costs the broker little; a missing queue costs this link its channel.
     ///
     /// # Errors

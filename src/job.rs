@@ -22,7 +22,8 @@ use crate::model::Micros;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::runtime::schedule;
-use crate::store::jobs::{LEASE, Lock, Outcome};
+pub use crate::store::jobs::Outcome;
+use crate::store::jobs::{LEASE, Lock};
 use crate::store::{Store, StoreError};
 use crate::vitals::{WaitsFor, vitals};
 
@@ -45,12 +46,12 @@ pub struct Job<'a> {
 
 /// What a run says at its end, to people and programs.
 pub trait Report: Serialize + Display {
-    /// Whether all that should be done was done. Otherwise the run stays due.
-    fn is_done(&self) -> bool;
+    /// What became of the run.
+    fn outcome(&self) -> Outcome;
 
-    /// Whether it ended because it would have changed too much: a person must look at it, not the same run again.
-    fn is_braked(&self) -> bool {
-        false
+    /// Whether all that should be done was done. Otherwise the run stays due.
+    fn is_done(&self) -> bool {
+        self.outcome() == Outcome::Done
     }
 
     /// Reconcile: everything up to here has been compared.
@@ -110,9 +111,9 @@ where
     };
     let seconds = started.elapsed().as_secs_f32();
     let (outcome, cut, report) = match &worked {
-        Ok(report) => (outcome(report), report.cut(), serde_json::to_string(report).context("write the report")?),
+        Ok(report) => (report.outcome(), report.cut(), serde_json::to_string(report).context("write the report")?),
         Err(error) => {
-            let outcome = if error.is::<Refused>() { Outcome::Braked } else { Outcome::Failed };
+            let outcome = if error.is::<Refused>() { Outcome::Refused } else { Outcome::Failed };
             (outcome, None, serde_json::json!({ "error": format!("{error:#}") }).to_string())
         }
     };
@@ -133,14 +134,6 @@ where
     }
     noted?;
     worked.map(Ran::Ended)
-}
-
-fn outcome(report: &impl Report) -> Outcome {
-    match report {
-        report if report.is_done() => Outcome::Done,
-        report if report.is_braked() => Outcome::Braked,
-        _ => Outcome::Failed,
-    }
 }
 
 /// Renews the lease until it is lost; the answer says why.

@@ -25,7 +25,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
@@ -49,6 +49,9 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may last: to read a request, answer it and send the answer.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
+
+/// How long the head of a request may take to come: who connects and asks nothing must not keep others out.
+const HEAD_MAX: Duration = Duration::from_secs(3);
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -113,7 +116,9 @@ impl Admin {
         info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
-        let (observer, sight) = Observer::new(live, store.clone(), cache.clone(), broker.clone());
+        // Its own: whoever asks for numbers must not make servers seem away.
+        let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
+        let (observer, sight) = Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone());
         let asked = Asked {
             live: live.clone(),
             store,
@@ -175,7 +180,13 @@ fn routes(asked: Asked) -> Router {
 /// Answers one request; none that has not come by the end.
 async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
     let routes = TowerToHyperService::new(routes);
-    let mut connection = pin!(http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), routes));
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_MAX)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(stream), routes)
+    );
     let served = async {
         if end.run_until_cancelled(connection.as_mut()).await.is_none() {
             connection.as_mut().graceful_shutdown();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use tokio::task::JoinSet;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 pub use servers::Servers;
@@ -26,6 +26,9 @@ use crate::runtime::{shutdown, systemd};
 use crate::vitals::vitals;
 use reload::Reloader;
 use tasks::Task;
+
+/// How long those who are looked at may take to end, once all else has.
+const LASTING_MAX: Duration = Duration::from_secs(5);
 
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
 ///
@@ -39,15 +42,14 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     let servers = Servers::new(&config)?;
     let (sender, live) = Live::new(config);
     let progress = Progress::default();
-    let mut tasks: JoinSet<String> = JoinSet::new();
+    let (mut tasks, mut lasting): (JoinSet<String>, JoinSet<String>) = Default::default();
     // The watchdog is fed, and whoever asks is told how the daemon stands, until the drain has ended.
     let drained = CancellationToken::new();
     let ends = drained.clone().drop_guard();
     if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &progress).await? {
-        tasks.spawn(admin.run(progress.register("admin"), drained.clone()));
-        tasks.spawn(observer.run(progress.register("observer"), drained.clone()));
+        lasting.spawn(admin.run(progress.register("admin"), drained.clone()));
+        lasting.spawn(observer.run(progress.register("observer"), drained.clone()));
     }
-    let lasting = tasks.len();
     let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
     tasks.spawn(reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(progress.clone(), drained.clone()));
@@ -58,16 +60,21 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
             wrong => wrong,
         },
         ended = supervise(&mut tasks, &stop) => ended,
+        // While it works, these are watched here.
+        ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
     // A start that failed was not told to stop.
     stop.cancel();
     vitals().draining.store(true, Ordering::Relaxed);
     systemd::stopping();
-    let drained = drain(&mut tasks, lasting, ends, Duration::from_secs(live.now().daemon.drain_max_s)).await;
+    let drain_max = Duration::from_secs(live.now().daemon.drain_max_s);
+    let drained = drain(&mut tasks, drain_max).await;
+    drop(ends);
+    let told = drain(&mut lasting, LASTING_MAX).await;
     if drained.is_ok() {
         servers.store.close().await;
     }
-    ended.and(drained)?;
+    ended.and(drained).and(told)?;
     info!(event = "stopped", "tallyd has stopped, nothing is open");
     Ok(())
 }
@@ -108,18 +115,12 @@ async fn supervise(tasks: &mut JoinSet<String>, stop: &CancellationToken) -> Res
     Err(anyhow!(reason))
 }
 
-/// Waits for all tasks, but no longer than `limit`. The `lasting` ones among them end after all others, by `ends`.
-async fn drain(tasks: &mut JoinSet<String>, lasting: usize, ends: DropGuard, limit: Duration) -> Result<()> {
+/// Waits for all tasks, but no longer than `limit`.
+async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
     let all = async {
-        let mut ends = Some(ends);
-        loop {
-            if tasks.len() <= lasting {
-                ends = None;
-            }
-            let Some(ended) = tasks.join_next().await else { break };
+        while let Some(ended) = tasks.join_next().await {
             ended.context("a task panicked while stopping")?;
         }
-        drop(ends);
         Ok(())
     };
     match tokio::time::timeout(limit, all).await {
@@ -145,8 +146,7 @@ mod tests {
         });
         tasks.spawn(task);
         let ended = supervise(&mut tasks, &stop).await;
-        let ends = CancellationToken::new().drop_guard();
-        assert!(drain(&mut tasks, 0, ends, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
+        assert!(drain(&mut tasks, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
         (ended, stop.is_cancelled())
     }
 
@@ -165,29 +165,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_lasts_ends_after_all_others() {
-        let (mut tasks, drained) = (JoinSet::new(), CancellationToken::new());
-        let (ended, told) = (std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)), drained.clone());
-        let seen = std::sync::Arc::clone(&ended);
-        tasks.spawn(async move {
-            told.cancelled().await;
-            assert!(seen.load(Ordering::Relaxed), "it ends last");
-            "admin port".to_owned()
-        });
-        tasks.spawn(async move {
-            tokio::task::yield_now().await;
-            ended.store(true, Ordering::Relaxed);
-            "consumer 0".to_owned()
-        });
-        assert!(drain(&mut tasks, 1, drained.drop_guard(), Duration::from_secs(10)).await.is_ok());
-    }
-
-    #[tokio::test]
     async fn a_drain_that_takes_too_long_is_given_up() {
         let mut tasks = JoinSet::new();
         tasks.spawn(std::future::pending());
-        let ends = CancellationToken::new().drop_guard();
-        let error = drain(&mut tasks, 0, ends, Duration::from_millis(10)).await.unwrap_err();
+        let error = drain(&mut tasks, Duration::from_millis(10)).await.unwrap_err();
         assert!(error.to_string().contains("drain_max_s"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ use crate::config::{Config, Live, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
 use crate::filters;
-use crate::job::{self, Next, Ran, Timetable};
+use crate::job::{self, Next, Outcome, Ran, Timetable};
 use crate::outbox::Outbox;
 use crate::reconciler::lookout::Lookout;
 use crate::reconciler::{self, Mode, Order};
@@ -294,7 +294,7 @@ fn recount_timetable(live: &Live, name: &str) -> Timetable {
 /// When the loop looks again, after what became of a run.
 fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
     match ran {
-        Ok(Ran::Ended(report)) if report.is_done() || report.is_braked() => Next::Bell,
+        Ok(Ran::Ended(report)) if matches!(report.outcome(), Outcome::Done | Outcome::Braked) => Next::Bell,
         Ok(Ran::Ended(_)) => Next::Later,
         Ok(Ran::Held { .. }) => Next::Soon,
         Err(error) => {

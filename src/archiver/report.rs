@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::job;
+use crate::job::{self, Outcome as Ended};
 use crate::model::BoardPeriod;
 
 /// One run: what became of each period, and what became not.
@@ -128,10 +128,14 @@ impl PeriodReport {
 }
 
 impl job::Report for Report {
-    fn is_done(&self) -> bool {
-        let left =
-            [Outcome::Kept, Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
-        !self.stopped && left.iter().all(|outcome| self.count(*outcome) == 0)
+    fn outcome(&self) -> Ended {
+        let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
+        match () {
+            () if self.stopped => Ended::Stopped,
+            () if self.count(Outcome::Kept) > 0 => Ended::Failed,
+            () if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) => Ended::DryRun,
+            () => Ended::Done,
+        }
     }
 }
 

@@ -140,7 +140,7 @@ impl Writer {
     async fn recover(&mut self, error: StoreError, batch: &mut Batch, tries: &mut Tries) -> Result<(), StoreError> {
         // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
         self.asks_ledger = true;
-        vital::again(&error);
+        let code = error.code();
         match error {
             StoreError::TakenOver(_) => return Err(error),
             _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
@@ -169,10 +169,11 @@ impl Writer {
             _ if self.ends.is_cancelled() || tries.outage.age() > self.database_away_max => return Err(error),
             _ => {
                 tries.timeouts += u32::from(matches!(error, StoreError::Timeout { .. }));
-                let delay = tries.outage.failed(&chain(&error));
+                let delay = tries.outage.failed(&without_values(&error));
                 self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
             }
         }
+        vital::again(code);
         Ok(())
     }
 
@@ -361,6 +362,16 @@ fn spell_in_ascii(batch: &mut Batch) -> bool {
         }
     }
     changed
+}
+
+/// For everybody who looks: MySQL's own words about values may quote a key, with ids in it.
+fn without_values(error: &StoreError) -> String {
+    match error.number() {
+        Some(number) if error.fate() == Fate::Row || error.is_contention() => {
+            format!("{error}: MySQL's error {number}")
+        }
+        _ => chain(error),
+    }
 }
 
 pub(super) fn chain(error: &StoreError) -> String {

@@ -144,7 +144,7 @@ impl Partition {
             vitals.stands(Standing::Connecting);
             vitals.oldest(None);
             // Not before: messages would be taken only to be given back.
-            if let Err(error) = self.database_is_ready().await {
+            if let Err(error) = self.beat.during(self.database_is_ready()).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
             }
@@ -152,6 +152,7 @@ impl Partition {
             care = self.consume(now, &mut broker).await;
         }
         vitals.stands(Standing::Stopped);
+        vitals.oldest(None);
         info!(
             event = "partition-stopped",
             partition = self.number,

@@ -87,20 +87,10 @@ pub(super) struct NeedsCare {
 /// # Errors
 /// Anything but an [`End`]. What was received and not acknowledged goes back to the broker.
 pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) -> Result<End> {
-    let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
-    partition.broker.declare(&link).await?;
     let prefetch = care.prefetch(partition.prefetch());
-    let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
-    link.call("set the prefetch", qos).await?;
     let queue = partition.queue();
-    let tag = format!("tallyd-{}", partition.owner);
-    let consume = link.channel.basic_consume(
-        queue.as_str().into(),
-        tag.as_str().into(),
-        BasicConsumeOptions::default(),
-        FieldTable::default(),
-    );
-    let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
+    // Many calls, which all have time limits.
+    let (link, deliveries) = partition.beat.during(listen(partition, &queue, prefetch)).await?;
     info!(event = "consuming", partition = partition.number, queue, "listening on {queue}");
     let ends = partition.stop.child_token();
     let writer = Some(partition.writer(ends.clone()));
@@ -133,6 +123,23 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
             Err(error)
         }
     }
+}
+
+/// Connects, makes what is missing, and asks for messages.
+async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer)> {
+    let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
+    partition.broker.declare(&link).await?;
+    let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
+    link.call("set the prefetch", qos).await?;
+    let tag = format!("tallyd-{}", partition.owner);
+    let consume = link.channel.basic_consume(
+        queue.into(),
+        tag.as_str().into(),
+        BasicConsumeOptions::default(),
+        FieldTable::default(),
+    );
+    let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
+    Ok((link, deliveries))
 }
 
 struct Session<'a> {
@@ -302,11 +309,13 @@ impl Session<'_> {
         }
         let Some(acker) = open.last else { return Ok(()) };
         let began = Instant::now();
-        let acknowledged = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true })).await?;
+        let ack = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true }));
+        let acknowledged = self.partition.beat.during(ack).await?;
         if !acknowledged {
             return Err(anyhow!("the delivery is stale: the broker has taken it back"));
         }
         self.unacked.writing = None;
+        self.unacked.note(&self.vitals);
         vitals().step("acknowledge", began.elapsed().as_secs_f64());
         self.outage.over();
         Ok(())
@@ -318,7 +327,7 @@ impl Session<'_> {
         self.open.received.note();
         // First of all the broker takes back what we hold, or a fence could pass it by.
         let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
-        if let Err(error) = self.link.call("close the channel", closed).await {
+        if let Err(error) = self.partition.beat.during(self.link.call("close the channel", closed)).await {
             debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
         }
         if self.writing.is_some()
@@ -330,21 +339,22 @@ impl Session<'_> {
 
     /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
     async fn finish(mut self, end: End) -> Result<()> {
+        let beat = self.partition.beat.clone();
         let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
         if end == End::Stop {
             self.ends.cancel();
             self.write_open().await?;
-            self.link.call("cancel the consumer", cancel).await?;
-            self.give_back().await?;
+            beat.during(self.link.call("cancel the consumer", cancel)).await?;
+            beat.during(self.give_back()).await?;
         } else {
             // What was delivered is written, not returned: each return counts.
-            self.link.call("cancel the consumer", cancel).await?;
+            beat.during(self.link.call("cancel the consumer", cancel)).await?;
             self.write_delivered().await?;
         }
         let close = self.link.channel.close(REPLY_SUCCESS, "done".into());
-        self.link.call("close the channel", close).await?;
+        beat.during(self.link.call("close the channel", close)).await?;
         if let Some(writer) = &self.writer {
-            writer.release().await;
+            beat.during(writer.release()).await;
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::batch::{Batch, Event};
 use crate::model::Micros;
-use crate::store::StoreError;
 use crate::vitals::{PartitionVitals, vitals};
 
 /// What was received and not noted yet.
@@ -57,9 +56,9 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
     }
 }
 
-/// Notes that a batch has to be written again.
-pub(super) fn again(error: &StoreError) {
-    vitals().retries.add(error.code(), 1);
+/// Notes that a batch is written again, and why.
+pub(super) fn again(code: &'static str) {
+    vitals().retries.add(code, 1);
 }
 
 /// How long the steps of a transaction took: noted once it is committed.

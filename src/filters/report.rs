@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::job;
+use crate::job::{self, Outcome};
 
 /// One run: what became of the filters that it looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,9 +46,13 @@ pub struct Mark {
 }
 
 impl job::Report for Report {
-    fn is_done(&self) -> bool {
-        // What one filter alone stands in the way of is looked at again when its target changes, and once a day.
-        !self.stopped && self.left_because.is_none()
+    fn outcome(&self) -> Outcome {
+        match () {
+            () if self.stopped => Outcome::Stopped,
+            // What one filter alone stands in the way of is looked at again when its target changes, and once a day.
+            () if self.left_because.is_some() => Outcome::Failed,
+            () => Outcome::Done,
+        }
     }
 }
 

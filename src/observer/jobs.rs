@@ -69,7 +69,19 @@ impl Runs {
                 mode,
             });
         }
+        // What only a person starts: a restore, a few targets.
+        let rare = running.iter().filter(|row| jobs.iter().all(|job| (&job.job, &job.mode) != (&row.job, &row.mode)));
+        let rare: Vec<Job> = rare
+            .map(|row| Job { job: row.job.clone(), mode: row.mode.clone(), running: Some(run(row)), ..Job::default() })
+            .collect();
+        jobs.extend(rare);
         Ok(jobs)
+    }
+
+    /// What the last run of each mode found.
+    pub fn last_reconciles(&self) -> Vec<Reconciled> {
+        let of = self.0.iter().filter(|((job, _), _)| job == reconciler::JOB);
+        of.filter_map(|((_, mode), last)| last.last(mode)).collect()
     }
 
     /// What the reconciler's last runs found, the oldest first.
@@ -83,6 +95,10 @@ impl Runs {
 }
 
 impl Last {
+    fn last(&self, mode: &str) -> Option<Reconciled> {
+        self.runs.back().map(|read| reconciled(mode, read))
+    }
+
     async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
         // Of the same microsecond, too: a run that was read already is passed over.
         let since = self.runs.back().map_or(0, |read| read.ended.ended_at);

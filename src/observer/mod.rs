@@ -3,31 +3,33 @@
 //!
 //! It is no part of the work: its connections are its own and few, each read is small or by an index, all have time
 //! limits, and the servers are asked at once, so that one that is away keeps nobody from being told of the others. What is
-//! not known any more stays as it was; that its server is away is told beside it.
+//! not known any more stays as it was, and that its server is away, or that the look fails, is told beside it; but not how full queues are.
 
 mod boards;
 mod jobs;
+mod queues;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
 
-use crate::broker::{self, Broker, Publisher};
+use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{Config, Live};
 use crate::marks::Marks;
 use crate::model::Micros;
 use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
 use crate::status::{Board, Job, Reconciled, Server};
 use crate::store::Store;
 use crate::store::partitions::Owner;
 use crate::vitals::{POINT_EVERY, SERVERS, vitals};
 use jobs::Runs;
+use queues::Queues;
 
 /// How often servers, queues and partitions are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -35,8 +37,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How often jobs are, which costs some reads of MySQL.
 const JOBS_EVERY: Duration = Duration::from_secs(10);
 
-/// How often boards and dead letters are, which costs some more.
+/// How often boards are, which costs some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
+
+/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later.
+const LETTERS_EVERY: Duration = Duration::from_secs(10);
+const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
+const SLOW: Duration = Duration::from_millis(500);
 
 /// How long a server may take to answer before it is said to be away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
@@ -60,6 +67,8 @@ pub struct Observed {
     pub jobs: Vec<Job>,
     /// The reconciler's last runs, the oldest first.
     pub reconciles: Vec<Reconciled>,
+    /// The last one of each mode.
+    pub last_reconciles: Vec<Reconciled>,
     /// Boards.
     pub boards: Vec<Board>,
     /// Open dead letters by reason.
@@ -74,12 +83,10 @@ pub struct Observer {
     live: Live,
     store: Store,
     cache: Cache,
-    broker: Broker,
-    /// Kept open; one that failed is not given back, and made anew.
-    link: Option<Publisher>,
-    /// Queues that are not there, or that this account may not ask for: not asked for until [`BOARDS_EVERY`] is over.
-    missing: BTreeSet<String>,
+    queues: Queues,
     runs: Runs,
+    failing: Failing,
+    letters: Rest,
     seen: Observed,
     sender: watch::Sender<Arc<Observed>>,
 }
@@ -88,9 +95,18 @@ impl Observer {
     /// With what it will have seen.
     pub fn new(live: &Live, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
         let (sender, sight) = watch::channel(Arc::default());
-        let (runs, seen) = (Runs::default(), Observed::default());
-        let (link, missing) = (None, BTreeSet::new());
-        (Self { live: live.clone(), store, cache, broker, link, missing, runs, seen, sender }, sight)
+        let observer = Self {
+            live: live.clone(),
+            store,
+            cache,
+            queues: Queues::new(broker),
+            runs: Runs::default(),
+            failing: Failing::default(),
+            letters: Rest::default(),
+            seen: Observed::default(),
+            sender,
+        };
+        (observer, sight)
     }
 
     /// Looks until the stop.
@@ -105,7 +121,6 @@ impl Observer {
                     self.look_at_jobs(&config).await;
                 }
                 if self.is_up("mysql") && self.is_up("redis") && boards.is_over(BOARDS_EVERY) {
-                    self.missing.clear();
                     self.look_at_boards(&config).await;
                 }
             };
@@ -115,7 +130,8 @@ impl Observer {
             if point.is_over(POINT_EVERY) {
                 let queued =
                     self.is_up("rabbitmq").then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
-                vitals().pulse.beat(Micros::now(), vitals().committed.get(), vitals().lag.get(), queued);
+                let now = (Instant::now(), Micros::now());
+                vitals().pulse.beat(now, vitals().committed.get(), vitals().lag.get(), queued);
             }
             self.seen.at = Some(Micros::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
@@ -126,21 +142,36 @@ impl Observer {
 
     /// Asks all servers at once.
     async fn look(&mut self, config: &Config) {
-        let Self { store, cache, broker, link, missing, .. } = self;
-        let (mysql, redis, rabbitmq) = tokio::join!(
-            timed(look_at_mysql(store)),
-            timed(async { Ok(cache.ping().await?) }),
-            timed(look_at_queues(broker, link, missing, config.amqp.partitions)),
+        let Self { store, cache, queues, .. } = self;
+        let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
+            async {
+                let asked = timed(async { Ok(store.partition_owners().await?) }).await;
+                let behind = timed(outbox_rows(store)).await.0;
+                ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
+            },
+            async {
+                let (asked, took) = timed(async { Ok(cache.ping().await?) }).await;
+                (asked.map_err(|error| format!("{error:#}")), took)
+            },
+            async {
+                let (asked, took) = timed(queues.ask()).await;
+                let depths = match &asked {
+                    Ok(()) => Some(timed(queues.look(config.amqp.partitions)).await.0),
+                    Err(_) => None,
+                };
+                ((asked.map_err(|error| format!("{error:#}")), took), depths)
+            },
         );
-        self.note(0, &mysql);
-        self.note(1, &redis);
-        self.note(2, &rabbitmq);
-        if let (Ok((owners, outbox_rows)), _) = mysql {
-            (self.seen.owners, self.seen.outbox_rows) = (owners, Some(outbox_rows));
+        self.note(0, mysql);
+        self.note(1, redis);
+        self.note(2, rabbitmq);
+        if let (Ok(owners), Ok(rows)) = owners {
+            (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
         }
-        if let Ok((queues, returned)) = rabbitmq.0 {
-            (self.seen.queues, self.seen.returned) = (queues, returned);
-        }
+        // Of a broker that is away nobody knows how full its queues are.
+        let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
+        let depths = depths.unwrap_or_default();
+        (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
 
     fn is_up(&self, server: &str) -> bool {
@@ -148,42 +179,78 @@ impl Observer {
     }
 
     /// Notes whether a server answers.
-    fn note<T>(&mut self, place: usize, (asked, took): &(Result<T>, Duration)) {
+    fn note(&mut self, place: usize, (asked, took): (Result<(), String>, Duration)) {
         let servers = &mut self.seen.servers;
         if servers.len() <= place {
             servers.resize_with(place + 1, Server::default);
         }
         let (Some(seen), Some(name)) = (servers.get_mut(place), SERVERS.get(place)) else { return };
-        let up = asked.is_ok();
-        if seen.up != up || seen.since == 0 {
+        if seen.up != asked.is_ok() || seen.since == 0 {
             seen.since = Micros::now().0;
         }
-        (seen.server, seen.up, seen.look_s) = ((*name).to_owned(), up, took.as_secs_f64());
-        seen.reason = asked.as_ref().err().map(|error| format!("{error:#}"));
+        (seen.server, seen.up, seen.look_s) = ((*name).to_owned(), asked.is_ok(), took.as_secs_f64());
+        seen.reason = asked.err();
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
-        let now = Micros::now();
-        let (jobs, _) = timed(self.runs.look(&self.store, config, now)).await;
-        if let Some(jobs) = told(jobs, "jobs") {
+        let (jobs, _) = timed(self.runs.look(&self.store, config, Micros::now())).await;
+        if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
+            self.seen.last_reconciles = self.runs.last_reconciles();
         }
-        let (open, _) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
-        if let Some(open) = told(open, "dead letters") {
-            self.seen.dead_letters = Some(open.into_iter().collect());
+        if self.letters.is_over(LETTERS_EVERY) {
+            let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
+            if took > SLOW {
+                self.letters.pause(LETTERS_SLOWLY);
+            }
+            if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
+                self.seen.dead_letters = Some(open.into_iter().collect());
+            }
         }
     }
 
     async fn look_at_boards(&mut self, config: &Config) {
         let (boards, _) = timed(boards::look(config, &self.store, &self.cache, Micros::now())).await;
-        if let Some(boards) = told(boards, "boards") {
+        if let Some(boards) = self.failing.told(boards, |failing| &mut failing.boards) {
             self.seen.boards = boards;
         }
     }
 }
 
-/// Since when something was last done.
+/// Looks that fail though their servers answer: said in the log, and among what fails and is tried again.
+struct Failing {
+    queues: Outage,
+    jobs: Outage,
+    letters: Outage,
+    boards: Outage,
+}
+
+impl Default for Failing {
+    fn default() -> Self {
+        let of = |what: &str| Outage::new(format!("looking at {what} for the status"));
+        Self { queues: of("queues"), jobs: of("jobs"), letters: of("dead letters"), boards: of("boards") }
+    }
+}
+
+impl Failing {
+    /// What was told.
+    fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
+        let outage = of(self);
+        match asked {
+            Ok(told) => {
+                outage.over();
+                Some(told)
+            }
+            Err(error) => {
+                outage.failed(&format!("{error:#}"));
+                None
+            }
+        }
+    }
+}
+
+/// When something was last done.
 #[derive(Default)]
 struct Rest(Option<Instant>);
 
@@ -197,11 +264,11 @@ impl Rest {
         }
         over
     }
-}
 
-/// What was told. A failure is seen at the next look, too: that its server is away.
-fn told<T>(asked: Result<T>, what: &str) -> Option<T> {
-    asked.inspect_err(|error| debug!(event = "look-failed", what, "{what} could not be looked at: {error:#}")).ok()
+    /// It is not done again for so much longer.
+    fn pause(&mut self, more: Duration) {
+        self.0 = self.0.map(|done| done + more);
+    }
 }
 
 /// What was answered in time, and how long it took.
@@ -212,43 +279,10 @@ async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration)
     (asked, began.elapsed())
 }
 
-/// Who writes which partition, and how far Redis is behind the outbox.
-async fn look_at_mysql(store: &Store) -> Result<(Vec<Owner>, u64)> {
-    let owners = store.partition_owners().await?;
+/// How far Redis is behind the outbox.
+async fn outbox_rows(store: &Store) -> Result<u64> {
     // What is added first: it never passes the other.
     let applied: Marks = store.outbox_applied().await?;
     let written = store.outbox_numbers().await?;
-    let rows = written.iter().map(|(partition, last)| last.saturating_sub(applied.of(partition))).sum();
-    Ok((owners, rows))
-}
-
-/// Messages and consumers of the partitions' queues, and what the broker has given up on.
-async fn look_at_queues(
-    broker: &Broker,
-    link: &mut Option<Publisher>,
-    missing: &mut BTreeSet<String>,
-    partitions: u16,
-) -> Result<(BTreeMap<u16, (u64, u64)>, Option<u64>)> {
-    let mut depths = BTreeMap::new();
-    let all = (0..partitions).map(|partition| (Some(partition), broker.queue(partition)));
-    for (partition, queue) in all.chain([(None, broker.returned())]) {
-        if missing.contains(&queue) {
-            continue;
-        }
-        let open = match link.take() {
-            Some(open) => open,
-            None => broker.connect_publisher("observer").await?,
-        };
-        match open.depth(&queue).await {
-            Ok(depth) => {
-                depths.insert(partition, (u64::from(depth.messages), u64::from(depth.consumers)));
-                *link = Some(open);
-            }
-            // The answer has cost the channel.
-            Err(error) if broker::is_refusal(&error) => drop(missing.insert(queue)),
-            Err(error) => return Err(error),
-        }
-    }
-    let returned = depths.remove(&None).map(|(messages, _)| messages);
-    Ok((depths.into_iter().filter_map(|(partition, depth)| Some((partition?, depth))).collect(), returned))
+    Ok(written.iter().map(|(partition, last)| last.saturating_sub(applied.of(partition))).sum())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::config::LIKE;
-use crate::job;
+use crate::job::{self, Outcome};
 use crate::model::Micros;
 
 /// How a run ended.
@@ -217,12 +217,13 @@ impl TargetReport {
 }
 
 impl job::Report for Report {
-    fn is_done(&self) -> bool {
-        self.ended == End::Done && !self.dry_run
-    }
-
-    fn is_braked(&self) -> bool {
-        self.ended == End::Braked
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            _ if self.dry_run => Outcome::DryRun,
+            End::Done => Outcome::Done,
+            End::Stopped | End::TimeOver => Outcome::Stopped,
+            End::Braked => Outcome::Braked,
+        }
     }
 
     fn cut(&self) -> Option<Micros> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::job;
+use crate::job::{self, Outcome};
 use crate::runtime::show::{self, Shown};
 
 /// How a run ended.
@@ -78,12 +78,13 @@ pub struct TargetReport {
 pub(super) const LISTED_MAX: usize = 20;
 
 impl job::Report for Report {
-    fn is_done(&self) -> bool {
-        self.ended == End::Done && !self.dry_run
-    }
-
-    fn is_braked(&self) -> bool {
-        self.ended == End::Braked
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            _ if self.dry_run => Outcome::DryRun,
+            End::Done => Outcome::Done,
+            End::Stopped => Outcome::Stopped,
+            End::Braked => Outcome::Braked,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -13,8 +13,11 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone)]
 pub struct Progress {
     started: Instant,
-    loops: Arc<Mutex<Vec<(String, Beat)>>>,
+    loops: Arc<Mutex<Vec<Loop>>>,
 }
+
+/// A loop's name, and its last beat, which is gone once it has ended.
+type Loop = (String, Weak<AtomicU64>);
 
 /// One loop's beat.
 #[derive(Clone)]
@@ -34,14 +37,20 @@ impl Progress {
     pub fn register(&self, name: impl Into<String>) -> Beat {
         let beat = Beat { started: self.started, last_ms: Arc::default() };
         beat.beat();
-        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), beat.clone()));
+        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), Arc::downgrade(&beat.last_ms)));
         beat
     }
 
-    /// The loops that haven't beaten for `limit`.
+    /// The loops that go on and haven't beaten for `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        loops.iter().filter(|(_, beat)| beat.age() > limit).map(|(name, _)| name.clone()).collect()
+        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
+        let now_ms = millis(self.started.elapsed());
+        let is_stuck = |last_ms: &Weak<AtomicU64>| {
+            let age_ms = last_ms.upgrade().map(|last_ms| now_ms.saturating_sub(last_ms.load(Ordering::Relaxed)));
+            age_ms.is_some_and(|age_ms| Duration::from_millis(age_ms) > limit)
+        };
+        loops.iter().filter(|(_, last_ms)| is_stuck(last_ms)).map(|(name, _)| name.clone()).collect()
     }
 }
 
@@ -72,11 +81,6 @@ impl Beat {
             stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
     }
-
-    fn age(&self) -> Duration {
-        let last_ms = self.last_ms.load(Ordering::Relaxed);
-        Duration::from_millis(millis(self.started.elapsed()).saturating_sub(last_ms))
-    }
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -95,7 +99,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         lively.beat();
         assert_eq!(progress.stuck(Duration::from_millis(10)), ["silent"]);
-        silent.beat();
-        assert!(progress.stuck(Duration::from_secs(5)).is_empty());
+        drop(silent);
+        assert!(progress.stuck(Duration::from_millis(10)).is_empty(), "one that has ended is not");
     }
 }

@@ -144,7 +144,7 @@ pub struct Run {
     pub started_at: i64,
     /// How much is done, from 0 to 1; none where nobody knows, or it runs elsewhere.
     pub progress: Option<f64>,
-    /// What it waits for: `fence`, `pace` or `lock`.
+    /// What it waits for: `fence` or `pace`.
     pub waits: Option<String>,
     /// The same in words.
     pub waits_words: Option<String>,
@@ -162,7 +162,7 @@ pub struct Ended {
     pub started_at: i64,
     /// When it ended.
     pub ended_at: i64,
-    /// `done`, `failed` or `braked`.
+    /// `done`, `failed`, `braked`, `refused` or `stopped`.
     pub outcome: String,
     /// Why it failed, or ended early.
     pub reason: Option<String>,
@@ -178,7 +178,7 @@ pub struct Reconciled {
     pub mode: String,
     /// When it ended.
     pub ended_at: i64,
-    /// `done`, `failed` or `braked`.
+    /// `done`, `failed`, `braked`, `refused` or `stopped`.
     pub outcome: String,
     /// Counters that were compared.
     pub checked: u64,
@@ -208,7 +208,9 @@ pub struct Board {
     pub members: u64,
     /// When the period ends; none of one that never does.
     pub ends_at: Option<i64>,
-    /// Periods that are closed, past `archive_grace`, and not archived.
+    /// Periods that Redis has lost since their snapshots, the current one among them.
+    pub lost: Vec<String>,
+    /// Periods that are closed, past `archive_grace`, and not archived; not those that Redis has lost.
     pub unarchived: Vec<String>,
     /// The end of the oldest of them.
     pub oldest_unarchived_at: Option<i64>,

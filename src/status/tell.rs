@@ -10,6 +10,12 @@ use crate::observer::Observed;
 use crate::store::partitions::Owner;
 use crate::vitals::{PartitionVitals, Process, Standing, Vitals};
 
+/// What fails while a batch can't be written ([`crate::consumer`]).
+const WRITING: &str = "writing partition ";
+
+/// Microseconds that a batch is tried again before events are said not to be written: rivals are over sooner.
+const FAILS_MAX: i64 = 5_000_000;
+
 impl Status {
     /// How this daemon stands.
     pub fn tell(config: &Config, owner: &str, vitals: &Vitals, seen: &Observed, now: Micros) -> Self {
@@ -20,7 +26,7 @@ impl Status {
         };
         let waits: Vec<Wait> = vitals.waits.open().into_iter().map(wait).collect();
         let partitions = partitions(config, vitals, seen, now);
-        let not_ready = not_ready(state, &partitions, &seen.servers, &waits);
+        let not_ready = not_ready(state, &partitions, &seen.servers, &waits, now);
         let mut told = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             owner: owner.to_owned(),
@@ -71,7 +77,7 @@ fn partitions(config: &Config, vitals: &Vitals, seen: &Observed, now: Micros) ->
 }
 
 /// Why events may not be written now. Redis is not among it: without it they are.
-fn not_ready(state: State, partitions: &[Partition], servers: &[Server], waits: &[Wait]) -> Vec<String> {
+fn not_ready(state: State, partitions: &[Partition], servers: &[Server], waits: &[Wait], now: Micros) -> Vec<String> {
     let mut found = match state {
         State::Starting => vec!["it starts: MySQL is asked what its codes mean".to_owned()],
         State::Draining => vec!["it was told to stop, and writes what is open".to_owned()],
@@ -86,6 +92,8 @@ fn not_ready(state: State, partitions: &[Partition], servers: &[Server], waits: 
     if state != State::Running {
         return found;
     }
+    let fails = |wait: &&Wait| wait.what.starts_with(WRITING) && now.0 - wait.since > FAILS_MAX;
+    found.extend(waits.iter().filter(fails).map(|wait| format!("{} fails: {}", wait.what, wait.reason)));
     let stands = [Standing::Listening.name(), Standing::Writing.name()];
     for partition in partitions.iter().filter(|partition| !stands.contains(&partition.standing.as_str())) {
         let end = format!("partition {}", partition.partition);
@@ -118,11 +126,17 @@ mod tests {
         let partitions = [partition(0, "writing"), partition(1, "connecting")];
         let wait = Wait { what: "consuming partition 1".to_owned(), reason: "refused".to_owned(), ..Wait::default() };
         let servers = [server("mysql", None), server("redis", Some("gone")), server("rabbitmq", Some("refused"))];
-        let found = not_ready(State::Running, &partitions, &servers, &[wait]);
-        let expected =
-            ["rabbitmq is away: refused", "partition 1 is connecting: consuming partition 1 failed: refused"];
+        let writing =
+            Wait { what: "writing partition 0".to_owned(), reason: "read-only".to_owned(), ..Wait::default() };
+        let waits = [wait, writing];
+        let found = not_ready(State::Running, &partitions, &servers, &waits, Micros(FAILS_MAX + 1));
+        let expected = [
+            "rabbitmq is away: refused",
+            "writing partition 0 fails: read-only",
+            "partition 1 is connecting: consuming partition 1 failed: refused",
+        ];
         assert_eq!(found, expected);
-        assert_eq!(not_ready(State::Running, &partitions[..1], &servers[..2], &[]), Vec::<String>::new());
-        assert_eq!(not_ready(State::Draining, &partitions, &servers[..2], &[]).len(), 1);
+        assert_eq!(not_ready(State::Running, &partitions[..1], &servers[..2], &[], Micros(0)), Vec::<String>::new());
+        assert_eq!(not_ready(State::Draining, &partitions, &servers[..2], &[], Micros(0)).len(), 1);
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
         let what = format!("redis is away: {}. Events are written without it", why(redis));
         Trouble::grave(what, Some(redis.since))
     }));
-    if told.servers.iter().all(|server| server.up) {
+    if told.servers.iter().all(|server| server.up || server.server == "redis") {
         // Otherwise the server is the reason of most of them.
         let waits = told.waits.iter().map(|wait| {
             Trouble::mild(format!("{} fails and is tried again: {}", wait.what, wait.reason), Some(wait.since))
@@ -89,8 +89,8 @@ fn why(server: &Server) -> &str {
 
 fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
     let mut found = Vec::new();
-    let Board { board: label, period, .. } = board;
-    if board.state == "lost" {
+    let label = &board.board;
+    for period in &board.lost {
         let name = label.split('/').next().unwrap_or(label);
         let lost = Trouble::grave(format!("board {label}: Redis has lost {period}"), None);
         found.push(lost.with(format!("tallyd board restore {name} {period} --dry-run")));
@@ -105,9 +105,13 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
 
 /// A run that goes on may mend it.
 fn of_job(job: &Job) -> Option<Trouble> {
-    let last = job.last.as_ref().filter(|last| last.outcome != "done" && job.running.is_none())?;
+    let last = job
+        .last
+        .as_ref()
+        .filter(|last| !matches!(last.outcome.as_str(), "done" | "stopped") && job.running.is_none())?;
     let what = match last.outcome.as_str() {
         "braked" => "was stopped by its own limits",
+        "refused" => "could not be run as it is configured",
         _ => "failed",
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -177,6 +181,7 @@ mod tests {
                 board: "likes/week".to_owned(),
                 period: "2026-W47".to_owned(),
                 state: "lost".to_owned(),
+                lost: vec!["2026-W47".to_owned()],
                 unarchived: vec!["2026-W46".to_owned()],
                 ..Board::default()
             }],

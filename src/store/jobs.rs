@@ -108,6 +108,12 @@ pub enum Outcome {
     Failed,
     /// It would have changed too much: not due before its time comes again.
     Braked,
+    /// It can't be done before a person has mended something: not due before its time comes again.
+    Refused,
+    /// It was told to stop, or its time was over. It stays due.
+    Stopped,
+    /// It only looked. What is due stays due.
+    DryRun,
 }
 
 impl Outcome {
@@ -116,6 +122,9 @@ impl Outcome {
             Self::Done => "done",
             Self::Failed => "failed",
             Self::Braked => "braked",
+            Self::Refused => "refused",
+            Self::Stopped => "stopped",
+            Self::DryRun => "dry-run",
         }
     }
 }
@@ -239,7 +248,7 @@ impl Store {
         .await
     }
 
-    /// When the last run of this mode began that was done in full, or braked.
+    /// When the last run of this mode began that was done in full, or is not to be tried again before its time.
     ///
     /// # Errors
     /// MySQL's.
@@ -248,7 +257,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let started_at: Option<NaiveDateTime> = sqlx::query_scalar(
-                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('done', 'braked') \
+                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('done', 'braked', 'refused') \
                  ORDER BY finished_at DESC LIMIT 1",
             )
             .bind(job)
@@ -295,7 +304,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             sqlx::query(
-                "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome = 'failed' \
+                "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('failed', 'stopped', 'dry-run') \
                  AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000",
             )
             .bind(job)
@@ -346,7 +355,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     .await
     .tried(ACTION)?;
     let row = sqlx::query(
-        "SELECT owner, CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, NOW(6), lease_until) / 1000000) AS SIGNED) \
+        "SELECT owner, CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, NOW(6), lease_until) / 1000000) AS SIGNED), run \
          FROM job_lock WHERE job = ? FOR UPDATE",
     )
     .bind(job)
@@ -357,6 +366,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     if lease_s > 0 {
         return Ok(Lock::Held { owner: holder, lease_s });
     }
+    close(&mut tx, row.try_get(2).tried(ACTION)?).await?;
     let started = sqlx::query("INSERT INTO job_run (job, mode, owner, started_at) VALUES (?, ?, ?, NOW(6))")
         .bind(job)
         .bind(mode)
@@ -375,6 +385,20 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
         .tried(ACTION)?;
     tx.commit().await.tried(ACTION)?;
     Ok(Lock::Taken(run))
+}
+
+/// The run that held the lock before, if it never said how it ended: its process died, or hangs, and if it ever wakes up its writes are void.
+async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
+    sqlx::query(
+        "UPDATE job_run SET finished_at = COALESCE(heartbeat_at, started_at), outcome = 'failed', report = ? \
+         WHERE run = ? AND finished_at IS NULL",
+    )
+    .bind(r#"{"error":"its process ended, or could not tell MySQL that it lives"}"#)
+    .bind(run)
+    .execute(connection)
+    .await
+    .tried("note that a run has died")
+    .map(drop)
 }
 
 fn taken_over(job: &str) -> StoreError {

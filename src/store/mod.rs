@@ -127,7 +127,7 @@ impl StoreError {
     }
 
     /// MySQL's number of the error, where it is MySQL's.
-    fn number(&self) -> Option<u16> {
+    pub fn number(&self) -> Option<u16> {
         match self {
             Self::Sql { source: sqlx::Error::Database(error), .. } => {
                 error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number)

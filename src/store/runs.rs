@@ -35,7 +35,7 @@ pub struct RunRow {
     pub started_at: Micros,
     /// When it ended.
     pub finished_at: Micros,
-    /// `done`, `failed` or `braked`.
+    /// `done`, `failed`, `braked`, `refused` or `stopped`.
     pub outcome: String,
     /// Its report, JSON.
     pub report: String,
@@ -55,7 +55,7 @@ pub struct RunningRow {
 }
 
 impl Store {
-    /// The runs of one mode that ended then or later, the last `limit` of them, newest first.
+    /// The runs of one mode that ended then or later, the last `limit` of them, newest first; not those that only looked.
     ///
     /// # Errors
     /// MySQL's.
@@ -65,7 +65,8 @@ impl Store {
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT run, mode, owner, started_at, finished_at, COALESCE(outcome, ''), COALESCE(report, '') FROM job_run \
-                 WHERE job = ? AND mode = ? AND finished_at >= ? ORDER BY finished_at DESC LIMIT ?",
+                 WHERE job = ? AND mode = ? AND finished_at >= ? AND outcome <> 'dry-run' \
+                 ORDER BY finished_at DESC LIMIT ?",
             )
             .bind(job)
             .bind(mode)

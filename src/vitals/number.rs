@@ -1,6 +1,6 @@
 //! Numbers that many threads add to at once, without a lock.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -29,8 +29,8 @@ pub struct Histogram {
     bounds: &'static [f64],
     /// One for each bound, and one for what is above the last.
     buckets: Box<[AtomicU64]>,
-    /// In millionths, so that it can be added to at once; 64 bits hold 292,000 years of lag.
-    sum_millionths: AtomicI64,
+    /// The bits of an f64.
+    sum: AtomicU64,
 }
 
 /// What a [`Histogram`] holds at one moment.
@@ -48,7 +48,7 @@ impl Histogram {
         Self {
             bounds,
             buckets: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum_millionths: AtomicI64::new(0),
+            sum: AtomicU64::new(0.0_f64.to_bits()),
         }
     }
 
@@ -59,14 +59,16 @@ impl Histogram {
         if let Some(bucket) = self.buckets.get(place) {
             bucket.fetch_add(1, Ordering::Relaxed);
         }
-        self.sum_millionths.fetch_add((value * 1e6) as i64, Ordering::Relaxed);
+        let more = |sum: u64| Some((f64::from_bits(sum) + value).to_bits());
+        // It never gives up: there is always another sum.
+        let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     }
 
     /// What it holds now.
     pub fn get(&self) -> Buckets {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect();
-        Buckets { counts, sum: self.sum_millionths.load(Ordering::Relaxed) as f64 / 1e6 }
+        Buckets { counts, sum: f64::from_bits(self.sum.load(Ordering::Relaxed)) }
     }
 }
 

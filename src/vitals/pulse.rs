@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,22 +38,22 @@ pub struct Pulse(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     points: VecDeque<Point>,
-    last: Option<(Micros, u64, Buckets)>,
+    last: Option<(Instant, u64, Buckets)>,
 }
 
 impl Pulse {
     /// Makes a point of what has come since the last call. The first call makes none.
-    pub fn beat(&self, now: Micros, committed: u64, lag: Buckets, queued: Option<u64>) {
+    pub fn beat(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {
         let mut state = locked(&self.0);
         let last = state.last.replace((now, committed, lag.clone()));
         let Some((then, before, former)) = last else { return };
-        let seconds = (now.0 - then.0).max(1) as f64 / 1e6;
+        let seconds = now.duration_since(then).as_secs_f64().max(1e-3);
         let lag = lag.since(&former);
         if state.points.len() >= POINTS_MAX {
             state.points.pop_front();
         }
         state.points.push_back(Point {
-            at: now.0,
+            at: at.0,
             events_s: committed.saturating_sub(before) as f64 / seconds,
             lag_p50_s: lag.quantile(0.5),
             lag_p99_s: lag.quantile(0.99),
@@ -79,9 +79,10 @@ mod tests {
 
     #[test]
     fn an_hour_is_kept_and_what_was_before_is_dropped() {
-        let (pulse, lag) = (Pulse::default(), Histogram::new(&[1.0, 2.0]));
+        let (pulse, lag, began) = (Pulse::default(), Histogram::new(&[1.0, 2.0]), Instant::now());
         for beat in 0..=(POINTS_MAX as u64 + 10) {
-            pulse.beat(Micros(beat.cast_signed() * 10_000_000), beat * 50, lag.get(), None);
+            let now = (began + Duration::from_secs(beat * 10), Micros(beat.cast_signed() * 10_000_000));
+            pulse.beat(now, beat * 50, lag.get(), None);
             lag.add(1.5);
         }
         let points = pulse.points();

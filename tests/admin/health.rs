@@ -137,13 +137,80 @@ async fn the_status_tells_of_partitions_jobs_boards_and_what_fails() {
     .await;
     proxy.release();
     eventually("it is over", || async { told().await["waits"] == json!([]) }).await;
-    let history = get(&address, "/v1/history").await.json();
-    eventually("there are points of the last hour", || async {
+    eventually("the last hour has a point with the two events", || async {
         let points = get(&address, "/v1/history").await.json();
-        points.as_array().unwrap().iter().any(|point| point["events_s"].as_f64().unwrap() >= 0.0)
+        let of = |point: &Value| point["events_s"].as_f64().unwrap();
+        points.as_array().unwrap().iter().any(|point| (0.05..=0.4).contains(&of(point)) && point["lag_p50_s"].is_f64())
     })
     .await;
-    assert!(history.is_array());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_can_not_write_is_not_ready_though_all_servers_answer() {
+    let world = World::new("health_unwritten", ANY).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    eventually("it is ready", || async { get(&address, "/readyz").await.status == 200 }).await;
+    let rename = |from: &str, to: &str| sqlx::query(sqlx::AssertSqlSafe(format!("RENAME TABLE {from} TO {to}")));
+    rename("like_record", "gone").execute(&world.pool).await.unwrap();
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1)]).await;
+    eventually("it is not ready", || async {
+        let answer = get(&address, "/readyz").await;
+        answer.status == 503 && answer.body.contains("writing partition 0 fails: ")
+    })
+    .await;
+    let told = get(&address, "/readyz").await.json();
+    assert!(["mysql", "redis", "rabbitmq"].iter().all(|name| server(&told, name)["up"] == true), "{told}");
+    rename("gone", "like_record").execute(&world.pool).await.unwrap();
+    eventually("it is ready again", || async { get(&address, "/readyz").await.status == 200 }).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.counters().await[&super::target(42)], 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_only_looked_hides_no_other_and_one_that_died_is_told() {
+    let world = World::new("status_runs", ANY).await;
+    for sql in [
+        "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES (1, 42, 1, 0, '2026-11-21')",
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 42, 1, 0, 1, '2026-11-21')",
+    ] {
+        sqlx::query(sql).execute(&world.pool).await.unwrap();
+    }
+    // The queue.
+    let _publisher = world.publisher().await;
+    let first = world.tallyd(&["reconcile", "--changed"]);
+    assert!(first.status.success(), "{}", super::stderr(&first));
+    assert_eq!(world.tallyd(&["reconcile", "--changed", "--dry-run"]).status.code(), Some(0));
+    let mut dies = world.command();
+    dies.args(["reconcile", "--full"]).env("TALLYD_FAULT_POINT", "reconcile:sampled");
+    assert!(!dies.output().unwrap().status.success());
+    // Its lease is over.
+    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+    let again = world.tallyd(&["reconcile", "--changed"]);
+    assert!(again.status.success(), "{}", super::stderr(&again));
+    let outcomes: Vec<(String, String)> =
+        sqlx::query_as("SELECT mode, outcome FROM job_run ORDER BY run").fetch_all(&world.pool).await.unwrap();
+    let outcomes: Vec<(&str, &str)> =
+        outcomes.iter().map(|(mode, outcome)| (mode.as_str(), outcome.as_str())).collect();
+    assert_eq!(outcomes, [("changed", "done"), ("changed", "dry-run"), ("full", "failed"), ("changed", "done")]);
+
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    eventually("the runs are told", || async {
+        let told = get(&address, "/v1/status").await.json();
+        let jobs = told["jobs"].as_array().unwrap().clone();
+        let last = |mode: &str| jobs.iter().find(|job| job["mode"] == mode).map(|job| job["last"].clone());
+        let reason = "its process ended, or could not tell MySQL that it lives";
+        last("changed").is_some_and(|last| last["outcome"] == "done" && last["run"] == 4)
+            && last("full").is_some_and(|last| last["outcome"] == "failed" && last["reason"] == reason)
+            && told["reconciles"].as_array().unwrap().iter().all(|run| run["run"] != 2)
+    })
+    .await;
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -42,7 +42,12 @@ async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
     let garbage = (like(1, 1).0, b"{".to_vec());
     // The second one stands for the first.
     world.publish(&publisher, &[like(42, 1), like(42, 1), garbage]).await;
-    eventually("the events are counted", || async { told().await["tallyd_events_committed_total"] == 2.0 }).await;
+    eventually("the events are counted", || async {
+        let told = told().await;
+        told["tallyd_events_committed_total"] == 2.0
+            && told["tallyd_dead_letters_total{reason=\"malformed-json\"}"] == 1.0
+    })
+    .await;
     let now = told().await;
     for (of, value) in [
         ("tallyd_messages_received_total", 3.0),
@@ -124,7 +129,13 @@ async fn the_documented_metrics_are_those_that_are_told() {
     let text = || async { get(&address, "/metrics").await.body };
     eventually("the servers were seen", || async {
         let text = text().await;
-        let last = ["tallyd_board_members{", "tallyd_job_last_ok{", "tallyd_queue_messages{", "tallyd_dead_letters_open{"];
+        let last = [
+            "tallyd_board_members{",
+            "tallyd_job_last_ok{",
+            "tallyd_queue_messages{",
+            "tallyd_dead_letters_open{",
+            "tallyd_returned_messages ",
+        ];
         last.iter().all(|name| text.contains(name)) && text.contains("tallyd_outbox_rows ")
     })
     .await;

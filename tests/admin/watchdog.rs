@@ -70,8 +70,12 @@ async fn a_consumer_that_hangs_is_restarted_and_one_that_waits_is_not() {
     .await;
     hung.kill();
     proxy.release();
-    eventually("it is over", || async { of_patient.lines().last().is_some_and(|line| !line.contains("; waiting: ")) })
-        .await;
+    eventually("it is over", || async {
+        let lines = of_patient.lines();
+        let last = lines.iter().rev().find(|line| line.starts_with("STATUS="));
+        last.is_some_and(|line| !line.contains("; waiting: "))
+    })
+    .await;
     assert!(patient.stop().success());
     assert!(of_patient.lines().iter().any(|line| line.starts_with("STOPPING=1")));
     waits.close().await;

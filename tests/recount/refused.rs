@@ -89,7 +89,7 @@ async fn what_is_wrong_with_a_query_is_said_and_nothing_is_changed() {
         assert!(text.contains("[[recount]] of video comment: ") && text.contains(said), "{query}: {text}");
         assert_eq!(added(&world).await.len(), 0, "{query}");
     }
-    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND outcome = 'braked'").await, 16);
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND outcome = 'refused'").await, 16);
     assert_eq!(world.count("SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '%SLEEP(5)%' AND id <> CONNECTION_ID()").await, 0, "the server has ended it");
     world.close().await;
 }

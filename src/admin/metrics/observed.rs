@@ -69,8 +69,8 @@ fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
     of("tallyd_job_last_duration_seconds", "How long the last run took.", |job| {
         job.last.as_ref().map_or(0.0, |last| (last.ended_at - last.started_at) as f64 / 1e6)
     })?;
-    of("tallyd_job_last_ok", "0 where the last run was not done.", |job| {
-        f64::from(u8::from(job.last.as_ref().is_none_or(|last| last.outcome == "done")))
+    of("tallyd_job_last_ok", "0 where the last run failed, was refused, or would have changed too much.", |job| {
+        f64::from(u8::from(job.last.as_ref().is_none_or(|last| matches!(last.outcome.as_str(), "done" | "stopped"))))
     })?;
     of("tallyd_job_braked", "1 where the last run would have changed too much.", |job| {
         f64::from(u8::from(job.last.as_ref().is_some_and(|last| last.outcome == "braked")))
@@ -90,21 +90,11 @@ fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
 }
 
 fn reconciles(page: &mut Page<'_>, seen: &Observed) -> fmt::Result {
-    // The last run of each mode.
-    let last: Vec<&Reconciled> = {
-        let mut modes: Vec<&Reconciled> = Vec::new();
-        for run in seen.reconciles.iter().rev() {
-            if modes.iter().all(|known| known.mode != run.mode) {
-                modes.push(run);
-            }
-        }
-        modes
-    };
     let modes: Vec<&str> = seen.jobs.iter().filter(|job| job.job == "reconcile").map(|job| job.mode.as_str()).collect();
     let mut of = |name: &str, help: &str, value: fn(&Reconciled) -> u64| {
         let values = modes.iter().map(|mode| {
-            let run = last.iter().find(|run| run.mode == *mode);
-            ([("mode", *mode)], run.map_or(0, |run| value(run)) as f64)
+            let run = seen.last_reconciles.iter().find(|run| run.mode == *mode);
+            ([("mode", *mode)], run.map_or(0, value) as f64)
         });
         page.gauges(name, help, values)
     };
@@ -131,9 +121,7 @@ fn boards(page: &mut Page<'_>, seen: &Observed) -> fmt::Result {
     of("tallyd_board_oldest_unarchived_timestamp_seconds", "The end of the oldest of them; 0 for none.", |board| {
         board.oldest_unarchived_at.map_or(0.0, |at| at as f64 / 1e6)
     })?;
-    of("tallyd_board_lost", "1 where Redis has lost the current period since its snapshot.", |board| {
-        f64::from(u8::from(board.state == "lost"))
-    })?;
+    of("tallyd_board_lost", "Periods that Redis has lost since their snapshots.", |board| board.lost.len() as f64)?;
     of("tallyd_board_archived_rows", "Rows of the last period that was archived.", |board| {
         board.archived.as_ref().map_or(0.0, |(_, rows)| *rows as f64)
     })

@@ -19,7 +19,7 @@ pub(super) fn write(page: &mut Page<'_>, vitals: &Vitals, now: Micros) -> fmt::R
     )?;
     page.histogram(
         "tallyd_outbox_lag_seconds",
-        "From a row's transaction to its addition in Redis.",
+        "From a row's transaction, by MySQL's clock, to its addition in Redis, by this machine's.",
         &vitals.outbox_lag.get(),
     )?;
     let fullest = vitals.fullest_buckets();
@@ -52,8 +52,12 @@ fn consumer(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     let redelivered = vitals.redelivered.get();
     page.counter("tallyd_messages_redelivered", "Of those, how many it had delivered before.", redelivered)?;
     page.counters("tallyd_events_received", "Events in messages. A reset is a set.", "type", vitals.received.get())?;
-    page.counter("tallyd_events_committed", "Events whose effect is in MySQL.", vitals.committed.get())?;
-    let help = "Of the committed ones, how many another event of their batch stood for.";
+    page.counter(
+        "tallyd_events_committed",
+        "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again.",
+        vitals.committed.get(),
+    )?;
+    let help = "Of the committed ones, how many came down to another event's row, or to a sum.";
     page.counter("tallyd_events_coalesced", help, vitals.coalesced.get())?;
     let help = "Committed events that carried their target's number in Redis.";
     page.counter("tallyd_events_with_count", help, vitals.with_count.get())?;
