@@ -8,6 +8,7 @@
 pub mod boards;
 pub mod changed;
 pub mod counters;
+mod grants;
 pub mod jobs;
 pub mod ledger;
 pub mod letters;

@@ -1,13 +1,16 @@
 //! Questions to MySQL that change nothing: what the account may do, and how the server is set.
 
-use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
+use super::grants::lacking;
 use super::schema::MIGRATIONS;
 use super::{Result, Store, StoreError, Tried};
 
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
+
+/// What that needs.
+const TO_PARTITION: [&str; 3] = ["CREATE", "ALTER", "DROP"];
 
 /// How the server is set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,15 +19,14 @@ pub struct Settings {
     pub version: String,
     /// Bytes that one statement may have.
     pub packet_max: u64,
-    /// In which sort of letters the database keeps text.
-    pub charset: String,
 }
 
 impl StoreError {
     /// The account or the database is refused.
     pub fn is_refusal(&self) -> bool {
-        // No right to the database, wrong password, no such database, no right to the table or a setting, no login that way.
-        self.number().is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1227 | 1698))
+        // No right to the database, wrong password, no such database, no right to the table, no such setting, no right to it, no login
+        // that way.
+        self.number().is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1193 | 1227 | 1698))
     }
 }
 
@@ -37,21 +39,19 @@ impl Store {
         const ACTION: &str = "read the server's settings";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query("SELECT VERSION(), @@max_allowed_packet, @@character_set_database")
-                .fetch_one(connection)
-                .await
-                .tried(ACTION)?;
+            let row =
+                sqlx::query("SELECT VERSION(), @@max_allowed_packet").fetch_one(connection).await.tried(ACTION)?;
             Ok(Settings {
                 version: row.try_get_unchecked(0).tried(ACTION)?,
                 packet_max: row.try_get_unchecked::<i64, _>(1).tried(ACTION)?.unsigned_abs(),
-                charset: row.try_get_unchecked(2).tried(ACTION)?,
             })
         })
         .await
     }
 
-    /// The rights that the daemon needs and its account lacks: `INSERT on counter`. Each is tried with a statement that finds no row, in
-    /// a transaction that is taken back. Those to change partitions are looked for among the grants; none are said where there are roles.
+    /// The rights that the daemon needs and its account lacks: `INSERT on counter`. Each is tried with a statement that finds no row; one
+    /// that waits behind a change of its table holds no other table meanwhile. Those to change partitions are looked for among the
+    /// grants; none are said where there are roles.
     ///
     /// # Errors
     /// MySQL is away.
@@ -59,15 +59,21 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit("try what the account may do", |connection| async move {
             let mut missing = Vec::new();
-            execute(connection, "START TRANSACTION".to_owned()).await.tried("begin")?;
             for table in tables() {
                 missing.extend(missing_of(connection, table).await?);
             }
-            execute(connection, "ROLLBACK".to_owned()).await.tried("take it back")?;
             let grants: Vec<String> =
-                sqlx::query_scalar("SHOW GRANTS").fetch_all(connection).await.tried("read the grants")?;
-            let lacks = PARTITIONED.iter().filter(|table| !may_change(&grants, table));
-            missing.extend(lacks.map(|table| format!("CREATE, ALTER, DROP on {table}")));
+                sqlx::query_scalar("SHOW GRANTS").fetch_all(&mut *connection).await.tried("read the grants")?;
+            let database: String = sqlx::query_scalar("SELECT DATABASE()")
+                .fetch_one(connection)
+                .await
+                .tried("read the database's name")?;
+            for table in PARTITIONED {
+                let lacking = lacking(&grants, &database, table, &TO_PARTITION);
+                if !lacking.is_empty() {
+                    missing.push(format!("{} on {table}", lacking.join(", ")));
+                }
+            }
             Ok(missing)
         })
         .await
@@ -98,49 +104,21 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
         ("UPDATE", format!("UPDATE {table} SET {column} = {column} WHERE FALSE")),
         ("DELETE", format!("DELETE FROM {table} WHERE FALSE")),
     ] {
-        if let Err(sqlx::Error::Database(error)) = execute(connection, sql).await
-            && error.try_downcast_ref::<MySqlDatabaseError>().is_some_and(|error| matches!(error.number(), 1142 | 1143))
-        {
-            missing.push(format!("{right} on {table}"));
+        let tried =
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried("try what the account may do");
+        match tried.as_ref().map_err(StoreError::number) {
+            Err(Some(1142 | 1143)) => missing.push(format!("{right} on {table}")),
+            // Rights are looked at before all else that a server may refuse.
+            Ok(_) | Err(Some(_)) => {}
+            Err(None) => return tried.map(|_| missing),
         }
     }
     Ok(missing)
 }
 
-async fn execute(connection: &mut MySqlConnection, sql: String) -> std::result::Result<(), sqlx::Error> {
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.map(drop)
-}
-
-/// Whether some grant allows it, or may.
-fn may_change(grants: &[String], table: &str) -> bool {
-    grants.iter().any(|grant| {
-        let Some((rights, on)) = grant.split_once(" ON ") else {
-            // GRANT role TO account
-            return grant.starts_with("GRANT ") && !grant.contains(" PROXY ");
-        };
-        let of = on.split(" TO ").next().unwrap_or_default().replace('`', "");
-        let fits = of.ends_with(".*") || of.ends_with(&format!(".{table}"));
-        let all = ["CREATE", "ALTER", "DROP"];
-        let has = |right: &str| rights.trim_start_matches("GRANT ").split(", ").any(|it| it == right);
-        fits && (rights.contains("ALL PRIVILEGES") || all.into_iter().all(has))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rights_to_change_partitions_are_read_from_grants() {
-        let may =
-            |grant: &str| may_change(&["GRANT USAGE ON *.* TO `a`@`%`".to_owned(), grant.to_owned()], "applied_event");
-        assert!(may("GRANT CREATE, ALTER, DROP ON `t`.`applied_event` TO `a`@`%`"));
-        assert!(may("GRANT SELECT, CREATE, DROP, INDEX, ALTER ON `t`.* TO `a`@`%`"));
-        assert!(may("GRANT ALL PRIVILEGES ON *.* TO `root`@`%`"));
-        assert!(may("GRANT `role`@`%` TO `a`@`%`"), "what a role may do is not known");
-        assert!(!may("GRANT CREATE, ALTER, DROP ON `t`.`recent_delta` TO `a`@`%`"));
-        assert!(!may("GRANT SELECT, CREATE VIEW, ALTER ROUTINE ON `t`.* TO `a`@`%`"));
-    }
 
     #[test]
     fn every_table_is_tried() {
