@@ -3,7 +3,7 @@
 //! A thing is asked for passively first: declared, one that is missing would be made. Each question has a channel of its own, which a
 //! refusal closes.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, ErrorKind, ExchangeKind};
@@ -25,6 +25,9 @@ const COMMAND_INVALID: u16 = 503;
 /// No such vhost, or no right to it.
 const NOT_ALLOWED: u16 = 530;
 
+/// The broker can't do it.
+const NOT_IMPLEMENTED: u16 = 540;
+
 /// What the broker says of one thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -40,7 +43,7 @@ pub enum Found {
 
 /// Whether the broker has said no for good.
 pub fn is_refusal(error: &lapin::Error) -> bool {
-    code(error).is_some_and(|(code, _)| matches!(code, ACCESS_REFUSED | NOT_ALLOWED))
+    code(error).is_some_and(|(code, _)| matches!(code, ACCESS_REFUSED | NOT_ALLOWED | NOT_IMPLEMENTED))
 }
 
 fn code(error: &lapin::Error) -> Option<(u16, String)> {
@@ -112,7 +115,7 @@ impl Broker {
     /// Whether the account may publish there: in a transaction that is taken back, so that nothing is published.
     ///
     /// # Errors
-    /// The broker is away, or doesn't read from publishers now.
+    /// The broker is away, or reads nothing from publishers now: it has a memory or disk alarm.
     pub async fn probe_publish(&self, link: &Link, exchange: &str) -> Result<Found> {
         let channel: Channel = link.another_channel().await?;
         let publish = async {
@@ -121,7 +124,13 @@ impl Broker {
             channel.basic_publish(exchange.into(), "tallyd-check".into(), options, b"", properties).await?;
             channel.tx_rollback().await
         };
-        Found::of(link.call("ask whether it may publish", publish).await)
+        let answer = link.call("ask whether it may publish", publish).await;
+        match link.connection.status().blocked() {
+            true => {
+                Found::of(answer.context("the broker has a memory or disk alarm, and reads nothing from publishers"))
+            }
+            false => Found::of(answer),
+        }
     }
 
     /// Whether the broker has the kind of exchange that spreads events over partitions. It is asked to make one by a name that it lets

@@ -8,11 +8,14 @@ use crate::model::{Kind, Metric, Micros, Target, TargetId};
 /// What the daemon runs on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
 
-/// What it runs on a board.
-const ON_BOARDS: [&str; 15] = [
-    "ZCARD", "ZRANGE", "ZINCRBY", "ZADD", "ZSCORE", "ZMSCORE", "ZCOUNT", "ZREVRANK", "ZREM", "ZSCAN", "RENAME",
-    "UNLINK", "PERSIST", "EXPIRE", "TTL",
+/// What it runs on a board, and on the marks beside it.
+const ON_BOARDS: [&str; 17] = [
+    "GET", "SET", "ZCARD", "ZRANGE", "ZINCRBY", "ZADD", "ZSCORE", "ZMSCORE", "ZCOUNT", "ZREVRANK", "ZREM", "ZSCAN",
+    "RENAME", "UNLINK", "PERSIST", "EXPIRE", "TTL",
 ];
+
+/// What it runs on the set of targets that are missing.
+const ON_MISSING: [&str; 1] = ["SPOP"];
 
 /// What it runs on filters.
 const ON_FILTERS: [&str; 7] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SREM"];
@@ -37,11 +40,12 @@ pub enum Persistence {
 }
 
 impl CacheError {
-    /// The account is refused, or may not run the command.
+    /// The account is refused or may not run the command, or the server has none of that name.
     pub fn is_refusal(&self) -> bool {
         self.source.kind() == ErrorKind::AuthenticationFailed
             || self.source.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
             || matches!(self.source.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
+            || self.source.detail().is_some_and(|text| text.starts_with("unknown command"))
     }
 }
 
@@ -57,7 +61,7 @@ impl Cache {
         let mut need = |names: &[&str], key: &str| commands.extend(names.iter().map(|name| call(name, key)));
         need(&ON_BUCKETS, &bucket);
         need(&ON_BOARDS, &board);
-        need(&["SPOP"], &self.keys.missing());
+        need(&ON_MISSING, &self.keys.missing());
         if filters {
             need(&ON_FILTERS, &self.keys.filter("check", EXAMPLE)[0]);
         }
@@ -101,8 +105,9 @@ impl Cache {
         }
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("save");
-        let Ok(answers) = self.ask_all("ask for Redis' settings", command).await else {
-            return Ok(Persistence::Unknown);
+        let answers = match self.ask_all("ask for Redis' settings", command).await {
+            Err(error) if error.is_refusal() => return Ok(Persistence::Unknown),
+            answers => answers?,
         };
         let points = |answer: &Value| match answer {
             Value::Array(parts) => parts.get(1).and_then(text).map(str::to_owned),
@@ -143,4 +148,92 @@ fn call(name: &str, key: &str) -> String {
         name => &[name, key, "1", "1"],
     };
     serde_json::json!(arguments).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// What is run without being asked for first: to ask is to run it.
+    const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
+
+    /// Scripts of the API servers, whose account is another.
+    const OF_CLIENTS: [&str; 8] = [
+        "like.lua",
+        "count.lua",
+        "take_back.lua",
+        "limit.lua",
+        "board.lua",
+        "filter_has.lua",
+        "note_beside.lua",
+        "may.lua",
+    ];
+
+    fn read(path: &str) -> String {
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    }
+
+    fn set<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> BTreeSet<String> {
+        names.into_iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// The words in capitals that follow `before`.
+    fn capitals(text: &str, before: &str) -> BTreeSet<String> {
+        let words = text.split(before).skip(1);
+        let word = |rest: &str| rest.chars().take_while(char::is_ascii_uppercase).collect::<String>();
+        words.map(word).filter(|word| !word.is_empty()).collect()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_what_the_manual_grants() {
+        let manual = read("docs/operations.md");
+        let granted = |pattern: &str| {
+            let mut lines = manual.lines().filter_map(|line| line.strip_prefix("ACL SETUSER tallyd "));
+            let line = lines.find(|line| line.contains(pattern)).unwrap();
+            line.split(' ').filter_map(|word| word.strip_prefix('+')).map(str::to_uppercase).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(granted("~board:*"), set(ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ASKED_WITH)));
+        // SCAN is for `tallyd layout`.
+        assert_eq!(granted("~counter:*"), set(ON_PLAIN.iter().chain(&["SCAN"])));
+        assert_eq!(granted("~filter:*"), set(&ON_FILTERS));
+    }
+
+    #[test]
+    fn what_the_daemons_scripts_run_is_asked_for() {
+        let all = set(ON_BUCKETS
+            .iter()
+            .chain(&ON_BOARDS)
+            .chain(&ON_MISSING)
+            .chain(&ON_FILTERS)
+            .chain(&ON_PLAIN)
+            .chain(&ASKED_WITH));
+        let mut seen = BTreeSet::new();
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            if OF_CLIENTS.contains(&name.as_str()) {
+                continue;
+            }
+            let runs = capitals(&read(&format!("lua/{name}")), "redis.call('");
+            assert!(runs.is_subset(&all), "{name} runs {:?}", runs.difference(&all));
+            seen.extend(runs);
+        }
+        assert!(seen.contains("SET") && seen.contains("HINCRBY"), "{seen:?}");
+    }
+
+    #[test]
+    fn what_the_daemon_runs_itself_is_asked_for() {
+        // To look at a layout's size, to find the nodes of a Cluster, to note what is missing (the client does), to show settings.
+        let beside = ["MEMORY", "SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG"];
+        let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
+        let all = set(asked.chain(&ASKED_WITH).chain(&beside));
+        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache")).unwrap() {
+            let path = entry.unwrap().path();
+            let runs = capitals(&fs::read_to_string(&path).unwrap(), "cmd(\"");
+            assert!(runs.is_subset(&all), "{} runs {:?}", path.display(), runs.difference(&all));
+        }
+    }
 }

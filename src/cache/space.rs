@@ -54,8 +54,16 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Up to how many fields the servers keep a hash compact: the least of them all; none where they don't tell.
+    /// Up to how many fields the servers keep a hash compact: the least of them all; none where they don't tell, or are away.
     pub async fn listpack_fields(&self) -> Option<u64> {
+        self.listpack_fields_told().await.ok().flatten()
+    }
+
+    /// The same; none where the account may not ask.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn listpack_fields_told(&self) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("hash-max-listpack-entries");
         let limit = |answer: &Value| {
@@ -66,9 +74,11 @@ impl Cache {
             };
             text(pair)?.parse().ok()
         };
-        // An account may lack the right to ask.
-        let answers = self.ask_all("ask for Redis' settings", command).await.ok()?;
-        answers.iter().map(limit).collect::<Option<Vec<u64>>>()?.into_iter().min()
+        let answers = match self.ask_all("ask for Redis' settings", command).await {
+            Err(error) if error.is_refusal() => return Ok(None),
+            answers => answers?,
+        };
+        Ok(answers.iter().map(limit).collect::<Option<Vec<u64>>>().and_then(|limits| limits.into_iter().min()))
     }
 
     /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. The

@@ -1,7 +1,8 @@
 //! What `tallyd check-config` asks: whether the configuration is right, and whether the servers are as tallyd needs them. Nothing here
 //! changes anything, and each server is asked whatever became of the others.
 //!
-//! What an account may not ask is said to be not known; that is no mistake.
+//! What an account may not ask is said to be not known; that is no mistake. A server that has answered and then does not any more is one
+//! that is away.
 
 mod mysql;
 mod rabbitmq;
@@ -161,6 +162,14 @@ impl Check {
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
+    /// What was not told: the account may not ask, or the server, which answered before, doesn't any more.
+    fn untold(what: What, error: &Error, away: &str) -> Self {
+        match is_refusal(error) {
+            true => Self::unknown(what, format_args!("{error:#}")),
+            false => Self { passes: true, ..Self::error(what, format!("{error:#}"), away) },
+        }
+    }
+
     /// A mistake in the configuration.
     pub fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
@@ -181,7 +190,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// The server answers, and says no: it won't say anything else before somebody has changed something.
+/// The server answers, and says no: it won't say anything else before somebody has changed something. No answer is no refusal.
 fn is_refusal(error: &Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<ConfigError>()

@@ -6,7 +6,7 @@ use crate::job::Refused;
 use crate::model::Micros;
 use crate::recounter::Recounter;
 use crate::registry;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 
 use super::{Check, What, clock};
 
@@ -14,6 +14,9 @@ use super::{Check, What, clock};
 const PACKET_MIN: u64 = 4 << 20;
 
 const AWAY: &str = "start MySQL, or mend [mysql] url; the daemon waits for it meanwhile";
+
+/// What to do about a server that answered before.
+const SILENT: &str = "see what MySQL has to do (SHOW FULL PROCESSLIST), and check again";
 
 const REFUSED: &str = "make the database and the account, and give it its rights, as docs/operations.md says: CREATE DATABASE, CREATE USER, GRANT";
 
@@ -79,7 +82,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             let found = format!("the account has no {}", missing.join("; "));
             Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations.md says")
         }
-        Err(error) => Check::unknown(What::MysqlPermissions, shown(error)),
+        Err(error) => Check::untold(What::MysqlPermissions, &error.into(), SILENT),
     });
 }
 
@@ -96,7 +99,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                 format!("SET GLOBAL {setting} = 1, and in the server's configuration"),
             )
         })),
-        Err(error) => checks.push(Check::unknown(What::MysqlDurability, shown(error))),
+        Err(error) => checks.push(Check::untold(What::MysqlDurability, &error.into(), SILENT)),
     }
     let before = Micros::now();
     match store.clock().await {
@@ -114,7 +117,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
             });
             checks.push(clock(What::MysqlClock, now, before, Micros::now()));
         }
-        Err(error) => checks.push(Check::unknown(What::MysqlClock, shown(error))),
+        Err(error) => checks.push(Check::untold(What::MysqlClock, &error.into(), SILENT)),
     }
 }
 
@@ -155,10 +158,6 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             Err(error) => checks.push(Check::failed(What::MysqlRecounts, &error, AWAY, REFUSED)),
         }
     }
-}
-
-fn shown(error: StoreError) -> String {
-    format!("{:#}", anyhow::Error::from(error))
 }
 
 #[cfg(test)]

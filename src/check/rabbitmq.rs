@@ -8,6 +8,11 @@ use super::{Check, What};
 
 const AWAY: &str = "start RabbitMQ, or mend [amqp] url; the daemon waits for it meanwhile";
 
+/// What to do about a broker that answered before.
+const SILENT: &str = "see how RabbitMQ is (rabbitmqctl status), and check again";
+
+const ALARM: &str = "look for a memory or disk alarm (rabbitmqctl status), and free memory or disk: nobody can publish meanwhile; then check again";
+
 const REFUSED: &str = "make the vhost and the account, and give it its rights, as docs/operations.md says: rabbitmqctl add_vhost, \
                        add_user, set_permissions";
 
@@ -25,7 +30,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
                 format!("it can't spread events over {} partitions", broker.partitions()),
                 "rabbitmq-plugins enable rabbitmq_consistent_hash_exchange, or set [amqp] partitions = 1",
             ),
-            Err(error) => Check::unknown(What::RabbitmqPlugin, format_args!("{error:#}")),
+            Err(error) => Check::untold(What::RabbitmqPlugin, &error, SILENT),
         });
     }
     let mut refused = Vec::new();
@@ -36,7 +41,11 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     {
         match found {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
-            Err(error) => checks.push(Check::unknown(what, format_args!("{error:#}"))),
+            Err(error) => {
+                checks.push(Check::untold(what, &error, SILENT));
+                // The rest would be waited for as long.
+                return checks;
+            }
         }
     }
     permissions(broker, &link, is_there, &mut checks, &mut refused).await;
@@ -80,17 +89,17 @@ async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut 
             Ok(Found::Refused(text)) => refused.push(text),
             Ok(_) => may.push(if exchange.is_empty() { "amq.default" } else { exchange }),
             Err(error) => {
-                checks.push(Check::unknown(What::RabbitmqPermissions, format_args!("{error:#}")));
-                return;
+                checks.push(Check::untold(What::RabbitmqPermissions, &error, ALARM));
+                may.clear();
+                break;
             }
         }
     }
-    checks.push(match refused.is_empty() {
-        true => Check::ok(What::RabbitmqPermissions, format!("the account may publish to {}", may.join(" and "))),
-        false => Check::error(
-            What::RabbitmqPermissions,
-            refused.join("; "),
-            "rabbitmqctl set_permissions, as docs/operations.md says",
-        ),
-    });
+    if !refused.is_empty() {
+        let advice = "rabbitmqctl set_permissions, as docs/operations.md says";
+        checks.push(Check::error(What::RabbitmqPermissions, refused.join("; "), advice));
+    } else if !may.is_empty() {
+        let found = format!("the account may publish to {}", may.join(" and "));
+        checks.push(Check::ok(What::RabbitmqPermissions, found));
+    }
 }

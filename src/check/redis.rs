@@ -1,9 +1,9 @@
 //! Redis: is it there, may the account use it, and what could be lost or become large.
 
+use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::probe::Persistence;
 use crate::cache::space::{LISTPACK_FIELDS, fields_most};
-use crate::cache::{Cache, CacheError};
 use crate::config::Config;
 use crate::layouts::FIELDS_MEAN_MAX;
 use crate::model::Micros;
@@ -18,6 +18,9 @@ const VERSION_MIN: u32 = 7;
 
 const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL meanwhile";
 
+/// What to do about a server that answered before.
+const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
+
 const REFUSED: &str =
     "make the account and give it its rights, as docs/operations.md says: ACL SETUSER; or mend [redis]";
 
@@ -28,7 +31,7 @@ pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
     let mut checks = vec![Check::ok(What::RedisAnswers, config.redis.url.to_string())];
     checks.push(match cache.versions().await {
         Ok(versions) => version(&versions),
-        Err(error) => Check::unknown(What::RedisVersion, shown(error)),
+        Err(error) => Check::untold(What::RedisVersion, &error.into(), SILENT),
     });
     checks.push(match cache.missing_rights(config.filter.is_on()).await {
         Ok(missing) if missing.is_empty() => {
@@ -38,10 +41,9 @@ pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
             let found = format!("the account may not run {}", missing.join(", "));
             Check::error(What::RedisPermissions, found, "ACL SETUSER, as docs/operations.md says")
         }
-        Err(error) if error.is_refusal() => {
-            Check::error(What::RedisPermissions, shown(error), "ACL SETUSER, as docs/operations.md says")
+        Err(error) => {
+            Check::failed(What::RedisPermissions, &error.into(), SILENT, "ACL SETUSER, as docs/operations.md says")
         }
-        Err(error) => Check::unknown(What::RedisPermissions, shown(error)),
     });
     memory(cache, &mut checks).await;
     let before = Micros::now();
@@ -51,7 +53,7 @@ pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
             let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
             if slow.status == super::Status::Warning { slow } else { fast }
         }
-        Err(error) => Check::unknown(What::RedisClock, shown(error)),
+        Err(error) => Check::untold(What::RedisClock, &error.into(), SILENT),
     });
     buckets(config, cache, &mut checks).await;
     checks
@@ -72,7 +74,7 @@ fn version(versions: &[String]) -> Check {
 /// What may be taken away, or lost with a restart.
 async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     match cache.eviction_policies().await {
-        Err(error) => checks.push(Check::unknown(What::RedisEviction, shown(error))),
+        Err(error) => checks.push(Check::untold(What::RedisEviction, &error.into(), SILENT)),
         Ok(policies) => {
             let all: Vec<&str> =
                 policies.iter().map(String::as_str).filter(|policy| policy.starts_with("allkeys-")).collect();
@@ -96,7 +98,7 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
             "CONFIG SET appendonly yes, and in the server's configuration",
         ),
         Ok(Persistence::Unknown) => Check::unknown(What::RedisPersistence, "the account may not ask (CONFIG GET)"),
-        Err(error) => Check::unknown(What::RedisPersistence, shown(error)),
+        Err(error) => Check::untold(What::RedisPersistence, &error.into(), SILENT),
     });
 }
 
@@ -105,7 +107,13 @@ async fn buckets(config: &Config, cache: &Cache, checks: &mut Vec<Check>) {
     if !cache.is_packed() {
         return;
     }
-    let told = cache.listpack_fields().await;
+    let told = match cache.listpack_fields_told().await {
+        Ok(told) => told,
+        Err(error) => {
+            checks.push(Check::untold(What::RedisListpack, &error.into(), SILENT));
+            return;
+        }
+    };
     let limit = told.unwrap_or(LISTPACK_FIELDS);
     let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
     checks.push(match told {
@@ -124,7 +132,7 @@ async fn buckets(config: &Config, cache: &Cache, checks: &mut Vec<Check>) {
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
             Ok(most) => most,
             Err(error) => {
-                checks.push(Check::unknown(What::RedisBuckets, shown(error)));
+                checks.push(Check::untold(What::RedisBuckets, &error.into(), SILENT));
                 return;
             }
         };
@@ -142,8 +150,4 @@ async fn buckets(config: &Config, cache: &Cache, checks: &mut Vec<Check>) {
     if largest * 10 <= limit * 8 {
         checks.push(Check::ok(What::RedisBuckets, format!("the largest has {largest} of {limit} fields")));
     }
-}
-
-fn shown(error: CacheError) -> String {
-    format!("{:#}", anyhow::Error::from(error))
 }

@@ -12,6 +12,9 @@ use tokio_util::sync::CancellationToken;
 /// What the server has said, once somebody listens.
 type Answers = Arc<Mutex<Option<Vec<u8>>>>;
 
+/// What a caller says for everything from there on to be held.
+type LastWords = Arc<Mutex<Option<Vec<u8>>>>;
+
 pub struct Proxy {
     /// Where it listens: in place of the server.
     pub address: SocketAddr,
@@ -19,6 +22,7 @@ pub struct Proxy {
     held: watch::Sender<bool>,
     muted: Arc<AtomicBool>,
     answers: Answers,
+    last_words: LastWords,
 }
 
 impl Proxy {
@@ -26,16 +30,18 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (held, muted) = (watch::Sender::new(false), Arc::default());
-        let proxy = Self { address, open: Arc::default(), held, muted, answers: Arc::default() };
+        let proxy =
+            Self { address, open: Arc::default(), held, muted, answers: Arc::default(), last_words: Arc::default() };
         let (open, held, answers) = (Arc::clone(&proxy.open), proxy.held.clone(), Arc::clone(&proxy.answers));
-        let muted = Arc::clone(&proxy.muted);
+        let (muted, last_words) = (Arc::clone(&proxy.muted), Arc::clone(&proxy.last_words));
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let Ok(far) = TcpStream::connect(&server).await else { continue };
                 let cut = open.lock().unwrap().clone();
-                let (held, muted, answers) = (held.clone(), Arc::clone(&muted), Arc::clone(&answers));
+                let (held, last_words) = (held.clone(), Arc::clone(&last_words));
+                let (muted, answers) = (Arc::clone(&muted), Arc::clone(&answers));
                 tokio::spawn(async move {
-                    let _ = cut.run_until_cancelled(through(near, far, held, muted, answers)).await;
+                    let _ = cut.run_until_cancelled(through(near, far, held, last_words, muted, answers)).await;
                 });
             }
         });
@@ -59,6 +65,11 @@ impl Proxy {
         self.held.send_replace(true);
     }
 
+    /// Begins to [`Proxy::hold`] when a caller sends that, and doesn't let it through.
+    pub fn hold_from(&self, words: &[u8]) {
+        *self.last_words.lock().unwrap() = Some(words.to_vec());
+    }
+
     /// Sends the server what was held back, also of callers that have gone meanwhile.
     pub fn release(&self) {
         self.held.send_replace(false);
@@ -79,13 +90,24 @@ impl Proxy {
 }
 
 /// Copies both ways until both have ended.
-async fn through(near: TcpStream, far: TcpStream, held: watch::Sender<bool>, muted: Arc<AtomicBool>, answers: Answers) {
+async fn through(
+    near: TcpStream,
+    far: TcpStream,
+    held: watch::Sender<bool>,
+    last_words: LastWords,
+    muted: Arc<AtomicBool>,
+    answers: Answers,
+) {
     let (mut from_near, mut to_near) = near.into_split();
     let (mut from_far, mut to_far) = far.into_split();
     let asking = async {
-        let mut held = held.subscribe();
+        let mut is_held = held.subscribe();
         while let Some(bytes) = some(&mut from_near).await {
-            let _ = held.wait_for(|held| !held).await;
+            let last = last_words.lock().unwrap().take_if(|words| bytes.windows(words.len()).any(|part| part == words));
+            if last.is_some() {
+                held.send_replace(true);
+            }
+            let _ = is_held.wait_for(|held| !held).await;
             if to_far.write_all(&bytes).await.is_err() {
                 break;
             }

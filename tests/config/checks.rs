@@ -10,7 +10,7 @@ use sqlx::AssertSqlSafe;
 use tallyd::broker::probe::Found;
 use tallyd::check::What;
 
-use crate::common::{World, private::Private, stderr, stdout};
+use crate::common::{World, private::Private, proxy::Proxy, stderr, stdout};
 
 /// A port that nothing listens on.
 fn closed_port() -> u16 {
@@ -93,6 +93,38 @@ async fn one_run_shows_what_is_wrong_with_every_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
+    let world = World::new("check_silent", "").await;
+    // tx.select, before what would be published; the last of the rights; a script that tells rights.
+    for (name, url, words, check_name) in [
+        ("TALLYD__AMQP__URL", &world.config.amqp.url, b"\0\x5a\0\x0a".as_slice(), "rabbitmq-permissions"),
+        ("TALLYD__MYSQL__URL", &world.config.mysql.url, b"SHOW GRANTS", "mysql-permissions"),
+        ("TALLYD__REDIS__URL", &world.config.redis.url, b"EVAL", "redis-permissions"),
+    ] {
+        let (proxy, url) = Proxy::before(url.expose()).await;
+        proxy.hold_from(words);
+        let patience = [
+            ("TALLYD__AMQP__TIMEOUT_MS", "1000"),
+            ("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "1000"),
+            ("TALLYD__MYSQL__TRANSACTION_TIMEOUT_MS", "1000"),
+            ("TALLYD__REDIS__TIMEOUT_MS", "1000"),
+        ];
+        let (code, report) = check(&world, &[patience.as_slice(), &[(name, &url)]].concat());
+        assert_eq!((code, &report["valid"]), (Some(75), &Value::Bool(false)), "{check_name}: {report:#}");
+        assert_is(&report, check_name, "error", "");
+        let (server, _) = check_name.split_once('-').unwrap();
+        assert_is(&report, &format!("{server}-answers"), "ok", "");
+        let unknown = |check: &Value| check["found"].as_str().unwrap().starts_with("not known");
+        assert!(!report["checks"].as_array().unwrap().iter().any(unknown), "{report:#}");
+        if server == "rabbitmq" {
+            let advice = named(&report, check_name)[0]["do"].as_str().unwrap();
+            assert!(advice.contains("memory or disk alarm"), "{advice}");
+        }
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_queue_with_other_arguments_is_an_error_and_left_alone() {
     let world = World::new("check_queue", "").await;
     let link = world.broker.connect("test").await.unwrap();
@@ -116,7 +148,9 @@ async fn rights_that_an_account_lacks_are_named() {
     for sql in [
         format!("CREATE USER '{user}'@'%' IDENTIFIED BY 'narrow'"),
         format!("GRANT SELECT, INSERT, UPDATE ON {name}.* TO '{user}'@'%'"),
-        format!("GRANT CREATE, ALTER, DROP ON {name}.recent_delta TO '{user}'@'%'"),
+        format!("GRANT CREATE ON {name}.* TO '{user}'@'%'"),
+        format!("GRANT ALTER, DROP ON {name}.recent_delta TO '{user}'@'%'"),
+        format!("GRANT ALL ON {name}_of_others.* TO '{user}'@'%'"),
     ] {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
     }
@@ -134,7 +168,7 @@ async fn rights_that_an_account_lacks_are_named() {
     let (code, report) = check(&world, &[("TALLYD__MYSQL__URL", &mysql), ("TALLYD__REDIS__URL", &redis)]);
     assert_eq!(code, Some(78));
     assert_is(&report, "mysql-permissions", "error", "DELETE on counter;");
-    assert_is(&report, "mysql-permissions", "error", "CREATE, ALTER, DROP on applied_event");
+    assert_is(&report, "mysql-permissions", "error", "; ALTER, DROP on applied_event");
     let said = report.to_string();
     assert!(!said.contains("INSERT on") && !said.contains("DROP on recent_delta"), "{said}");
     assert_is(&report, "redis-permissions", "error", "HDEL, HGETALL, HKEYS, HLEN, HMGET, HSET, ");
