@@ -1,8 +1,7 @@
 //! File, environment and password files become one [`Config`].
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -10,9 +9,10 @@ use toml::de::DeTable;
 use toml::{Table, Value};
 
 use super::key::{Key, Origin, Origins, place};
+use super::password::set_password;
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
-use super::{Admin, Config, ConfigError, EventClock, Secret, ServerUrl, check, schema, shape};
+use super::{Admin, Config, ConfigError, EventClock, check, schema, shape};
 
 /// Where the configuration is looked for when nothing else is said.
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
@@ -271,40 +271,6 @@ fn set_passwords(config: &mut Config, faults: &mut Faults) {
             faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
         }
     }
-}
-
-/// The key that is wrong, and how.
-fn set_password(
-    url: &mut ServerUrl,
-    password: Option<&Secret>,
-    file: Option<&str>,
-) -> Result<(), (&'static str, String)> {
-    let password = match (password, file) {
-        (Some(password), _) => password.clone(),
-        (None, Some(file)) => read_password(file).map_err(|problem| ("password_file", problem))?,
-        (None, None) => return Ok(()),
-    };
-    url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
-}
-
-/// A relative path is one of systemd's credentials (`LoadCredential=`).
-fn read_password(file: &str) -> Result<Secret, String> {
-    let mut path = PathBuf::from(file);
-    if path.is_relative() {
-        let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
-            return Err(format!(
-                "password_file is the credential {file}, but systemd passed none: \
-                 write an absolute path, or LoadCredential={file}:/path in the unit"
-            ));
-        };
-        path = Path::new(&directory).join(file);
-    }
-    let failed = |error: std::io::Error| format!("password_file {}: {error}", path.display());
-    if fs::metadata(&path).map_err(failed)?.permissions().mode() & 0o007 != 0 {
-        return Err(format!("password_file {} can be read by everyone: chmod 0640 or stricter", path.display()));
-    }
-    let text = fs::read_to_string(&path).map_err(failed)?;
-    Ok(Secret::new(text.trim_end_matches(['\n', '\r']).to_owned()))
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod filter;
 mod key;
 mod live;
 mod load;
+mod password;
 mod problem;
 mod reconcile;
 mod recount;

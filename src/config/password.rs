@@ -1,0 +1,84 @@
+//! Passwords from files: only those that nobody else can read.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{Secret, ServerUrl};
+
+/// The key that is wrong, and how.
+pub(super) fn set_password(
+    url: &mut ServerUrl,
+    password: Option<&Secret>,
+    file: Option<&str>,
+) -> Result<(), (&'static str, String)> {
+    let password = match (password, file) {
+        (Some(password), _) => password.clone(),
+        (None, Some(file)) => read_password(file).map_err(|problem| ("password_file", problem))?,
+        (None, None) => return Ok(()),
+    };
+    url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
+}
+
+/// A relative path is one of systemd's credentials (`LoadCredential=`).
+fn read_password(file: &str) -> Result<Secret, String> {
+    let mut path = PathBuf::from(file);
+    if path.is_relative() {
+        let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
+            return Err(format!(
+                "password_file is the credential {file}, but systemd passed none: \
+                 write an absolute path, or LoadCredential={file}:/path in the unit"
+            ));
+        };
+        path = Path::new(&directory).join(file);
+    }
+    let failed = |error: std::io::Error| {
+        let advice = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => {
+                format!(": chown it to {}, and chmod 0400 (or its group to the process' group, and 0440)", own_user())
+            }
+            _ => String::new(),
+        };
+        format!("password_file {}: {error}{advice}", path.display())
+    };
+    let mode = fs::metadata(&path).map_err(failed)?.permissions().mode() & 0o777;
+    if mode & 0o007 != 0 {
+        return Err(format!(
+            "password_file {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod 0400",
+            path.display(),
+            own_user()
+        ));
+    }
+    let text = fs::read_to_string(&path).map_err(failed)?;
+    Ok(Secret::new(text.trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// Whom this process runs as, for advice.
+fn own_user() -> String {
+    // The kernel has the folder belong to who the process acts as.
+    fs::metadata("/proc/self")
+        .map_or_else(|_| "tallyd's user".to_owned(), |own| format!("the user {} that tallyd runs as", own.uid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_everyone_can_read_says_whose_and_how_it_must_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("password");
+        fs::write(&file, "secret\n").unwrap();
+        let read = |mode: u32| {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            read_password(file.to_str().unwrap()).map(|secret| secret.expose().to_owned())
+        };
+        let own = fs::metadata(&file).unwrap().uid();
+        let said = read(0o644).unwrap_err();
+        let expected = format!(
+            "has the mode 0644 and can be read by everyone: chown it to the user {own} that tallyd runs as, and chmod 0400"
+        );
+        assert!(said.ends_with(&expected), "{said}");
+        assert_eq!(read(0o440), Ok("secret".to_owned()));
+    }
+}
