@@ -202,6 +202,56 @@ async fn the_page_says_that_the_daemon_is_gone_and_takes_up_with_the_next_one() 
     world.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_that_cant_show_what_it_is_told_doesnt_call_the_daemon_silent() {
+    let world = World::new("page_mistake", ANY).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let browser = Browser::start().await;
+    browser.open(&format!("http://{address}/")).await;
+    shows(&browser, "#state", "Ready: events are written").await;
+    // What the daemon tells is changed on the way, by window.change.
+    let between = r"(() => {
+        const asked = window.fetch;
+        window.fetch = async (path, limits) => {
+            const told = await (await asked(path, limits)).json();
+            window.answered = (window.answered ?? 0) + 1;
+            return new Response(JSON.stringify(window.change?.(path, told) ?? told));
+        };
+        return true;
+    })()";
+    assert_eq!(browser.value(between).await, true);
+    let change = async |script: &str| drop(browser.value(&format!("(window.change = {script}, true)")).await);
+    change("(path, told) => path === 'v1/status' ? { ...told, started_at: 1e300 } : told").await;
+    shows(&browser, "#state", "The page could not show what the daemon told: reload it").await;
+    shows(&browser, "#since", "Invalid time value").await;
+    change("null").await;
+    shows(&browser, "#state", "Ready: events are written").await;
+
+    change("(path, told) => path === 'v1/status' ? { ...told, troubles: Array(2).fill({ what: 'twice' }) } : told")
+        .await;
+    shows(&browser, "#troubles", "twice").await;
+    browser.value("(window.answered = 0, true)").await;
+    eventually("it is told again", || async { browser.value("window.answered > 3").await == true }).await;
+    let lines = browser.value("document.querySelectorAll('#troubles li').length").await;
+    assert_eq!(lines, 2, "what has the same name is not made anew");
+
+    // The daemon is young: the shortest time is shown, and more once there is more.
+    assert_eq!(browser.text("#reach").await, "The last 10 minutes");
+    for (minutes, words) in [(12, "The last 30 minutes"), (31, "The last hour")] {
+        let older = format!("told.map((one) => ({{ ...one, at: one.at - {minutes} * 60e6 }}))");
+        change(&format!("(path, told) => path === 'v1/history' ? {older}.concat(told) : told")).await;
+        shows(&browser, "#reach", words).await;
+        let label = browser.value("document.querySelector('#plot-lag svg').ariaLabel").await;
+        assert!(label.as_str().unwrap().contains(&words.to_lowercase()), "{label}");
+        let first = "Number(/M([0-9.]+)/.exec(document.querySelector('#plot-events path').getAttribute('d'))[1])";
+        assert!(browser.value(first).await.as_f64().unwrap() >= 52.0, "all points are within the axes");
+    }
+    browser.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
 /// How long likes come for the pictures; `TALLYD_PICTURES_S` says otherwise, for a picture with a livelier hour.
 fn traffic_lasts() -> Duration {
     let seconds = std::env::var("TALLYD_PICTURES_S").ok().and_then(|text| text.parse().ok());

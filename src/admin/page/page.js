@@ -8,6 +8,8 @@ const history = new Map();
 const starts = new Set();
 let told = null;
 let awaySince = null;
+// Why what was told could not be shown, by what was asked for.
+const unshown = new Map();
 
 new Plot("plot-events", "Events a second", [{ name: "events a second", label: "", of: (one) => one.events_s }], rate, 4);
 const LAG = [
@@ -170,10 +172,11 @@ function showDeadLetters() {
   rows("dead", shown, (row) => row[0][0], (row) => row, nothing);
 }
 
-/** Plots what is known of the last hour, whichever process told it. */
+/** Plots what is known of the last hour, whichever process told it, and says how far that goes back. */
 function showHistory() {
   for (const at of history.keys()) if (at < liveNow() - HOUR) history.delete(at);
   const points = [...history.values()].sort((one, other) => one.at - other.at);
+  put(byId("reach"), [reachOf(points).words]);
   plots.forEach((plot) => plot.show(points, [...starts]));
 }
 
@@ -188,6 +191,12 @@ function showAway(error) {
   put(byId("since"), ["since", lasting(awaySince), `(${error}); asked again and again.`, ...known]);
 }
 
+/** Somebody answers, and the page doesn't understand it. */
+function showUnshown() {
+  banner("grave", "✕ The page could not show what the daemon told: reload it");
+  put(byId("since"), [`(${[...unshown.values()].join("; ")})`]);
+}
+
 function take(status) {
   // Another version has another page.
   if (told && told.version !== status.version) location.reload();
@@ -195,9 +204,10 @@ function take(status) {
   time.stopped = null;
   awaySince = null;
   told = status;
-  starts.add(status.started_at);
   document.querySelectorAll(".stale").forEach((element) => element.classList.remove("stale"));
   showAll();
+  // Only once it could be shown: it is kept for the plots.
+  starts.add(status.started_at);
   tick();
 }
 
@@ -229,13 +239,26 @@ function rest(milliseconds) {
 async function forever(path, every, taken, failed) {
   for (let pause = every; ; await rest(pause)) {
     try {
-      taken(await ask(path));
+      const body = await ask(path);
       pause = every;
+      draw(path, () => taken(body));
     } catch (error) {
       pause = Math.min(pause * 1.5, Math.max(REST_MAX, every));
-      failed(error.message);
+      draw(path, () => failed(error.message));
     }
   }
+}
+
+/** A mistake in drawing is the page's, and no silence of the daemon. */
+function draw(path, drawing) {
+  try {
+    drawing();
+    unshown.delete(path);
+  } catch (error) {
+    unshown.set(path, error.message);
+    console.error(error);
+  }
+  if (unshown.size && awaySince === null) showUnshown();
 }
 
 setInterval(tick, 1000);

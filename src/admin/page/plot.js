@@ -1,6 +1,13 @@
-// Plots of the last hour, as SVG as wide as its place. What is pointed at is read out in all of them.
+// Plots of what is known of the last hour, as SVG as wide as its place. What is pointed at is read out in all of them.
 
-const HOUR = 3600e6;
+const MINUTE = 60e6;
+const HOUR = 60 * MINUTE;
+// What a plot may reach back, how that is called, and how far apart its times are.
+const REACHES = [
+  { reach: 10 * MINUTE, words: "The last 10 minutes", step: 2 * MINUTE },
+  { reach: 30 * MINUTE, words: "The last 30 minutes", step: 10 * MINUTE },
+  { reach: HOUR, words: "The last hour", step: 15 * MINUTE },
+];
 // Points are ten seconds apart; what is further apart has a gap between.
 const GAP = 16e6;
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [150, 52, 6, 8, 18];
@@ -14,10 +21,16 @@ function nice(value) {
 const cursor = { at: null };
 const plots = [];
 
+/** The shortest that holds all points, which come in their order. */
+function reachOf(points) {
+  const oldest = points.length ? points[0].at : Infinity;
+  return REACHES.find(({ reach }) => oldest >= knownNow() - reach) ?? REACHES.at(-1);
+}
+
 /** Numbers over time: `series` are `{ name, label, of }`, drawn alike in all plots: the first solid, the second dashed. */
 class Plot {
   constructor(id, title, series, say, least) {
-    Object.assign(this, { series, say, least, title, points: [], starts: [] });
+    Object.assign(this, { series, say, least, title, points: [], starts: [], reached: REACHES[0] });
     this.values = series.map(() => make("span"));
     const keys = series.map((one, place) => {
       const key = make("span", { class: place ? "key two" : "key", "aria-hidden": "true" });
@@ -34,16 +47,16 @@ class Plot {
   }
 
   show(points, starts) {
-    Object.assign(this, { points, starts });
+    Object.assign(this, { points, starts, reached: reachOf(points) });
     this.draw();
   }
 
   x(at) {
-    return LEFT + ((at - this.from) / HOUR) * (this.width - LEFT - RIGHT);
+    return LEFT + ((at - this.from) / this.reached.reach) * (this.width - LEFT - RIGHT);
   }
 
   timeAt(x) {
-    return this.from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * HOUR;
+    return this.from + ((x - LEFT) / (this.width - LEFT - RIGHT)) * this.reached.reach;
   }
 
   /** Arrow keys move by a point. */
@@ -64,7 +77,7 @@ class Plot {
   draw() {
     this.width = this.svg.clientWidth;
     if (!this.width) return;
-    this.from = knownNow() - HOUR;
+    this.from = knownNow() - this.reached.reach;
     const seen = this.points.filter((one) => one.at >= this.from);
     const values = seen.flatMap((one) => this.series.map((series) => series.of(one) ?? 0));
     this.most = nice(Math.max(this.least, ...values));
@@ -74,7 +87,7 @@ class Plot {
     this.svg.replaceChildren(...this.gaps(seen), ...this.axes(y), ...this.starting(), ...this.lines(seen, y), this.marks);
     const last = seen.at(-1);
     const now = this.series.map((series) => `${series.name} ${this.said(series, last)}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, the last hour: now ${now}; the axis ends at ${this.say(this.most)}`);
+    this.svg.setAttribute("aria-label", `${this.title}, ${this.reached.words.toLowerCase()}: now ${now}; the axis ends at ${this.say(this.most)}`);
     this.point();
   }
 
@@ -89,8 +102,8 @@ class Plot {
       found.push(make("svg:line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y(value), y2: y(value) }));
       found.push(make("svg:text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, this.say(value)));
     }
-    const quarter = HOUR / 4;
-    for (let at = Math.ceil(this.from / quarter) * quarter; at <= this.from + HOUR; at += quarter) {
+    const { reach, step } = this.reached;
+    for (let at = Math.ceil(this.from / step) * step; at <= this.from + reach; at += step) {
       const x = this.x(at);
       found.push(make("svg:line", { class: "grid", x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }));
       if (x > LEFT + 12 && x < this.width - 18) {
@@ -102,7 +115,7 @@ class Plot {
 
   /** Where nothing is known: before the first point, and between two that are far apart. */
   gaps(seen) {
-    const ends = [{ at: this.from }, ...seen, { at: this.from + HOUR }];
+    const ends = [{ at: this.from }, ...seen, { at: this.from + this.reached.reach }];
     const far = ends.slice(1).map((end, place) => [ends[place].at, end.at]).filter(([from, until]) => until - from > GAP);
     return far.flatMap(([from, until]) => {
       const [x, width] = [this.x(from), this.x(until) - this.x(from)];
