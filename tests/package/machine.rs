@@ -21,7 +21,8 @@ chroot "$top/root" sh -c 'dpkg --purge tallyd; userdel tallyd; groupdel tallyd; 
 rm -f "$top/root/var/lib/man-db/auto-update"
 touch "$top/changed/begun"
 echo "ready $$"
-exec sleep infinity
+# Until whoever holds the other end is gone, killed or not.
+exec cat
 "#;
 
 pub struct Machine {
@@ -38,7 +39,7 @@ impl Machine {
         let mut holder = as_root("unshare")
             .args(["--mount", "--propagation", "private", "sh", "-c", MOUNT, "sh"])
             .arg(&top)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -99,7 +100,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        let _ = as_root("kill").arg(&self.pid).status();
+        drop(self.holder.stdin.take());
         let _ = self.holder.wait();
     }
 }

@@ -94,6 +94,12 @@ fn an_upgrade_takes_the_new_configuration_or_keeps_one_that_was_changed() {
     machine.install(&next);
     assert!(machine.run("cat /etc/tallyd/config.toml").contains("that is new"));
     assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), "640 root:tallyd");
+    // A copy that somebody has made in its place, which the daemon could not read; and a group that somebody has chosen.
+    for (given, kept) in [("root", "640 root:tallyd"), ("adm", "640 root:adm")] {
+        machine.run(&format!("chgrp {given} /etc/tallyd/config.toml"));
+        machine.install(&next);
+        assert_eq!(stat(&machine, "/etc/tallyd/config.toml"), kept);
+    }
 
     machine.run("dpkg --purge tallyd 2>&1");
     machine.install(&package.file);

@@ -1,12 +1,27 @@
 //! The daemon as the package has systemd run it.
 
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 
 use super::common::{World, eventually};
 use super::{Machine, Package};
 
-/// Stands for systemd, which can't be a second one here: says that the daemon runs, and notes what it is told to do.
-const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n";
+/// Stands for systemd, which can't be a second one here: says that the daemon runs and as which process, and notes what it is told to do.
+/// It can't start a daemon where `/tmp/broken` is.
+const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
+    case $1 in show) cat /tmp/pid ;; restart) ! test -e /tmp/broken ;; esac\n";
+
+fn stand_for_systemd(machine: &Machine) {
+    for program in ["systemctl", "deb-systemd-invoke"] {
+        machine.write(&format!("/usr/local/bin/{program}"), SYSTEMCTL);
+        machine.run(&format!("chmod 755 /usr/local/bin/{program}"));
+    }
+    machine.run("mkdir -p /run/systemd/system");
+}
+
+/// What systemd was told since the last time.
+fn told(machine: &Machine) -> String {
+    machine.run("touch /tmp/told && cat /tmp/told && rm /tmp/told")
+}
 
 /// Installs the package as the manual says: the configuration names servers, the passwords are credentials.
 fn configure(machine: &Machine, world: &World) {
@@ -30,6 +45,38 @@ fn setting(machine: &Machine, name: &str) -> String {
     machine.run(&format!("sed -n 's/^{name}=-\\?//p' /usr/lib/systemd/system/tallyd.service")).trim_end().to_owned()
 }
 
+/// Passes the passwords as systemd does, in a folder that the daemon alone can read.
+fn pass_credentials(machine: &Machine) {
+    machine.run(
+        "mkdir /run/credentials && cp /etc/credstore/tallyd.* /run/credentials && chown -R tallyd: /run/credentials",
+    );
+}
+
+/// A command of the unit as systemd runs it. Its process has the number in `/tmp/pid`.
+fn as_unit(machine: &Machine, environment: &str, command: &str) -> Command {
+    let user = setting(machine, "User");
+    machine.command(&format!(
+        "echo $$ >/tmp/pid; export CREDENTIALS_DIRECTORY=/run/credentials {environment}; \
+         exec setpriv --reuid {user} --regid {user} --init-groups --no-new-privs {command} 2>>/tmp/log"
+    ))
+}
+
+/// Starts the daemon, and returns when it takes events.
+async fn start(machine: &Machine, environment: &str, command: &str) -> Child {
+    let daemon = as_unit(machine, environment, command).stdin(Stdio::null()).spawn().unwrap();
+    eventually("it listens to the queue", || async {
+        machine.run("touch /tmp/log && cat /tmp/log").contains("\"consuming\"")
+    })
+    .await;
+    daemon
+}
+
+/// Stops that daemon, and no other one that this machine may have.
+fn stop(machine: &Machine, mut daemon: Child) {
+    machine.run("kill -TERM $(cat /tmp/pid)");
+    assert!(daemon.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     let world = World::new("package_unit", "").await;
@@ -37,23 +84,42 @@ async fn the_units_command_runs_as_its_user_with_the_installed_configuration() {
     let machine = Machine::new(package.folder.path());
     machine.install(&package.file);
     configure(&machine, &world);
-    // systemd gives the daemon the credentials in a folder that it alone can read.
-    machine.run(
-        "mkdir /run/credentials && cp /etc/credstore/tallyd.* /run/credentials && chown -R tallyd: /run/credentials",
-    );
-    let user = setting(&machine, "User");
-    let as_user = format!(
-        "export CREDENTIALS_DIRECTORY=/run/credentials; exec setpriv --reuid {user} --regid {user} --init-groups --no-new-privs "
-    );
-    machine.run(&format!("{as_user}{}", setting(&machine, "ExecStartPre")));
-    let mut command = machine.command(&format!("{as_user}{} 2>>/tmp/log", setting(&machine, "ExecStart")));
-    let mut daemon = command.stdin(Stdio::null()).spawn().unwrap();
-    eventually("it listens to the queue", || async {
-        machine.run("touch /tmp/log && cat /tmp/log").contains("\"consuming\"")
-    })
-    .await;
-    machine.run("pkill -TERM -u tallyd -x tallyd");
-    assert!(daemon.wait().unwrap().success(), "{}", machine.run("cat /tmp/log"));
+    pass_credentials(&machine);
+    let checked = as_unit(&machine, "", &setting(&machine, "ExecStartPre")).status().unwrap();
+    assert!(checked.success(), "{}", machine.run("cat /tmp/log"));
+    let daemon = start(&machine, "", &setting(&machine, "ExecStart")).await;
+    stop(&machine, daemon);
+    world.close().await;
+}
+
+/// The migrations without their last one, as if a new version had brought it.
+async fn lack_a_migration(world: &World) {
+    sqlx::query("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").execute(&world.pool).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_first_installation_prints_leads_to_a_daemon_that_can_run() {
+    let world = World::new("package_first", "").await;
+    lack_a_migration(&world).await;
+    let package = Package::new();
+    let machine = Machine::new(package.folder.path());
+    let said = machine.install(&package.file);
+    configure(&machine, &world);
+    stand_for_systemd(&machine);
+
+    let lines: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let manual = machine.run("cat /usr/share/doc/tallyd/docs/operations.md");
+    assert!(lines.len() == 3 && lines.iter().all(|line| manual.contains(&format!("   {line}\n"))), "{lines:?}");
+    let mut url: url::Url = world.config.mysql.url.expose().parse().unwrap();
+    let password = url.password().unwrap().to_owned();
+    url.set_password(None).unwrap();
+    let own = |line: &str| {
+        line.replace("mysql://tallyd_migrate@db.example.com/tally", &format!("'{url}'"))
+            .replace("choose-another", &password)
+    };
+    let script: Vec<String> = lines.into_iter().map(own).collect();
+    machine.run(&format!("set -e\n{}", script.join("\n")));
+    assert_eq!(told(&machine), "systemctl enable --now tallyd\n");
     world.close().await;
 }
 
@@ -65,24 +131,33 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
     let machine = Machine::new(package.folder.path());
     machine.install(&package.file);
     configure(&machine, &world);
-    for program in ["systemctl", "deb-systemd-invoke"] {
-        machine.write(&format!("/usr/local/bin/{program}"), SYSTEMCTL);
-        machine.run(&format!("chmod 755 /usr/local/bin/{program}"));
-    }
-    machine.run("mkdir -p /run/systemd/system");
-    let told = || machine.run("touch /tmp/told && cat /tmp/told && rm /tmp/told");
+    pass_credentials(&machine);
+    // As a drop-in may have it: another file, a password in the environment, the other one where root's shell doesn't find it.
+    let config = "/etc/tallyd/other.toml";
+    machine
+        .run(&format!("mv /etc/tallyd/config.toml {config} && cp -p /usr/share/doc/tallyd/config.toml /etc/tallyd/"));
+    machine.run("mv /etc/credstore/tallyd.mysql-password /run/mysql-password && rm -r /etc/credstore /run/credentials/tallyd.mysql*");
+    let environment = "TALLYD__MYSQL__PASSWORD=\"$(cat /run/mysql-password)\"";
+    let command = setting(&machine, "ExecStart").replace("/etc/tallyd/config.toml", config);
+    let daemon = start(&machine, environment, &command).await;
+    stand_for_systemd(&machine);
 
     machine.install(&next);
-    assert!(told().contains("deb-systemd-invoke restart tallyd.service"));
+    assert!(told(&machine).contains("deb-systemd-invoke restart tallyd.service"));
 
-    // The new version has a step more than the tables.
-    sqlx::query("DELETE FROM _sqlx_migrations ORDER BY version DESC LIMIT 1").execute(&world.pool).await.unwrap();
+    machine.run("touch /tmp/broken");
     let said = machine.install(&next);
-    assert!(said.contains("the former version goes on running") && said.contains("tallyd migrate"), "{said}");
-    let told_then = told();
+    assert!(said.contains("has not started") && told(&machine).contains("restart"), "{said}");
+    assert_eq!(machine.run("dpkg-query --show --showformat '${Status}' tallyd"), "install ok installed");
+
+    lack_a_migration(&world).await;
+    let said = machine.install(&next);
+    assert!(said.contains("THE FORMER VERSION GOES ON RUNNING") && said.contains("tallyd migrate"), "{said}");
+    let told_then = told(&machine);
     assert!(!told_then.contains("restart") && !told_then.contains("stop"), "{told_then}");
 
+    stop(&machine, daemon);
     machine.run("dpkg --remove tallyd 2>&1");
-    assert!(told().contains("deb-systemd-invoke stop tallyd.service"));
+    assert!(told(&machine).contains("deb-systemd-invoke stop tallyd.service"));
     world.close().await;
 }
