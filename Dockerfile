@@ -13,7 +13,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 # The C library, libgcc, certificates and time zones; no shell, no package manager.
 FROM gcr.io/distroless/cc-debian12
 COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
-COPY config.toml /etc/tallyd/config.toml
+# Readable by the user below, whatever the mode in the sources.
+COPY --chmod=644 config.toml /etc/tallyd/config.toml
 # A relative password_file is looked for here: where Docker, Podman and Compose put secrets.
 ENV CREDENTIALS_DIRECTORY=/run/secrets \
     TALLYD__ADMIN__LISTEN=0.0.0.0:9464
@@ -22,5 +23,6 @@ USER 65532:65532
 EXPOSE 9464
 # What is open is written first. Longer than [daemon] drain_max_s must whoever stops it wait: docker stop --time 90.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "healthcheck"]
+# Whether it works, not whether its servers do: whoever restarts unhealthy containers must not do so while MySQL is away.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 CMD ["/usr/bin/tallyd", "healthcheck", "--live"]
 ENTRYPOINT ["/usr/bin/tallyd"]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -48,7 +49,7 @@ fn the_image_is_built_from_all_that_it_needs() {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for copied in instructions("COPY").iter().filter(|copied| !copied.starts_with("--from")) {
-        let source = copied.split(' ').next().unwrap();
+        let source = copied.split(' ').find(|word| !word.starts_with("--")).unwrap();
         assert!(source == "." || context().iter().any(|path| path == source), "{source} is not in the context");
     }
     // Whatever is compiled in.
@@ -66,7 +67,8 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     assert_eq!(instructions("ENTRYPOINT"), [r#"["/usr/bin/tallyd"]"#]);
     let health = &instructions("HEALTHCHECK")[0];
     let command: Vec<String> = serde_json::from_str(health.split_once("CMD ").unwrap().1).unwrap();
-    assert_eq!(command[0], "/usr/bin/tallyd");
+    // Not readiness: an orchestrator starts what is unhealthy again.
+    assert_eq!(command, ["/usr/bin/tallyd", "healthcheck", "--live"]);
     let known = Command::new(env!("CARGO_BIN_EXE_tallyd")).args(&command[1..]).arg("--help").output().unwrap();
     assert!(known.status.success(), "{command:?}");
 }
@@ -154,4 +156,39 @@ fn the_accounts_of_compose_have_the_rights_that_the_manual_gives() {
     }
     let broker = &compose()["services"]["rabbitmq"]["environment"];
     assert_eq!(broker["RABBITMQ_DEFAULT_PASS"], environment("tallyd")["TALLYD__AMQP__PASSWORD"].as_str());
+}
+
+#[test]
+fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
+    let compose = compose();
+    let services = compose["services"].as_object().unwrap();
+    let built: Vec<&String> =
+        services.iter().filter(|(_, service)| service["build"].is_string()).map(|(name, _)| name).collect();
+    assert_eq!(built, ["tallyd"]);
+    assert_eq!(services["migrate"]["image"], services["tallyd"]["image"]);
+    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "9464")] {
+        assert_eq!(services[service]["ports"], serde_json::json!([format!("127.0.0.1:{port}:{port}")]));
+    }
+    let password = environment("tallyd")["TALLYD__AMQP__PASSWORD"].clone();
+    assert!(read("docs/operations.md").contains(&format!("AMQP_URL=amqp://tallyd:{password}@127.0.0.1:5672/%2f\n")));
+}
+
+/// As the manual says it of containers: what everybody can read is refused there, too.
+#[test]
+fn a_password_file_is_taken_if_not_everybody_can_read_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tallyd.mysql-password");
+    fs::write(&file, "secret").unwrap();
+    let config = folder.path().join("config.toml");
+    fs::write(&config, "[mysql]\npassword_file = \"tallyd.mysql-password\"\n").unwrap();
+    for (mode, taken) in [(0o400, true), (0o440, true), (0o444, false), (0o644, false)] {
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
+            .args(["check-config", "--offline", "--config"])
+            .arg(&config)
+            .env("CREDENTIALS_DIRECTORY", folder.path())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.success(), taken, "{mode:o}: {}", String::from_utf8_lossy(&output.stderr));
+    }
 }
