@@ -9,7 +9,7 @@ use super::Rest;
 use crate::broker::{self, Broker, Publisher};
 
 /// How long a queue that is not there, or that this account may not ask for, is not asked for again: the refusal costs a connection.
-const AGAIN_AFTER: Duration = Duration::from_secs(60);
+const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 /// The broker, as it is asked for its queues.
 pub(super) struct Queues {

@@ -73,7 +73,7 @@ fn the_image_runs_the_program_as_nobody_and_stops_it_in_order() {
     assert!(known.status.success(), "{command:?}");
 }
 
-/// distroless/cc has the C library and libgcc, and no more.
+/// Debian's slim image has the C library and libgcc, and little more.
 #[test]
 fn the_program_needs_no_library_that_the_image_lacks() {
     let output = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tallyd")).output().unwrap();
