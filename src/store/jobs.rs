@@ -253,67 +253,59 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
+        const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
+                           AND outcome IN ('done', 'braked', 'refused') ORDER BY finished_at DESC LIMIT 1";
+        self.time_of_run(SQL, job, mode).await
+    }
+
+    /// When the last run of this mode ended that was done; none where none ever was.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
+        const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
+                           AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";
+        self.time_of_run(SQL, job, mode).await
+    }
+
+    async fn time_of_run(&self, sql: &'static str, job: &str, mode: &str) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last run";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let started_at: Option<NaiveDateTime> = sqlx::query_scalar(
-                "SELECT started_at FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('done', 'braked', 'refused') \
-                 ORDER BY finished_at DESC LIMIT 1",
-            )
-            .bind(job)
-            .bind(mode)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(started_at.map(micros))
+            let query = sqlx::query_scalar(sql).bind(job).bind(mode);
+            let time: Option<NaiveDateTime> = query.fetch_optional(connection).await.tried(ACTION)?;
+            Ok(time.map(micros))
         })
         .await
     }
-}
 
-impl Store {
     /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. Not of modes whose last run says what
     /// is due, or where to go on.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
-        const ACTION: &str = "forget old runs";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            sqlx::query(
-                "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000",
-            )
-            .bind(job)
-            .bind(mode)
-            .bind(keep.as_secs())
-            .execute(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(())
-        })
-        .await
+        const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? \
+                           AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000";
+        self.forget(SQL, job, mode, keep).await
     }
 
-    /// Forgets runs of one mode that failed longer than `keep` ago, some thousand of them at most: these say nothing about what is due.
+    /// Forgets runs of one mode that were not done longer than `keep` ago, some thousand of them at most: these say nothing about what is due.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn forget_failed_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
-        const ACTION: &str = "forget runs that failed";
+        const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('failed', 'stopped', 'dry-run') \
+                           AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000";
+        self.forget(SQL, job, mode, keep).await
+    }
+
+    async fn forget(&self, sql: &'static str, job: &str, mode: &str, keep: Duration) -> Result<()> {
+        const ACTION: &str = "forget old runs";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            sqlx::query(
-                "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('failed', 'stopped', 'dry-run') \
-                 AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000",
-            )
-            .bind(job)
-            .bind(mode)
-            .bind(keep.as_secs())
-            .execute(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(())
+            let query = sqlx::query(sql).bind(job).bind(mode).bind(keep.as_secs());
+            query.execute(connection).await.tried(ACTION).map(drop)
         })
         .await
     }

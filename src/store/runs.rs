@@ -91,28 +91,6 @@ impl Store {
         .await
     }
 
-    /// When the last run of that mode ended that was done; none where none ever was.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
-        const ACTION: &str = "read when a run was last done";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let finished_at: Option<chrono::NaiveDateTime> = sqlx::query_scalar(
-                "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? AND outcome = 'done' \
-                 ORDER BY finished_at DESC LIMIT 1",
-            )
-            .bind(job)
-            .bind(mode)
-            .fetch_optional(connection)
-            .await
-            .tried(ACTION)?;
-            Ok(finished_at.map(micros))
-        })
-        .await
-    }
-
     /// The runs that are under way, whoever runs them.
     ///
     /// # Errors
