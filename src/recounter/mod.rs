@@ -13,6 +13,8 @@
 //! * The same with one comment more and another one less in between: the truth is what it was. If one of the two events was applied,
 //!   the counter has a newer `at`: the target has changed. If neither was, the two make no difference to the drift. If both were,
 //!   they don't either.
+//! * A: a drift of +1. B: a comment's row, whose event is on its way. C: the first look, which finds the target right. The next run
+//!   finds the drift: a target that seems right is not looked at again.
 //! * A: two looks agree. B: an event is applied. C: the correction. It adds a difference, and so keeps B.
 //! * A: a run is frozen. B: another one corrects. C: the first one wakes up. Each correction holds the job's lock in its own transaction.
 //!
