@@ -33,6 +33,8 @@ pub struct Contender {
     pub keeps: Keeps,
     /// Events in a message's body; more than one make an array.
     pub per_message: usize,
+    /// Where it isn't the benchmark's.
+    pub batch_events_max: Option<usize>,
 }
 
 /// What is started.
@@ -56,15 +58,19 @@ pub enum Keeps {
 
 impl Contender {
     pub const fn tallyd(name: &'static str, partitions: u16) -> Self {
-        Self { name, runs: Runs::Tallyd, partitions, keeps: Keeps::RowsAndCounters, per_message: 1 }
+        Self { partitions, ..Self::one(name, Runs::Tallyd, Keeps::RowsAndCounters) }
     }
 
     pub const fn role(name: &'static str, keeps: Keeps) -> Self {
-        Self { name, runs: Runs::Role(name), partitions: 1, keeps, per_message: 1 }
+        Self::one(name, Runs::Role(name), keeps)
     }
 
     pub const fn peer(name: &'static str, runtime: Runtime, way: &'static str, keeps: Keeps) -> Self {
-        Self { name, runs: Runs::Peer(runtime, way), partitions: 1, keeps, per_message: 1 }
+        Self::one(name, Runs::Peer(runtime, way), keeps)
+    }
+
+    const fn one(name: &'static str, runs: Runs, keeps: Keeps) -> Self {
+        Self { name, runs, partitions: 1, keeps, per_message: 1, batch_events_max: None }
     }
 
     /// Starts it; `arguments` are for a role.

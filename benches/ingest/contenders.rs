@@ -6,6 +6,7 @@ use crate::common::peers::Runtime;
 /// The names that figures are computed from.
 pub const NOOP: &str = "noop";
 pub const FLOOR: &str = "floor";
+pub const FLOOR_1000: &str = "floor-1000";
 pub const TALLYD: &str = "tallyd";
 pub const TALLYD_ARRAYS: &str = "tallyd-arrays";
 pub const TALLYD_ARRAYS_2: &str = "tallyd-arrays-2";
@@ -17,9 +18,10 @@ pub const BATCHED: [&str; 3] = ["node-batch", "python-batch", "go-batch"];
 pub const ARRAY_EVENTS: usize = 100;
 
 /// All of them.
-pub const ALL: [Contender; 12] = [
+pub const ALL: [Contender; 13] = [
     Contender::role(NOOP, Keeps::Nothing),
     Contender::role(FLOOR, Keeps::RowsAndCounters),
+    Contender { name: FLOOR_1000, batch_events_max: Some(1_000), ..Contender::role(FLOOR, Keeps::RowsAndCounters) },
     Contender::tallyd(TALLYD, 1),
     Contender::tallyd("tallyd-2", 2),
     Contender::tallyd("tallyd-4", 4),

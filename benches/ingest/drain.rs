@@ -13,6 +13,7 @@ use crate::common::model::Model;
 use crate::common::preload;
 use crate::common::workload::{USERS, counted};
 use crate::common::world::{Setup, World, stack};
+use crate::traffic::{Traffic, row_bytes};
 
 /// What is drained.
 #[derive(Clone, Copy)]
@@ -33,6 +34,8 @@ pub struct Drained {
     pub consumer_us: f64,
     pub mysql_us: f64,
     pub rabbitmq_us: f64,
+    /// RabbitMQ's part in filling the queue before, with confirms and 10,000 messages under way.
+    pub published_us: f64,
     /// Cores that consumer and servers used together.
     pub cores: f64,
     /// Cores that others used meanwhile: the measurement's disturbance.
@@ -42,6 +45,12 @@ pub struct Drained {
     /// Transactions under way, on the average; 0 for who doesn't say. Near the number of partitions the database is what
     /// a contender waits for.
     pub writing: f64,
+    /// Between the consumer and MySQL, for each event.
+    pub mysql_bytes: f64,
+    /// For each batch, with what the session asks at its start.
+    pub mysql_statements: f64,
+    /// Of `like_record` on disk, for each row.
+    pub row_bytes: f64,
 }
 
 /// Fills the queue of a new world, drains it, and compares what was written with the model.
@@ -49,7 +58,8 @@ pub struct Drained {
 /// # Errors
 /// The contender failed, or what it wrote is not what it should be.
 pub async fn run(contender: &Contender, setup: Setup, load: Load<'_>) -> Result<Drained> {
-    let setup = Setup { partitions: contender.partitions, ..setup };
+    let batch_events_max = contender.batch_events_max.unwrap_or(setup.batch_events_max);
+    let setup = Setup { partitions: contender.partitions, batch_events_max, ..setup };
     let world = World::new(contender.name, setup).await?;
     let drained = run_in(&world, contender, load).await.with_context(|| contender.name);
     // Also after a failure: a queue of millions would slow down whatever is measured next.
@@ -64,6 +74,7 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
     if load.rows_before > 0 {
         crate::curve::fill_table(world, load.rows_before).await?;
     }
+    let before = servers.used(None)?;
     // The floor makes its events itself.
     if !matches!(contender.runs, Runs::Role(crate::contenders::FLOOR)) {
         let events = crate::events(load.events, load.hot);
@@ -72,7 +83,11 @@ async fn run_in(world: &World, contender: &Contender, load: Load<'_>) -> Result<
         preload::preload(world, counted(events).map(said), contender.per_message).await?;
     }
     preload::rest(servers).await?;
-    let drained = drain(world, contender, load, servers).await?;
+    let published = servers.used(None)?.since(before);
+    let drained = Drained {
+        published_us: published.rabbitmq as f64 / load.events as f64,
+        ..drain(world, contender, load, servers).await?
+    };
     world.assert_drained().await?;
     if contender.keeps != Keeps::Nothing {
         load.model.assert_rows(&world.pool, USERS).await?;
@@ -90,14 +105,23 @@ async fn drain(world: &World, contender: &Contender, load: Load<'_>, servers: Pr
     let mut running = contender.start(world, &arguments)?;
     let pid = running.pid()?;
     running.consuming(1).await?;
+    let asked = Traffic::of_server(&world.pool).await?;
     let (began, before) = (Instant::now(), servers.used(Some(pid))?);
     let (batches, writing_ms) = running.committed(load.events).await?;
     let seconds = began.elapsed().as_secs_f64();
     let used = servers.used(Some(pid))?.since(before);
     let peak_rss_mib = peak_rss_mib(pid)?;
+    let traffic = Traffic::of_server(&world.pool).await?;
     running.stop().await?;
-    let writing = writing_ms / 1e3 / seconds;
-    Ok(Drained { peak_rss_mib, batches, writing, ..summary(load.events, seconds, used) })
+    Ok(Drained {
+        peak_rss_mib,
+        batches,
+        writing: writing_ms / 1e3 / seconds,
+        mysql_bytes: traffic.since(asked, load.events).bytes,
+        mysql_statements: traffic.since(asked, batches).statements,
+        row_bytes: row_bytes(&world.pool, "like_record").await?,
+        ..summary(load.events, seconds, used)
+    })
 }
 
 fn summary(events: u64, seconds: f64, used: Used) -> Drained {

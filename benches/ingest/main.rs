@@ -8,6 +8,7 @@ mod drain;
 mod figures;
 mod roles;
 mod rounds;
+mod traffic;
 
 use std::path::PathBuf;
 
@@ -51,6 +52,10 @@ struct Arguments {
     /// One target gets half of all events.
     #[arg(long)]
     hot: bool,
+
+    /// The name of the file under target/bench that the results are written to.
+    #[arg(long, default_value = "ingest", value_name = "NAME")]
+    results: String,
 
     /// What this process is in a benchmark that started it.
     #[arg(long, hide = true)]

@@ -58,8 +58,9 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     print_standings(contenders, &standings);
     lineup.print_missing();
     print_figures(&figures, &figures::AIMS);
+    let results = arguments.results.clone();
     let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
-    Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write("ingest")
+    Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }
 
 /// One run with a long queue: memory must not grow with it.
@@ -93,11 +94,15 @@ pub fn medians(runs: &[Drained]) -> Drained {
         consumer_us: of(|run| run.consumer_us),
         mysql_us: of(|run| run.mysql_us),
         rabbitmq_us: of(|run| run.rabbitmq_us),
+        published_us: of(|run| run.published_us),
         cores: of(|run| run.cores),
         others_cores: of(|run| run.others_cores),
         peak_rss_mib: of(|run| run.peak_rss_mib),
         batches: of(|run| run.batches as f64) as u64,
         writing: of(|run| run.writing),
+        mysql_bytes: of(|run| run.mysql_bytes),
+        mysql_statements: of(|run| run.mysql_statements),
+        row_bytes: of(|run| run.row_bytes),
     }
 }
 

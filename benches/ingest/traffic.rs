@@ -1,0 +1,45 @@
+//! What goes between whoever writes and MySQL, as the server counts it.
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use sqlx::{MySqlPool, Row};
+
+/// What the server has counted, or what of it belongs to a measurement.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Traffic {
+    /// Statements, which are round trips where each goes by itself.
+    pub statements: f64,
+    /// Bytes in both directions.
+    pub bytes: f64,
+}
+
+impl Traffic {
+    /// Of the whole server, up to now: nobody else may use it meanwhile.
+    pub async fn of_server(pool: &MySqlPool) -> Result<Self> {
+        let rows =
+            sqlx::query("SHOW GLOBAL STATUS WHERE Variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')");
+        let mut traffic = Self::default();
+        for row in rows.fetch_all(pool).await.context("ask MySQL for its counts")? {
+            let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            let value: f64 = value.parse().with_context(|| format!("read {name}"))?;
+            *(if name == "Questions" { &mut traffic.statements } else { &mut traffic.bytes }) += value;
+        }
+        Ok(traffic)
+    }
+
+    /// What came since `before`, for each of so many.
+    pub fn since(self, before: Self, each: u64) -> Self {
+        let per = |now: f64, then: f64| (now - then) / each.max(1) as f64;
+        Self { statements: per(self.statements, before.statements), bytes: per(self.bytes, before.bytes) }
+    }
+}
+
+/// Bytes of a table on disk for each of its rows, by MySQL's own count of its pages.
+pub async fn row_bytes(pool: &MySqlPool, table: &str) -> Result<f64> {
+    sqlx::query(sqlx::AssertSqlSafe(format!("ANALYZE TABLE {table}"))).fetch_all(pool).await?;
+    let sql = format!(
+        "SELECT CAST(data_length + index_length AS DOUBLE) / (SELECT GREATEST(COUNT(*), 1) FROM {table}) \
+         FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '{table}'"
+    );
+    Ok(sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(pool).await?)
+}

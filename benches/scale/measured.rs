@@ -1,0 +1,107 @@
+//! The points that the model is made from and held against, as `dev/bench ingest` measured them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use crate::Arguments;
+use crate::model::Costs;
+
+/// The file under target/bench.
+const NAME: &str = "scale-measured";
+
+/// Partitions of tallyd's points.
+pub const POINTS: [(usize, &str); 3] = [(1, "tallyd"), (2, "tallyd-2"), (4, "tallyd-4")];
+
+/// What is read of the results.
+#[derive(Deserialize)]
+pub struct Measured {
+    pub machine: Machine,
+    results: BTreeMap<String, Standing>,
+}
+
+#[derive(Deserialize)]
+pub struct Machine {
+    pub cpu: String,
+    pub cores: f64,
+}
+
+#[derive(Deserialize)]
+struct Standing {
+    median: Run,
+}
+
+/// A run; microseconds are CPU time per event.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Run {
+    pub events: f64,
+    pub events_per_second: f64,
+    pub consumer_us: f64,
+    pub mysql_us: f64,
+    pub rabbitmq_us: f64,
+    pub published_us: f64,
+    pub batches: f64,
+    pub mysql_bytes: f64,
+    pub mysql_statements: f64,
+    pub row_bytes: f64,
+}
+
+impl Run {
+    pub fn events_per_batch(&self) -> f64 {
+        self.events / self.batches.max(1.0)
+    }
+}
+
+impl Measured {
+    /// Measures, unless an earlier measurement shall do.
+    pub fn take(arguments: &Arguments) -> Result<Self> {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        if !arguments.measured {
+            let names: Vec<&str> = POINTS.iter().map(|(_, name)| *name).collect();
+            let status = Command::new(root.join("dev/bench"))
+                .args(["ingest", "--results", NAME, "--rounds", &arguments.rounds.to_string()])
+                .args(["--events", &arguments.events.to_string()])
+                .args(["--only", &format!("noop,floor,floor-1000,{}", names.join(","))])
+                .status()
+                .context("start dev/bench ingest")?;
+            ensure!(status.success(), "dev/bench ingest ended with {status}");
+        }
+        let path = root.join("target/bench").join(format!("{NAME}.json"));
+        let text = std::fs::read(&path)
+            .with_context(|| format!("read {}: run dev/bench scale without --measured first", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))
+    }
+
+    pub fn of(&self, name: &str) -> Result<Run> {
+        Ok(self.results.get(name).with_context(|| format!("{name} was not measured"))?.median)
+    }
+
+    /// The costs of the parts, from measurements in which nothing else ran: never from those that are predicted.
+    pub fn costs(&self) -> Result<Costs> {
+        let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
+        // The time of a batch is a + b * events: in MySQL's processor, and by the clock of its one connection.
+        let (batch, row) = line(&large, &small, |run| run.mysql_us * run.events_per_batch());
+        let (batch_s, row_s) = line(&large, &small, |run| 1e6 / run.events_per_second * run.events_per_batch());
+        let build = large.consumer_us;
+        Ok(Costs {
+            publish: noop.published_us,
+            deliver: noop.rabbitmq_us,
+            consume: noop.consumer_us + build,
+            row,
+            batch,
+            // The writer builds its statements before it sends them, which the consumer's part has.
+            row_wait: (row_s - row - build).max(0.0),
+            batch_wait: (batch_s - batch).max(0.0),
+        })
+    }
+}
+
+/// Intercept and slope through two runs with batches of different sizes.
+fn line(large: &Run, small: &Run, time: impl Fn(&Run) -> f64) -> (f64, f64) {
+    let (far, near) = (large.events_per_batch(), small.events_per_batch());
+    let slope = (time(large) - time(small)) / (far - near);
+    ((time(small) - slope * near).max(0.0), slope.max(0.0))
+}

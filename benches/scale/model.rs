@@ -1,0 +1,280 @@
+//! What an event costs, and who waits for whom: a simulation of partitions, their queues, batches and connections on some cores.
+//!
+//! Each partition is a line of three: RabbitMQ's queue hands over what the prefetch allows, the consumer reads it into the open
+//! batch, one connection of MySQL writes a batch while the next one fills. Each of them is one thread: it has a core, or its share
+//! of one where more threads want to run than there are cores. What is published is taken in by several. Time goes in steps of [`STEP_US`].
+
+use std::collections::VecDeque;
+
+/// Length of a step, in microseconds.
+const STEP_US: f64 = 100.0;
+
+/// What is simulated before anything is counted, in microseconds: queues and batches have found their size then.
+const WARM_UP_US: f64 = 1e6;
+
+/// Threads that take what is published for one partition: many clients are connected.
+const PUBLISHING_THREADS: usize = 4;
+
+/// Microseconds of one core, unless said otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Costs {
+    /// RabbitMQ, for an event that is published with a confirm.
+    pub publish: f64,
+    /// RabbitMQ, for an event that is delivered and acknowledged.
+    pub deliver: f64,
+    /// The daemon, for an event.
+    pub consume: f64,
+    /// MySQL, for an event of a batch.
+    pub row: f64,
+    /// MySQL, for a batch.
+    pub batch: f64,
+    /// For an event of a batch, while its connection waits and no core is used.
+    pub row_wait: f64,
+    /// The same for a batch: the disk.
+    pub batch_wait: f64,
+}
+
+/// Cores of RabbitMQ, the daemons and MySQL.
+#[derive(Clone, Copy, Debug)]
+pub enum Cores {
+    /// One machine for all.
+    Shared(f64),
+    /// Machines of their own.
+    Own { rabbitmq: f64, daemons: f64, mysql: f64 },
+}
+
+/// What is simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct Site {
+    pub costs: Costs,
+    pub cores: Cores,
+    pub partitions: usize,
+    pub batch_events_max: f64,
+    pub prefetch: f64,
+    pub linger_us: f64,
+    /// Events a second that are published; none where queues are full from the beginning.
+    pub arrivals: Option<f64>,
+    /// How long, in seconds after the warm-up.
+    pub seconds: f64,
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    pub events_per_second: f64,
+    pub events_per_batch: f64,
+    /// From publishing to commit, in milliseconds: where events arrive.
+    pub lag_p50_ms: f64,
+    pub lag_p99_ms: f64,
+}
+
+/// Where a thread runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Publish,
+    Deliver,
+    Consume,
+    Write,
+}
+
+/// A batch in its transaction.
+struct Writing {
+    events: f64,
+    work_us: f64,
+    wait_us: f64,
+}
+
+#[derive(Default)]
+struct Partition {
+    /// Published and not accepted by the broker.
+    arriving: f64,
+    queued: f64,
+    /// At the consumer, and not in a batch.
+    delivered: f64,
+    open: f64,
+    open_since: f64,
+    writing: Option<Writing>,
+    /// When those that aren't committed arrived, and how many.
+    arrived: VecDeque<(f64, f64)>,
+}
+
+impl Partition {
+    fn wants(&self, role: Role, site: &Site) -> bool {
+        match role {
+            Role::Publish => self.arriving > 0.0,
+            Role::Deliver => self.queued > 0.0 && self.credit(site) > 0.0,
+            Role::Consume => self.delivered > 0.0 && self.open < site.batch_events_max,
+            Role::Write => self.writing.as_ref().is_some_and(|writing| writing.work_us > 0.0),
+        }
+    }
+
+    /// What the prefetch still allows.
+    fn credit(&self, site: &Site) -> f64 {
+        let writing = self.writing.as_ref().map_or(0.0, |writing| writing.events);
+        site.prefetch - self.delivered - self.open - writing
+    }
+
+    /// Works for so many microseconds of a core.
+    fn work(&mut self, role: Role, us: f64, now: f64, site: &Site) {
+        let done = |us: f64, cost: f64| if cost > 0.0 { us / cost } else { f64::INFINITY };
+        match role {
+            Role::Publish => {
+                let events = done(us, site.costs.publish).min(self.arriving);
+                self.arriving -= events;
+                self.queued += events;
+            }
+            Role::Deliver => {
+                let events = done(us, site.costs.deliver).min(self.queued).min(self.credit(site));
+                self.queued -= events;
+                self.delivered += events;
+            }
+            Role::Consume => {
+                let room = site.batch_events_max - self.open;
+                let events = done(us, site.costs.consume).min(self.delivered).min(room);
+                if self.open == 0.0 {
+                    self.open_since = now;
+                }
+                self.delivered -= events;
+                self.open += events;
+            }
+            Role::Write => {
+                if let Some(writing) = &mut self.writing {
+                    writing.work_us -= us;
+                }
+            }
+        }
+    }
+
+    /// Begins to write when it is time. As the consumer does: a full batch, or one that has lingered.
+    fn begin_writing(&mut self, now: f64, site: &Site) {
+        let is_full = self.open >= site.batch_events_max - 0.5;
+        let has_lingered = self.open >= 1.0 && now - self.open_since >= site.linger_us;
+        if self.writing.is_some() || !(is_full || has_lingered) {
+            return;
+        }
+        let (events, costs) = (std::mem::take(&mut self.open), &site.costs);
+        self.writing = Some(Writing {
+            events,
+            work_us: costs.batch + costs.row * events,
+            wait_us: costs.batch_wait + costs.row_wait * events,
+        });
+    }
+
+    /// The events of a batch that is through, if one is.
+    fn end_writing(&mut self) -> Option<f64> {
+        let writing = self.writing.as_mut()?;
+        if writing.work_us > 0.0 {
+            return None;
+        }
+        writing.wait_us -= STEP_US;
+        let (events, is_through) = (writing.events, writing.wait_us <= 0.0);
+        is_through.then(|| {
+            self.writing = None;
+            events
+        })
+    }
+}
+
+/// Counts what is committed once the warm-up is over.
+#[derive(Default)]
+struct Count {
+    events: f64,
+    batches: f64,
+    lags: Vec<(f64, f64)>,
+}
+
+/// Runs a site.
+pub fn simulate(site: &Site) -> Outcome {
+    let mut partitions: Vec<Partition> = (0..site.partitions).map(|_| Partition::default()).collect();
+    let mut count = Count::default();
+    let steps = ((WARM_UP_US + site.seconds * 1e6) / STEP_US) as u64;
+    for step in 0..steps {
+        let now = step as f64 * STEP_US;
+        for partition in &mut partitions {
+            arrive(partition, now, site);
+        }
+        share(&mut partitions, now, site);
+        for partition in &mut partitions {
+            partition.begin_writing(now, site);
+            if let Some(events) = partition.end_writing() {
+                commit(partition, events, now, &mut count);
+            }
+        }
+    }
+    outcome(site, count)
+}
+
+fn arrive(partition: &mut Partition, now: f64, site: &Site) {
+    let Some(arrivals) = site.arrivals else {
+        partition.queued = f64::INFINITY;
+        return;
+    };
+    let events = arrivals * STEP_US / 1e6 / site.partitions as f64;
+    partition.arriving += events;
+    partition.arrived.push_back((now, events));
+}
+
+/// Gives each thread that wants to run its share of the cores of its kind.
+fn share(partitions: &mut [Partition], now: f64, site: &Site) {
+    let pools: Vec<(f64, &[Role])> = match site.cores {
+        Cores::Shared(cores) => vec![(cores, &[Role::Publish, Role::Deliver, Role::Consume, Role::Write])],
+        Cores::Own { rabbitmq, daemons, mysql } => {
+            vec![(rabbitmq, &[Role::Publish, Role::Deliver]), (daemons, &[Role::Consume]), (mysql, &[Role::Write])]
+        }
+    };
+    for (cores, roles) in pools {
+        let mut threads = Vec::new();
+        for (place, partition) in partitions.iter().enumerate() {
+            for role in roles.iter().filter(|role| partition.wants(**role, site)) {
+                let threads_of_role = if *role == Role::Publish { PUBLISHING_THREADS } else { 1 };
+                threads.extend(std::iter::repeat_n((place, *role), threads_of_role));
+            }
+        }
+        let us = STEP_US * (cores / threads.len().max(1) as f64).min(1.0);
+        for (place, role) in threads {
+            if let Some(partition) = partitions.get_mut(place) {
+                partition.work(role, us, now, site);
+            }
+        }
+    }
+}
+
+fn commit(partition: &mut Partition, events: f64, now: f64, count: &mut Count) {
+    let is_counted = now >= WARM_UP_US;
+    if is_counted {
+        count.events += events;
+        count.batches += 1.0;
+    }
+    let mut left = events;
+    while left > 0.0 {
+        let Some((at, waiting)) = partition.arrived.front_mut() else { break };
+        let taken = left.min(*waiting);
+        if is_counted {
+            count.lags.push(((now + STEP_US - *at) / 1e3, taken));
+        }
+        *waiting -= taken;
+        left -= taken;
+        if *waiting <= 0.0 {
+            partition.arrived.pop_front();
+        }
+    }
+}
+
+fn outcome(site: &Site, mut count: Count) -> Outcome {
+    count.lags.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let all: f64 = count.lags.iter().map(|(_, events)| events).sum();
+    let quantile = |part: f64| {
+        let mut sum = 0.0;
+        let found = count.lags.iter().find(|(_, events)| {
+            sum += events;
+            sum >= part * all
+        });
+        found.map_or(f64::NAN, |(lag, _)| *lag)
+    };
+    Outcome {
+        events_per_second: count.events / site.seconds,
+        events_per_batch: count.events / count.batches.max(1.0),
+        lag_p50_ms: quantile(0.5),
+        lag_p99_ms: quantile(0.99),
+    }
+}

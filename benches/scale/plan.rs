@@ -1,0 +1,123 @@
+//! What a rate needs: partitions, and cores of each kind.
+
+use anyhow::Result;
+use serde::Serialize;
+use tallyd::event::encode_like;
+
+use crate::common::report::{number, print_table};
+use crate::common::workload::{Workload, counted};
+use crate::measured::Measured;
+use crate::model::{Cores, Costs, simulate};
+
+/// How busy anything may be in the hour with the most events.
+const BUSY_MAX: f64 = 0.6;
+
+/// Copies of each message in a cluster with quorum queues of three members.
+const COPIES: f64 = 3.0;
+
+/// Events whose size is looked at.
+const SAMPLE: usize = 10_000;
+
+/// More cores than anything can use.
+const PLENTY: f64 = 1e6;
+
+/// A site for one rate.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    events_per_second: f64,
+    partitions: usize,
+    /// Of one connection, and of one queue, at that many partitions.
+    busiest_thread_percent: f64,
+    rabbitmq_cores: f64,
+    daemon_cores: f64,
+    mysql_cores: f64,
+    saturates_first: &'static str,
+    events_per_batch: f64,
+    lag_p50_ms: f64,
+    lag_p99_ms: f64,
+    committed_per_second: f64,
+    /// Megabytes a second into RabbitMQ's nodes with three copies, and out to the daemons.
+    rabbitmq_mb_per_second: f64,
+    mysql_mb_per_second: f64,
+    /// New rows in a day, if each event were one.
+    mysql_gb_per_day: f64,
+}
+
+/// Plans sites for these rates, with machines of their own for each server.
+pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Plan>> {
+    let (noop, floor, tallyd) = (measured.of("noop")?, measured.of("floor")?, measured.of("tallyd")?);
+    let body = body_bytes();
+    let plans: Vec<Plan> = rates
+        .iter()
+        .map(|rate| {
+            // A thread is full when its queue hands over no more, or its connection writes no more.
+            let thread = noop.events_per_second.min(floor.events_per_second);
+            let partitions = (rate / (thread * BUSY_MAX)).ceil().max(1.0) as usize;
+            let partitions = partitions.next_power_of_two();
+            let ample = Cores::Own { rabbitmq: PLENTY, daemons: PLENTY, mysql: PLENTY };
+            let at = |cores| {
+                simulate(&crate::model::Site { arrivals: Some(*rate), ..crate::site(costs, cores, partitions) })
+            };
+            let per_batch = at(ample).events_per_batch;
+            let cores = |us: f64| (rate * us / 1e6 / BUSY_MAX).ceil();
+            let rabbitmq = cores(costs.publish + costs.deliver);
+            let (daemons, mysql) = (cores(costs.consume), cores(costs.row + costs.batch / per_batch));
+            let outcome = at(Cores::Own { rabbitmq, daemons, mysql });
+            let needs = [("RabbitMQ", rabbitmq), ("the daemons", daemons), ("MySQL", mysql)];
+            let (saturates_first, _) =
+                needs.into_iter().fold(("", 0.0), |most, next| if next.1 > most.1 { next } else { most });
+            Plan {
+                events_per_second: *rate,
+                partitions,
+                busiest_thread_percent: rate / partitions as f64 / thread * 100.0,
+                rabbitmq_cores: rabbitmq,
+                daemon_cores: daemons,
+                mysql_cores: mysql,
+                saturates_first,
+                events_per_batch: outcome.events_per_batch,
+                lag_p50_ms: outcome.lag_p50_ms,
+                lag_p99_ms: outcome.lag_p99_ms,
+                committed_per_second: outcome.events_per_second,
+                rabbitmq_mb_per_second: rate * body * (COPIES + 1.0) / 1e6,
+                mysql_mb_per_second: rate * tallyd.mysql_bytes / 1e6,
+                mysql_gb_per_day: rate * 86_400.0 * floor.row_bytes / 1e9,
+            }
+        })
+        .collect();
+    print(&plans);
+    Ok(plans)
+}
+
+/// Of a like as producers send it.
+fn body_bytes() -> f64 {
+    let bodies = counted(Workload::new(1).take(SAMPLE)).map(|(event, count)| encode_like(&event, "video", count).len());
+    bodies.sum::<usize>() as f64 / SAMPLE as f64
+}
+
+fn print(plans: &[Plan]) {
+    let row = |title: &str, value: &dyn Fn(&Plan) -> String| {
+        std::iter::once(title.to_owned()).chain(plans.iter().map(value)).collect::<Vec<String>>()
+    };
+    let rows = vec![
+        row("partitions", &|plan| plan.partitions.to_string()),
+        row("a queue or connection is busy, percent", &|plan| number(plan.busiest_thread_percent)),
+        row("cores of RabbitMQ, for each copy", &|plan| number(plan.rabbitmq_cores)),
+        row("cores of daemons", &|plan| number(plan.daemon_cores)),
+        row("cores of MySQL", &|plan| number(plan.mysql_cores)),
+        row("needs the most", &|plan| plan.saturates_first.to_owned()),
+        row("events/batch", &|plan| number(plan.events_per_batch)),
+        row("committed/s", &|plan| number(plan.committed_per_second)),
+        row("lag p50, ms", &|plan| number(plan.lag_p50_ms)),
+        row("lag p99, ms", &|plan| number(plan.lag_p99_ms)),
+        row("MB/s of RabbitMQ, three copies", &|plan| number(plan.rabbitmq_mb_per_second)),
+        row("MB/s of MySQL", &|plan| number(plan.mysql_mb_per_second)),
+        row("GB of new rows a day, at most", &|plan| number(plan.mysql_gb_per_day)),
+    ];
+    let rates: Vec<String> = plans.iter().map(|plan| format!("{}/s", number(plan.events_per_second))).collect();
+    let titles: Vec<&str> = std::iter::once("").chain(rates.iter().map(String::as_str)).collect();
+    println!(
+        "\nSites with machines of their own for each server, each thing busy to {} percent. Computed, not measured.",
+        BUSY_MAX * 100.0
+    );
+    print_table(&titles, &rows);
+}
