@@ -5,9 +5,11 @@
 //! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
 //! limit, so each gets ours.
 
+mod nodes;
 pub mod probe;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,8 +21,10 @@ use lapin::options::{
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::tcp::OwnedTLSConfig;
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::uri::AMQPUri;
+use lapin::uri::AMQPScheme;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+
+use nodes::{Node, Nodes};
 
 use crate::config::{Amqp, QueueType};
 use crate::vitals::vitals;
@@ -38,7 +42,8 @@ const PERSISTENT: u8 = 2;
 #[derive(Clone)]
 pub struct Broker {
     config: Amqp,
-    uri: AMQPUri,
+    nodes: Arc<Nodes>,
+    vhost: String,
     tls: OwnedTLSConfig,
 }
 
@@ -74,23 +79,22 @@ impl Broker {
     /// # Errors
     /// The address or the certificate file can't be used.
     pub fn new(config: &Amqp) -> Result<Self> {
-        // The library's error quotes the address, password and all.
-        let mut uri: AMQPUri = config.url.expose().parse().map_err(|_| anyhow!("[amqp] url can't be read"))?;
-        uri.query.heartbeat = Some(config.heartbeat_s);
+        let nodes = Nodes::new(config)?;
+        let uri = nodes.all().first().map(|node| node.uri.clone()).unwrap_or_default();
         let tls = match uri.scheme {
-            lapin::uri::AMQPScheme::AMQP => OwnedTLSConfig::default(),
-            lapin::uri::AMQPScheme::AMQPS => {
+            AMQPScheme::AMQP => OwnedTLSConfig::default(),
+            AMQPScheme::AMQPS => {
                 let certificates = std::fs::read_to_string(&config.ca_file)
                     .with_context(|| format!("read [amqp] ca_file {}", config.ca_file))?;
                 OwnedTLSConfig { identity: None, cert_chain: Some(certificates) }
             }
         };
-        Ok(Self { config: config.clone(), uri, tls })
+        Ok(Self { config: config.clone(), nodes: Arc::new(nodes), vhost: uri.vhost, tls })
     }
 
     /// The vhost that the address names.
     pub fn vhost(&self) -> &str {
-        &self.uri.vhost
+        &self.vhost
     }
 
     /// Where producers publish: a durable topic exchange.
@@ -118,16 +122,30 @@ impl Broker {
         self.config.partitions
     }
 
-    /// Connects and opens a channel. `purpose` is the connection's name in the broker's tools.
+    /// Connects to a node and opens a channel. `purpose` is the connection's name in the broker's tools.
     ///
     /// # Errors
-    /// The broker is away or refuses.
+    /// No node answers, each within the time limit, or all refuse.
     pub async fn connect(&self, purpose: &str) -> Result<Link> {
+        let mut failed = Vec::new();
+        for node in self.nodes.in_turn() {
+            match self.connect_to(node, purpose).await {
+                Ok(link) => {
+                    self.nodes.note(failed, Some(node));
+                    return Ok(link);
+                }
+                Err(error) => failed.push((node, error)),
+            }
+        }
+        Err(self.nodes.note(failed, None).unwrap_or_else(|| anyhow!("[amqp] url names no node")))
+    }
+
+    async fn connect_to(&self, node: &Node, purpose: &str) -> Result<Link> {
         let timeout = self.config.timeout();
         let properties = ConnectionProperties::default().with_connection_name(format!("tallyd {purpose}").into());
         let connecting = async {
             let runtime = lapin::runtime::default_runtime()?;
-            Connection::connect_uri_with_config(self.uri.clone(), properties, self.tls.clone(), runtime).await
+            Connection::connect_uri_with_config(node.uri.clone(), properties, self.tls.clone(), runtime).await
         };
         let connection = limit(timeout, "connect to RabbitMQ", connecting).await?;
         vitals().opened.add("rabbitmq", 1);

@@ -485,6 +485,8 @@ fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
 #[test]
 fn the_unit_passes_the_credentials_that_config_toml_names() {
     let config = parsed(&with_examples()).unwrap();
-    let files = [config.amqp.password_file, config.mysql.password_file, config.redis.password_file];
+    let redis = config.redis;
+    let files =
+        [config.amqp.password_file, config.mysql.password_file, redis.password_file, redis.sentinel_password_file];
     assert_eq!(settings("LoadCredential"), files.map(Option::unwrap));
 }

@@ -4,6 +4,7 @@
 //! refusal closes.
 
 use anyhow::{Context, Result};
+use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, ErrorKind, ExchangeKind};
@@ -67,6 +68,13 @@ impl Found {
 }
 
 impl Broker {
+    /// A link to each node, or why there is none, beside the node's `host:port`.
+    pub async fn probe_nodes(&self) -> Vec<(String, Result<Link>)> {
+        let asked =
+            self.nodes.all().iter().map(async |node| (node.name.clone(), self.connect_to(node, "check-config").await));
+        join_all(asked).await
+    }
+
     /// The exchanges, each with what is said of it.
     ///
     /// # Errors

@@ -17,11 +17,10 @@ const REFUSED: &str = "make the vhost and the account, and give it its rights, a
                        add_user, set_permissions";
 
 pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
-    let link = match broker.connect("check-config").await {
-        Ok(link) => link,
-        Err(error) => return vec![Check::failed(What::RabbitmqAnswers, &error, AWAY, REFUSED)],
+    let (link, mut checks) = match nodes(broker).await {
+        Ok(found) => found,
+        Err(failed) => return failed,
     };
-    let mut checks = vec![Check::ok(What::RabbitmqAnswers, format!("vhost \"{}\"", broker.vhost()))];
     if broker.partitions() > 1 {
         checks.push(match broker.probe_plugin().await {
             Ok(true) => Check::ok(What::RabbitmqPlugin, "it knows exchanges of the kind x-consistent-hash"),
@@ -50,6 +49,32 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
     }
     permissions(broker, &link, is_there, &mut checks, &mut refused).await;
     checks
+}
+
+/// A link to a node that answers, and what is said of each; where none does, that alone.
+async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
+    let (mut links, mut failed) = (Vec::new(), Vec::new());
+    for (name, asked) in broker.probe_nodes().await {
+        match asked {
+            Ok(link) => links.push((name, link)),
+            Err(error) => failed.push((name, error)),
+        }
+    }
+    let names: Vec<String> = links.iter().map(|(name, _)| name.clone()).collect();
+    let Some((_, link)) = links.into_iter().next() else {
+        let said = |(name, error): (String, anyhow::Error)| {
+            Check::failed(What::RabbitmqAnswers, &error.context(name), AWAY, REFUSED)
+        };
+        return Err(failed.into_iter().map(said).collect());
+    };
+    let found = format!("{}, vhost \"{}\"", names.join(" and "), broker.vhost());
+    let mut checks = vec![Check::ok(What::RabbitmqAnswers, found)];
+    let away = |(name, error): (String, anyhow::Error)| {
+        let advice = "start that node, or mend [amqp] url and seeds; tallyd uses the others meanwhile";
+        Check::warning(What::RabbitmqAnswers, format!("{name}: {error:#}"), advice)
+    };
+    checks.extend(failed.into_iter().map(away));
+    Ok((link, checks))
 }
 
 /// What is said of exchanges, or of queues.

@@ -68,6 +68,11 @@ fn urls(config: &Config, found: &mut Faults) {
             found.at("amqp.url", text);
         }
     }
+    for (place, seed) in config.amqp.seeds.iter().enumerate() {
+        if let Err(error) = config.amqp.url.at(seed) {
+            found.at(Key::from("amqp.seeds").then(place), format!("[amqp] seeds: \"{seed}\" {error}"));
+        }
+    }
     for (place, replica) in config.reconcile.replicas.iter().enumerate() {
         if let Err(error) = config.mysql.url.at(replica) {
             let key = Key::from("reconcile.replicas").then(place);
@@ -75,6 +80,7 @@ fn urls(config: &Config, found: &mut Faults) {
         }
     }
     cluster(&config.redis, found);
+    sentinel(&config.redis, found);
     layouts(&config.redis, config, found);
     filters(config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
@@ -94,6 +100,28 @@ fn cluster(redis: &Redis, found: &mut Faults) {
     }
     if redis.cluster && redis.url.parts().is_ok_and(|parts| !matches!(parts.path(), "" | "/" | "/0")) {
         found.at("redis.url", "[redis] url names a database, of which a Redis Cluster has none but 0");
+    }
+}
+
+fn sentinel(redis: &Redis, found: &mut Faults) {
+    for (place, sentinel) in redis.sentinels.iter().enumerate() {
+        if let Err(error) = redis.url.at(sentinel) {
+            found.at(Key::from("redis.sentinels").then(place), format!("[redis] sentinels: \"{sentinel}\" {error}"));
+        }
+    }
+    if redis.sentinels.is_empty() {
+        return;
+    }
+    if redis.cluster {
+        let text = "[redis] sentinels watch one master, and the nodes of a Redis Cluster watch each other: leave out sentinels, or \
+                    set cluster = false";
+        found.between(&["redis.sentinels".into(), "redis.cluster".into()], text);
+    }
+    if redis.sentinel_master.is_empty() {
+        found.at(
+            "redis.sentinel_master",
+            "[redis] sentinel_master is empty: it is the name in `sentinel monitor NAME ...`",
+        );
     }
 }
 
@@ -316,6 +344,10 @@ mod tests {
             ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "names a database, of which a Redis Cluster has none"),
             ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or leave them out"),
             ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
+            ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is no HOST:PORT"),
+            ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is no HOST:PORT"),
+            ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "leave out sentinels, or set cluster = false"),
+            ("[redis]\nsentinels = [\"h:1\"]\nsentinel_master = \"\"", "the name in `sentinel monitor NAME ...`"),
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),

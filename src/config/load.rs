@@ -9,7 +9,7 @@ use toml::de::DeTable;
 use toml::{Table, Value};
 
 use super::key::{Key, Origin, Origins, place};
-use super::password::set_password;
+use super::password::{read_password, set_password};
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
 use super::{Admin, Config, ConfigError, EventClock, check, schema, shape};
@@ -269,6 +269,12 @@ fn set_passwords(config: &mut Config, faults: &mut Faults) {
     ] {
         if let Err((name, problem)) = set_password(url, password.as_ref(), file.as_deref()) {
             faults.at(Key::from(section).then(name), format!("[{section}] {problem}"));
+        }
+    }
+    if let Some(file) = &config.redis.sentinel_password_file {
+        match read_password("sentinel_password_file", file) {
+            Ok(password) => config.redis.sentinel_password = Some(password),
+            Err(problem) => faults.at("redis.sentinel_password_file", format!("[redis] {problem}")),
         }
     }
 }

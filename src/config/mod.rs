@@ -159,6 +159,8 @@ pub enum LogFormat {
 pub struct Amqp {
     /// `amqp://user@host:5672/vhost` or `amqps://...`; the vhost `/` is written `%2f`.
     pub url: ServerUrl,
+    /// Other nodes of its cluster, as `host:port`: each connection is made to the next one that answers.
+    pub seeds: Vec<String>,
     /// The password, from the environment only.
     #[schemars(skip)]
     pub password: Option<Secret>,
@@ -190,6 +192,7 @@ impl Default for Amqp {
     fn default() -> Self {
         Self {
             url: ServerUrl::from("amqp://tallyd@127.0.0.1:5672/%2f"),
+            seeds: Vec::new(),
             password: None,
             password_file: None,
             ca_file: "/etc/ssl/certs/ca-certificates.crt".to_owned(),

@@ -14,19 +14,19 @@ pub(super) fn set_password(
 ) -> Result<(), (&'static str, String)> {
     let password = match (password, file) {
         (Some(password), _) => password.clone(),
-        (None, Some(file)) => read_password(file).map_err(|problem| ("password_file", problem))?,
+        (None, Some(file)) => read_password("password_file", file).map_err(|problem| ("password_file", problem))?,
         (None, None) => return Ok(()),
     };
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// A relative path is one of systemd's credentials (`LoadCredential=`).
-fn read_password(file: &str) -> Result<Secret, String> {
+/// Reads the file that the key `name` names. A relative path is one of systemd's credentials (`LoadCredential=`).
+pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
     let mut path = PathBuf::from(file);
     if path.is_relative() {
         let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
             return Err(format!(
-                "password_file is the credential {file}, but systemd passed none: \
+                "{name} is the credential {file}, but systemd passed none: \
                  write an absolute path, or LoadCredential={file}:/path in the unit"
             ));
         };
@@ -39,12 +39,12 @@ fn read_password(file: &str) -> Result<Secret, String> {
             }
             _ => String::new(),
         };
-        format!("password_file {}: {error}{advice}", path.display())
+        format!("{name} {}: {error}{advice}", path.display())
     };
     let mode = fs::metadata(&path).map_err(failed)?.permissions().mode() & 0o777;
     if mode & 0o007 != 0 {
         return Err(format!(
-            "password_file {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod 0400",
+            "{name} {} has the mode 0{mode:o} and can be read by everyone: chown it to {}, and chmod 0400",
             path.display(),
             own_user()
         ));
@@ -71,7 +71,7 @@ mod tests {
         fs::write(&file, "secret\n").unwrap();
         let read = |mode: u32| {
             fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
-            read_password(file.to_str().unwrap()).map(|secret| secret.expose().to_owned())
+            read_password("password_file", file.to_str().unwrap()).map(|secret| secret.expose().to_owned())
         };
         let own = fs::metadata(&file).unwrap().uid();
         let said = read(0o644).unwrap_err();

@@ -16,6 +16,16 @@ pub struct Redis {
     pub cluster: bool,
     /// Other nodes that are asked for the rest of the Cluster, as `host:port`.
     pub seeds: Vec<String>,
+    /// The sentinels that are asked where the master is, as `host:port`; then `url` names no server.
+    pub sentinels: Vec<String>,
+    /// What the sentinels call it.
+    pub sentinel_master: String,
+    /// A file that holds the sentinels' own password; a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
+    pub sentinel_password_file: Option<String>,
+    /// What was read from there.
+    #[serde(skip)]
+    pub sentinel_password: Option<Secret>,
     /// The password, from the environment only.
     #[schemars(skip)]
     pub password: Option<Secret>,
@@ -92,6 +102,10 @@ impl Default for Redis {
             url: ServerUrl::from("redis://127.0.0.1:6379/0"),
             cluster: false,
             seeds: Vec::new(),
+            sentinels: Vec::new(),
+            sentinel_master: "mymaster".to_owned(),
+            sentinel_password_file: None,
+            sentinel_password: None,
             password: None,
             password_file: None,
             key_prefix: String::new(),

@@ -1,0 +1,163 @@
+//! The nodes of a cluster, one of which is enough: connections go to them in turn, and one that didn't answer is tried last for a while.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Error, Result, anyhow};
+use lapin::uri::AMQPUri;
+use tracing::{info, warn};
+
+use crate::config::Amqp;
+
+/// How long a node that didn't answer is tried after the others: it costs the whole time limit where its machine is gone.
+const LAST_FOR: Duration = Duration::from_secs(30);
+
+/// AMQP's port where an address names none, and the one with TLS.
+const PORTS: [u16; 2] = [5_672, 5_671];
+
+/// All nodes.
+pub(super) struct Nodes {
+    nodes: Vec<Node>,
+    /// Which is tried first by the next connection.
+    next: AtomicUsize,
+}
+
+/// One node.
+pub(super) struct Node {
+    /// `host:port`.
+    pub name: String,
+    /// How it is reached.
+    pub uri: AMQPUri,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// When it last failed, if nothing went well since.
+    failed: Option<Instant>,
+    /// Whether that is in the log.
+    is_told: bool,
+}
+
+impl Nodes {
+    /// The node of `url` and those of `seeds`.
+    ///
+    /// # Errors
+    /// An address can't be read.
+    pub fn new(config: &Amqp) -> Result<Self> {
+        let wrong = |error| anyhow!("[amqp] seeds: {error}");
+        let mut urls = vec![config.url.clone()];
+        for seed in &config.seeds {
+            urls.push(config.url.at(seed).map_err(wrong)?);
+        }
+        let mut nodes: Vec<Node> = Vec::new();
+        for url in urls {
+            // The library's error quotes the address, password and all.
+            let mut uri: AMQPUri = url.expose().parse().map_err(|_| anyhow!("[amqp] url can't be read"))?;
+            uri.query.heartbeat = Some(config.heartbeat_s);
+            let parts = url.parts().map_err(wrong)?;
+            let port = PORTS[usize::from(parts.scheme() == "amqps")];
+            let name = format!("{}:{}", parts.host_str().unwrap_or_default(), parts.port().unwrap_or(port));
+            if nodes.iter().all(|known| known.name != name) {
+                nodes.push(Node { name, uri, state: Mutex::default() });
+            }
+        }
+        Ok(Self { nodes, next: AtomicUsize::new(0) })
+    }
+
+    /// All of them.
+    pub fn all(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// All of them, in the order in which one connection tries them.
+    pub fn in_turn(&self) -> Vec<&Node> {
+        let from = self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len();
+        let (before, after) = self.nodes.split_at(from);
+        let mut turn: Vec<&Node> = after.iter().chain(before).collect();
+        turn.sort_by_key(|node| node.has_failed_lately());
+        turn
+    }
+
+    /// Notes which nodes didn't answer before `reached` did, or that none has: then their errors in one.
+    pub fn note(&self, failed: Vec<(&Node, Error)>, reached: Option<&Node>) -> Option<Error> {
+        for (node, error) in &failed {
+            node.note_failed(error, reached);
+        }
+        if let Some(reached) = reached {
+            reached.note_reached();
+        }
+        let mut texts: Vec<String> = failed.iter().map(|(node, error)| format!("{}: {error:#}", node.name)).collect();
+        let (node, error) = failed.into_iter().next_back()?;
+        texts.pop();
+        texts.push(node.name.clone());
+        Some(if self.nodes.len() == 1 { error } else { error.context(texts.join("; ")) })
+    }
+}
+
+impl Node {
+    fn has_failed_lately(&self) -> bool {
+        self.with(|state| state.failed.is_some_and(|failed| failed.elapsed() < LAST_FOR))
+    }
+
+    /// That none answers is told by whoever wanted to connect.
+    fn note_failed(&self, error: &Error, reached: Option<&Self>) {
+        let tells = self.with(|state| {
+            state.failed = Some(Instant::now());
+            let tells = reached.is_some() && !state.is_told;
+            state.is_told |= tells;
+            tells
+        });
+        if let (true, Some(reached)) = (tells, reached) {
+            let (node, instead) = (&self.name, &reached.name);
+            warn!(
+                event = "rabbitmq-node-away",
+                node,
+                instead,
+                error = format!("{error:#}"),
+                "RabbitMQ's node {node} is away, connected to {instead} instead: {error:#}"
+            );
+        }
+    }
+
+    fn note_reached(&self) {
+        let State { is_told, .. } = self.with(std::mem::take);
+        if is_told {
+            info!(event = "rabbitmq-node-back", node = self.name, "RabbitMQ's node {} answers again", self.name);
+        }
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServerUrl;
+
+    fn names(turn: &[&Node]) -> Vec<String> {
+        turn.iter().map(|node| node.name.clone()).collect()
+    }
+
+    #[test]
+    fn connections_go_round_and_a_node_that_failed_is_tried_last_until_it_answers() {
+        let url = ServerUrl::from("amqp://u:p@a/%2f");
+        let seeds = ["b:5673", "a:5672", "c:5672"].map(str::to_owned).to_vec();
+        let nodes = Nodes::new(&Amqp { url, seeds, ..Amqp::default() }).unwrap();
+        assert_eq!(names(&nodes.in_turn()), ["a:5672", "b:5673", "c:5672"]);
+        let turn = nodes.in_turn();
+        assert_eq!(names(&turn), ["b:5673", "c:5672", "a:5672"]);
+        assert!(nodes.note(vec![(turn[0], anyhow!("gone"))], Some(turn[1])).is_some());
+        assert_eq!(names(&nodes.in_turn()), ["c:5672", "a:5672", "b:5673"]);
+        assert_eq!(names(&nodes.in_turn()), ["a:5672", "c:5672", "b:5673"]);
+        assert!(nodes.note(Vec::new(), Some(turn[0])).is_none());
+        assert_eq!(names(&nodes.in_turn()), ["b:5673", "c:5672", "a:5672"]);
+        let failed = turn.iter().map(|node| (*node, anyhow!("gone"))).collect();
+        let error = nodes.note(failed, None).unwrap();
+        assert_eq!(format!("{error:#}"), "b:5673: gone; c:5672: gone; a:5672: gone");
+        assert_eq!(nodes.all()[1].uri.authority.port, 5_673);
+    }
+}
