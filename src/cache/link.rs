@@ -1,7 +1,8 @@
-//! One server: a connection that is shared and pipelined, and thrown away at the first sign that it or its server can't
-//! be trusted.
+//! One server, or the one that sentinels say is the master: a connection that is shared and pipelined, and thrown away at the first sign
+//! that it or its server can't be trusted.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
@@ -11,17 +12,43 @@ use redis::{
 };
 use tokio::sync::Mutex;
 
+use super::sentinel::Sentinels;
 use super::text;
 use crate::config::ServerUrl;
 use crate::vitals::vitals;
 
+/// What a server says to writes that too few replicas would get (`min-replicas-to-write`).
+pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
+
+/// How often sentinels are asked, while the link is used, whether its master still is the master.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+
+/// A link that was not used for so long may well lead to one that was replaced meanwhile.
+const REST: Duration = Duration::from_secs(3);
+
 /// A connection to one server. Connects when first used.
 pub(super) struct Link {
-    client: Client,
+    server: Server,
     timeout: Duration,
     /// Whether it shall be a node of a Cluster.
     node: bool,
-    connection: Mutex<Option<MultiplexedConnection>>,
+    connection: Arc<Mutex<Option<Connected>>>,
+}
+
+/// Where it leads.
+enum Server {
+    Known(Box<Client>),
+    /// To whichever is the master then.
+    Watched(Arc<Sentinels>),
+}
+
+#[derive(Clone)]
+struct Connected {
+    connection: MultiplexedConnection,
+    /// The master's address as sentinels gave it.
+    master: Option<String>,
+    /// When they gave it, or were asked again.
+    asked: Instant,
 }
 
 impl Link {
@@ -30,10 +57,19 @@ impl Link {
     /// # Errors
     /// The address can't be used.
     pub(super) fn new(url: &ServerUrl, timeout: Duration, node: bool) -> RedisResult<Self> {
-        // What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
-        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(timeout);
-        let info = url.expose().into_connection_info()?.set_tcp_settings(tcp);
-        Ok(Self { client: Client::open(info)?, timeout, node, connection: Mutex::default() })
+        let info = url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(timeout));
+        let server = Server::Known(Box::new(Client::open(info)?));
+        Ok(Self { server, timeout, node, connection: Arc::default() })
+    }
+
+    /// A link to the master that sentinels watch.
+    pub(super) fn watched(sentinels: Sentinels, timeout: Duration) -> Self {
+        Self { server: Server::Watched(Arc::new(sentinels)), timeout, node: false, connection: Arc::default() }
+    }
+
+    /// The master that it is connected to, as sentinels gave it; none without sentinels.
+    pub(super) async fn master(&self) -> Option<String> {
+        self.connection.lock().await.as_ref().and_then(|connected| connected.master.clone())
     }
 
     /// Runs a pipeline once, connecting first if need be, and gives each command's own result. It may take `time`.
@@ -65,19 +101,55 @@ impl Link {
     fn judge(&self, error: &RedisError) -> Option<RedisError> {
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.node => Some(wrong_kind(true)),
+            // A master that has lost its replicas may be one no longer.
+            _ if self.is_watched() && error.code() == Some(NO_REPLICAS) => Some(error.clone()),
             _ => is_of_the_server(error).then(|| error.clone()),
         }
     }
 
+    /// Whether sentinels have another master by now. They are asked beside the work; only after a rest they are waited for.
+    async fn is_left(&self, shared: &mut Option<Connected>) -> bool {
+        let (Server::Watched(sentinels), Some(connected)) = (&self.server, shared) else { return false };
+        let Some(master) = connected.master.clone() else { return false };
+        let rest = connected.asked.elapsed();
+        if rest < ASK_EVERY {
+            return false;
+        }
+        connected.asked = Instant::now();
+        if rest >= REST {
+            return sentinels.have_left(&master).await;
+        }
+        let (sentinels, connection) = (Arc::clone(sentinels), Arc::clone(&self.connection));
+        tokio::spawn(async move {
+            if sentinels.have_left(&master).await {
+                connection.lock().await.take_if(|connected| connected.master.as_ref() == Some(&master));
+            }
+        });
+        false
+    }
+
+    fn is_watched(&self) -> bool {
+        matches!(self.server, Server::Watched(_))
+    }
+
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let mut shared = self.connection.lock().await;
-        if let Some(connection) = shared.as_ref() {
-            return Ok(connection.clone());
+        if self.is_left(&mut shared).await {
+            *shared = None;
+        }
+        if let Some(connected) = shared.as_ref() {
+            return Ok(connected.connection.clone());
         }
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.timeout))
             .set_response_timeout(Some(self.timeout));
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let (mut connection, master) = match &self.server {
+            Server::Known(client) => (client.get_multiplexed_async_connection_with_config(&config).await?, None),
+            Server::Watched(sentinels) => {
+                let (connection, master) = sentinels.connect(&config).await?;
+                (connection, Some(master))
+            }
+        };
         // An account may have no right to ask; then the first command that is sent elsewhere tells.
         match redis::cmd("INFO").arg("cluster").query_async::<Value>(&mut connection).await {
             Ok(answer) => match text(&answer).and_then(|text| text.split_once("cluster_enabled:")) {
@@ -88,9 +160,14 @@ impl Link {
             Err(_) => {}
         }
         vitals().opened.add("redis", 1);
-        *shared = Some(connection.clone());
+        *shared = Some(Connected { connection: connection.clone(), master, asked: Instant::now() });
         Ok(connection)
     }
+}
+
+/// What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
+pub(super) fn tcp_settings(timeout: Duration) -> TcpSettings {
+    TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
 /// It is part of a Cluster, or not, and the configuration says otherwise.

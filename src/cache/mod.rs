@@ -24,6 +24,7 @@ pub mod ranks;
 pub mod read;
 pub mod recent;
 pub mod score;
+mod sentinel;
 mod slots;
 pub mod snapshots;
 pub mod space;
@@ -40,7 +41,8 @@ use crate::config::{Metrics, Redis};
 use crate::model::Micros;
 use cluster::Cluster;
 use keys::Keys;
-use link::Link;
+use link::{Link, NO_REPLICAS};
+use sentinel::Sentinels;
 
 /// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
 /// behind it.
@@ -67,7 +69,7 @@ impl CacheError {
         matches!(
             self.source.kind(),
             ErrorKind::Extension | ErrorKind::UnexpectedReturnType | ErrorKind::Server(ServerErrorKind::ResponseError)
-        )
+        ) && self.source.code() != Some(NO_REPLICAS)
     }
 
     /// Whether a script refused it, or the key is of another type: no later try would do better, until somebody mends the key.
@@ -75,7 +77,7 @@ impl CacheError {
         matches!(self.source.code(), Some("ERR" | "WRONGTYPE"))
     }
 
-    /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round.
+    /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round; no such sentinel, or master.
     pub fn is_of_the_configuration(&self) -> bool {
         self.source.kind() == ErrorKind::InvalidClientConfig
     }
@@ -199,7 +201,7 @@ impl Call {
 }
 
 impl Cache {
-    /// A cache of that server, or Cluster.
+    /// A cache of that server, of the master that sentinels watch, or of that Cluster.
     ///
     /// # Errors
     /// An address can't be used.
@@ -207,8 +209,10 @@ impl Cache {
         let timeout = Duration::from_millis(config.timeout_ms);
         let servers = if config.cluster {
             Cluster::new(config, timeout).map(|cluster| Servers::Cluster(Arc::new(cluster)))
-        } else {
+        } else if config.sentinels.is_empty() {
             Link::new(&config.url, timeout, false).map(|link| Servers::One(Arc::new(link)))
+        } else {
+            Sentinels::new(config, timeout).map(|sentinels| Servers::One(Arc::new(Link::watched(sentinels, timeout))))
         };
         let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
         let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;
@@ -237,6 +241,14 @@ impl Cache {
     /// It doesn't.
     pub async fn ping(&self) -> Result<()> {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
+    }
+
+    /// The master that it is connected to, as sentinels gave it; none without sentinels.
+    pub async fn master(&self) -> Option<String> {
+        match &self.servers {
+            Servers::One(link) => link.master().await,
+            Servers::Cluster(_) => None,
+        }
     }
 
     /// Redis' clock: what an event's `at` and a sample's cut are told by. On a Cluster the slowest of its clocks: every

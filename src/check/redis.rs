@@ -28,7 +28,11 @@ pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
     if let Err(error) = cache.ping().await {
         return vec![Check::failed(What::RedisAnswers, &error.into(), AWAY, REFUSED)];
     }
-    let mut checks = vec![Check::ok(What::RedisAnswers, config.redis.url.to_string())];
+    let found = match cache.master().await {
+        Some(master) => format!("{master} is the master {}, as its sentinels say", config.redis.sentinel_master),
+        None => config.redis.url.to_string(),
+    };
+    let mut checks = vec![Check::ok(What::RedisAnswers, found)];
     checks.push(match cache.versions().await {
         Ok(versions) => version(&versions),
         Err(error) => Check::untold(What::RedisVersion, &error.into(), SILENT),

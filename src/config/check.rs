@@ -334,6 +334,23 @@ mod tests {
     }
 
     #[test]
+    fn nodes_and_sentinels_that_do_not_fit_are_said() {
+        for (text, expected) in [
+            ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is no HOST:PORT"),
+            ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is no HOST:PORT"),
+            ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "leave out sentinels, or set cluster = false"),
+            ("[redis]\nsentinels = [\"h:1\"]\nsentinel_master = \"\"", "the name in `sentinel monitor NAME ...`"),
+        ] {
+            let problems = found(text);
+            assert!(problems.iter().any(|problem| problem.contains(expected)), "{text}: {problems:?}");
+        }
+        assert_eq!(
+            found("[amqp]\nseeds = [\"[fd00::1]:5672\"]\n[redis]\nsentinels = [\"h:1\", \"i:1\"]"),
+            Vec::<String>::new()
+        );
+    }
+
+    #[test]
     fn what_does_not_fit_is_said() {
         for (text, expected) in [
             ("[amqp]\nurl = \"amqp://u@h/\"", "the vhost with the empty name"),
@@ -344,10 +361,6 @@ mod tests {
             ("[redis]\nurl = \"redis://h/1\"\ncluster = true", "names a database, of which a Redis Cluster has none"),
             ("[redis]\nseeds = [\"h:1\"]", "set cluster = true, or leave them out"),
             ("[redis]\ncluster = true\nseeds = [\"h\"]", "[redis] seeds: \"h\" is no HOST:PORT"),
-            ("[amqp]\nseeds = [\"amqp://h:5672\"]", "[amqp] seeds: \"amqp://h:5672\" is no HOST:PORT"),
-            ("[redis]\nsentinels = [\"h\"]", "[redis] sentinels: \"h\" is no HOST:PORT"),
-            ("[redis]\nsentinels = [\"h:1\"]\ncluster = true", "leave out sentinels, or set cluster = false"),
-            ("[redis]\nsentinels = [\"h:1\"]\nsentinel_master = \"\"", "the name in `sentinel monitor NAME ...`"),
             ("[amqp]\nprefetch = 19999", "at least 20000"),
             ("[reconcile]\nfull_cron = \"often\"", "[reconcile] full_cron is \"often\""),
             ("[reconcile]\nfull_cron = \"*/5 * * * *\"", "[reconcile] full_cron"),

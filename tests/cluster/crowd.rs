@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd::client::{ClientError, Counted, OnBoard};
+use tallyd::client::{Client, ClientError, Counted, OnBoard};
 use tallyd::model::UserId;
 use tokio::task::JoinSet;
 
-use super::common::{World, target};
-use super::nodes::Nodes;
+use super::common::target;
 
 /// How many videos they like.
 pub const TARGETS: u64 = 200;
@@ -27,9 +26,9 @@ pub struct Crowd {
 
 impl Crowd {
     /// Each like counts on the board `videos`, too, if there is one.
-    pub fn new(nodes: &Nodes, world: &World, with_board: bool) -> Self {
+    pub fn new(client: Client, with_board: bool) -> Self {
         let (stop, counted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (user, client, mut tasks) = (Arc::new(AtomicU64::new(1)), Arc::new(nodes.client(world)), JoinSet::new());
+        let (user, client, mut tasks) = (Arc::new(AtomicU64::new(1)), Arc::new(client), JoinSet::new());
         for _ in 0..8 {
             let (stop, counted) = (Arc::clone(&stop), Arc::clone(&counted));
             let (user, client) = (Arc::clone(&user), Arc::clone(&client));

@@ -23,7 +23,7 @@ async fn a_failover_in_order_loses_no_like() {
     let mut stage = Stage::new("cluster_handover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let replica = stage.nodes.add_replica(1).await;
     let data_set = stage.world.cache.data_set().await.unwrap();
-    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;
     stage.nodes.cluster(replica, &["FAILOVER"]).await;
     stage.nodes.is_promoted(replica).await;
@@ -38,7 +38,7 @@ async fn a_failover_in_order_loses_no_like() {
 async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired() {
     let mut stage = Stage::new("cluster_failover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
     let replica = stage.nodes.add_replica(1).await;
-    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;
     stage.nodes.kill(1);
     stage.nodes.is_promoted(replica).await;

@@ -43,7 +43,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scripts() {
     let stage = Stage::new("cluster_moving", BOARDS, &[]).await;
-    let crowd = Crowd::new(&stage.nodes, &stage.world, true);
+    let crowd = Crowd::new(stage.nodes.client(&stage.world), true);
     let (keys, world) = (&stage.world.cache.keys, &stage.world);
     let board = keys.board("videos", "total");
     eventually("the board is there", || async { stage.world.cache.ping().await.is_ok() && has_board(&stage).await })

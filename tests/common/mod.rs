@@ -94,7 +94,7 @@ impl World {
         self.pool.close().await;
         let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await.unwrap();
-        if self.config.redis.cluster {
+        if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
             // The nodes are the test's own, and end with it.
             return;
         }

@@ -1,0 +1,300 @@
+//! Redis Sentinel: where the master is. Asked whenever a connection is made, and every second while it is used: sentinels leave a master
+//! that they have replaced as it is for some ten seconds, and what is counted there meanwhile is lost.
+//!
+//! All sentinels are asked at once. What most of them say is taken as soon as most have said it, so that one that is away, cut off from
+//! the others or behind the times decides nothing; where too few answer, what was said most often. The server itself must agree: one
+//! whose ROLE is another was demoted, or isn't promoted yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError,
+    RedisResult, Value,
+};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+
+use super::link::tcp_settings;
+use super::text;
+use crate::config::{Redis, ServerUrl};
+
+/// How long sentinels are waited for at most.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// For so long one answer is taken for all who ask: while the master is away every call asks.
+const ASKED_FOR: Duration = Duration::from_millis(50);
+
+/// What the master calls itself.
+const MASTER: &str = "master";
+
+/// One sentinel.
+struct Sentinel {
+    /// `host:port`.
+    address: String,
+    client: Client,
+    connection: Mutex<Option<MultiplexedConnection>>,
+}
+
+/// The sentinels of one master.
+pub(super) struct Sentinels {
+    sentinels: Vec<Arc<Sentinel>>,
+    /// What they call the master.
+    name: String,
+    /// How the master is logged in to.
+    url: ServerUrl,
+    timeout: Duration,
+    told: Mutex<Option<(Instant, RedisResult<Vec<String>>)>>,
+}
+
+impl Sentinels {
+    /// The sentinels that `config` names.
+    ///
+    /// # Errors
+    /// An address can't be used.
+    pub(super) fn new(config: &Redis, timeout: Duration) -> RedisResult<Self> {
+        let mut login = RedisConnectionInfo::default();
+        if let Some(password) = &config.sentinel_password {
+            login = login.set_password(password.expose());
+        }
+        let client = |address: &String| {
+            let info = info_at(&config.url, address, timeout)?.set_redis_settings(login.clone());
+            Ok(Arc::new(Sentinel {
+                address: address.clone(),
+                client: Client::open(info)?,
+                connection: Mutex::default(),
+            }))
+        };
+        let sentinels = config.sentinels.iter().map(client).collect::<RedisResult<_>>()?;
+        let (name, url) = (config.sentinel_master.clone(), config.url.clone());
+        Ok(Self { sentinels, name, url, timeout, told: Mutex::default() })
+    }
+
+    /// Connects to the master; its `host:port`, too.
+    ///
+    /// # Errors
+    /// No sentinel answers, or knows it; it is away, or is none.
+    pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
+        let addresses = self.addresses().await?;
+        let mut failed = no_answer("no sentinel knows a master".to_owned());
+        let time = self.timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
+        for address in addresses {
+            let connected = tokio::time::timeout(time, self.connect_to(&address, config)).await;
+            match connected.unwrap_or_else(|_| Err(no_answer(format!("the master {address} does not answer in time"))))
+            {
+                Ok(connection) => return Ok((connection, address)),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    async fn connect_to(&self, address: &str, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
+        let client = Client::open(info_at(&self.url, address, self.timeout)?)?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
+        let role = redis::cmd("ROLE").query_async::<Value>(&mut connection).await?;
+        let role = if let Value::Array(parts) = &role { parts.first().and_then(text) } else { None };
+        match role {
+            Some(MASTER) => Ok(connection),
+            role => {
+                let role = role.unwrap_or("unknown");
+                Err(no_answer(format!(
+                    "sentinels say that {address} is the master {}, and its ROLE is {role}",
+                    self.name
+                )))
+            }
+        }
+    }
+
+    /// Whether most sentinels say that another one is the master now.
+    pub(super) async fn have_left(&self, master: &str) -> bool {
+        matches!(self.addresses().await.as_deref(), Ok([address]) if address != master)
+    }
+
+    /// Where the master is; several addresses where sentinels differ and none has most of them behind it.
+    async fn addresses(&self) -> RedisResult<Vec<String>> {
+        let mut told = self.told.lock().await;
+        if let Some((at, addresses)) = told.as_ref()
+            && at.elapsed() < ASKED_FOR
+        {
+            return addresses.clone();
+        }
+        let addresses = self.ask().await;
+        *told = Some((Instant::now(), addresses.clone()));
+        addresses
+    }
+
+    async fn ask(&self) -> RedisResult<Vec<String>> {
+        let mut asked = JoinSet::new();
+        for sentinel in &self.sentinels {
+            let (sentinel, name, time) = (Arc::clone(sentinel), self.name.clone(), ANSWER_MAX.min(self.timeout / 2));
+            asked.spawn(async move { sentinel.ask(name, time).await });
+        }
+        let mut votes = Votes::new(self.sentinels.len());
+        while let Some(answer) = asked.join_next().await {
+            let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
+            if let Some(address) = votes.take(answer) {
+                return Ok(vec![address]);
+            }
+        }
+        votes.count(&self.name)
+    }
+}
+
+/// What sentinels have said.
+struct Votes {
+    sentinels: usize,
+    of: BTreeMap<String, usize>,
+    /// How many know no master of that name.
+    unknown: usize,
+    failed: Vec<RedisError>,
+}
+
+impl Votes {
+    fn new(sentinels: usize) -> Self {
+        Self { sentinels, of: BTreeMap::new(), unknown: 0, failed: Vec::new() }
+    }
+
+    /// Counts an answer; the address that most sentinels have named.
+    fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<String> {
+        match answer {
+            Ok(Some(address)) => {
+                let votes = self.of.entry(address.clone()).or_default();
+                *votes += 1;
+                (*votes * 2 > self.sentinels).then_some(address)
+            }
+            Ok(None) => {
+                self.unknown += 1;
+                None
+            }
+            Err(error) => {
+                self.failed.push(error);
+                None
+            }
+        }
+    }
+
+    /// When all have answered, or not in time: what was named, the most often first.
+    fn count(self, name: &str) -> RedisResult<Vec<String>> {
+        if self.unknown == self.sentinels {
+            let text = format!("no sentinel watches a master \"{name}\": mend [redis] sentinel_master");
+            return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
+        }
+        if self.of.is_empty() {
+            // A refusal says more than that another one is away.
+            let refused = self.failed.iter().find(|error| error.kind() != ErrorKind::Io).or(self.failed.first());
+            return Err(refused.cloned().unwrap_or_else(|| no_answer("no sentinel answers".to_owned())));
+        }
+        let mut named: Vec<(String, usize)> = self.of.into_iter().collect();
+        named.sort_by_key(|(_, votes)| std::cmp::Reverse(*votes));
+        Ok(named.into_iter().map(|(address, _)| address).collect())
+    }
+}
+
+impl Sentinel {
+    /// The address of the master of that name; none where the sentinel knows none.
+    async fn ask(&self, name: String, time: Duration) -> RedisResult<Option<String>> {
+        let mut shared = self.connection.lock().await;
+        let asking = async {
+            let mut connection = match shared.take() {
+                Some(connection) => connection,
+                None => {
+                    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(time));
+                    self.client.get_multiplexed_async_connection_with_config(&config).await?
+                }
+            };
+            let mut ask = redis::cmd("SENTINEL");
+            ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+            let answer = ask.query_async::<Value>(&mut connection).await?;
+            *shared = Some(connection);
+            Ok(answer)
+        };
+        let answer = tokio::time::timeout(time, asking).await;
+        match answer.unwrap_or_else(|_| Err(no_answer("it does not answer in time".to_owned()))) {
+            Ok(answer) => Ok(address(&answer)),
+            Err(error) => Err(of_sentinel(&self.address, &error)),
+        }
+    }
+}
+
+fn address(answer: &Value) -> Option<String> {
+    let Value::Array(parts) = answer else { return None };
+    let [host, port] = parts.as_slice() else { return None };
+    let (host, port) = (text(host)?, text(port)?);
+    Some(if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") })
+}
+
+/// The same error with the sentinel's name.
+fn of_sentinel(sentinel: &str, error: &RedisError) -> RedisError {
+    let detail = format!("{sentinel}: {error}");
+    let is_password =
+        matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == ErrorKind::AuthenticationFailed;
+    if is_password {
+        let what =
+            "the sentinel asks for another password, or is none: mend [redis] sentinel_password_file, or sentinels";
+        RedisError::from((ErrorKind::AuthenticationFailed, what, detail))
+    } else if error.detail().is_some_and(|text| text.starts_with("unknown command")) {
+        let what = "it is no sentinel: mend [redis] sentinels";
+        RedisError::from((ErrorKind::InvalidClientConfig, what, detail))
+    } else {
+        RedisError::from((ErrorKind::Io, "a sentinel does not answer", detail))
+    }
+}
+
+fn info_at(url: &ServerUrl, address: &str, timeout: Duration) -> RedisResult<ConnectionInfo> {
+    let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "an address can't be used", error));
+    let url = url.at(address).map_err(wrong)?;
+    Ok(url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(timeout)))
+}
+
+fn no_answer(text: String) -> RedisError {
+    RedisError::from((ErrorKind::Io, "ask the sentinels for the master", text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is known after each answer, and in the end.
+    fn told(sentinels: usize, answers: &[Option<&str>]) -> (Option<String>, RedisResult<Vec<String>>) {
+        let mut votes = Votes::new(sentinels);
+        for answer in answers {
+            if let Some(address) = votes.take(Ok(answer.map(str::to_owned))) {
+                return (Some(address), Ok(Vec::new()));
+            }
+        }
+        (None, votes.count("mymaster"))
+    }
+
+    #[test]
+    fn what_most_sentinels_say_is_taken_before_all_have_answered() {
+        assert_eq!(told(3, &[Some("a:1"), Some("a:1")]).0.as_deref(), Some("a:1"));
+        assert_eq!(told(3, &[Some("b:1"), Some("a:1"), Some("a:1")]).0.as_deref(), Some("a:1"));
+        assert_eq!(told(1, &[Some("a:1")]).0.as_deref(), Some("a:1"));
+    }
+
+    #[test]
+    fn where_too_few_answer_what_was_said_most_often_comes_first() {
+        assert_eq!(told(5, &[Some("a:1"), Some("b:1"), Some("b:1")]).1.unwrap(), ["b:1", "a:1"]);
+        assert_eq!(told(3, &[None, Some("b:1")]).1.unwrap(), ["b:1"]);
+    }
+
+    #[test]
+    fn a_name_that_none_knows_is_a_mistake_and_silence_is_not() {
+        assert_eq!(told(2, &[None, None]).1.unwrap_err().kind(), ErrorKind::InvalidClientConfig);
+        assert_eq!(told(2, &[None]).1.unwrap_err().kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn an_address_is_read_as_sentinels_give_it() {
+        let answer = |host: &str| {
+            let parts = [host, "6379"].map(|part| Value::BulkString(part.as_bytes().to_vec()));
+            address(&Value::Array(parts.to_vec()))
+        };
+        assert_eq!(answer("10.0.0.1").as_deref(), Some("10.0.0.1:6379"));
+        assert_eq!(answer("fd00::1").as_deref(), Some("[fd00::1]:6379"));
+        assert_eq!(address(&Value::Nil), None);
+    }
+}

@@ -1,0 +1,263 @@
+//! A RabbitMQ cluster of three nodes that ends with the test.
+//!
+//! Its nodes have an epmd, ports and a cookie of their own. `TALLYD_STACK_RABBIT_BIN` is the folder of RabbitMQ's scripts: the wrappers
+//! in /usr/sbin switch user and drop the environment.
+
+use std::fs::{self, File, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::common::{World, eventually, stderr, stdout};
+
+/// Where RabbitMQ's scripts are, unless the environment says otherwise.
+const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
+
+/// How many nodes there are.
+pub const NODES: usize = 3;
+
+pub struct Cluster {
+    nodes: Vec<Node>,
+    /// Where nodes find each other's ports.
+    epmd: Child,
+    epmd_port: u16,
+    folder: tempfile::TempDir,
+}
+
+struct Node {
+    port: u16,
+    dist_port: u16,
+    /// While it runs. It leads a group of processes.
+    child: Option<Child>,
+}
+
+/// How a node is told to end.
+#[derive(Clone, Copy)]
+pub enum End {
+    /// SIGKILL.
+    Killed,
+    /// SIGTERM, which it obeys in order.
+    InOrder,
+}
+
+impl Cluster {
+    pub async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let epmd_port = free_port();
+        let epmd = Command::new("epmd")
+            .args(["-port", &epmd_port.to_string(), "-address", "127.0.0.1"])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let nodes = (0..NODES).map(|_| Node { port: free_port(), dist_port: free_port(), child: None }).collect();
+        let mut cluster = Self { nodes, epmd, epmd_port, folder };
+        let cookie = cluster.folder.path().join(".erlang.cookie");
+        fs::write(&cookie, "OFTHETEST").unwrap();
+        fs::set_permissions(&cookie, Permissions::from_mode(0o400)).unwrap();
+        for place in 0..NODES {
+            cluster.write_settings(place);
+            cluster.start_node(place);
+        }
+        for place in 0..NODES {
+            cluster.is_ready(place).await;
+        }
+        // They have joined before they listen, each in its time.
+        eventually("the nodes have joined", || async {
+            cluster.eval(0, "length(rabbit_nodes:all_running()).") == NODES.to_string()
+        })
+        .await;
+        cluster
+    }
+
+    fn name(place: usize) -> String {
+        format!("n{place}@localhost")
+    }
+
+    fn node_folder(&self, place: usize) -> PathBuf {
+        self.folder.path().join(format!("n{place}"))
+    }
+
+    fn write_settings(&self, place: usize) {
+        let folder = self.node_folder(place);
+        fs::create_dir_all(&folder).unwrap();
+        let nodes: String = (0..NODES)
+            .map(|place| format!("cluster_formation.classic_config.nodes.{} = {}\n", place + 1, Self::name(place)))
+            .collect();
+        let text = format!(
+            "listeners.tcp.1 = 127.0.0.1:{}\ndisk_free_limit.absolute = 50MB\ndefault_user = tally\ndefault_pass = tally\n\
+             default_permissions.configure = .*\ndefault_permissions.read = .*\ndefault_permissions.write = .*\n\
+             cluster_formation.peer_discovery_backend = classic_config\n{nodes}cluster_partition_handling = pause_minority\n\
+             log.file.level = info\n",
+            self.nodes[place].port
+        );
+        fs::write(folder.join("rabbitmq.conf"), text).unwrap();
+        fs::write(folder.join("rabbitmq-env.conf"), "").unwrap();
+        fs::write(folder.join("advanced.config"), "[].").unwrap();
+        fs::write(folder.join("enabled_plugins"), "[rabbitmq_consistent_hash_exchange].").unwrap();
+    }
+
+    /// A script of RabbitMQ, for one node.
+    fn script(&self, place: usize, script: &str) -> Command {
+        let bin = std::env::var("TALLYD_STACK_RABBIT_BIN").unwrap_or_else(|_| RABBIT_BIN.to_owned());
+        let folder = self.node_folder(place);
+        let mut command = Command::new(Path::new(&bin).join(script));
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("LC_ALL", "C.UTF-8")
+            .env("HOME", self.folder.path())
+            .env("ERL_EPMD_PORT", self.epmd_port.to_string())
+            .env("ERL_EPMD_ADDRESS", "127.0.0.1")
+            .env("RABBITMQ_NODENAME", Self::name(place))
+            .env("RABBITMQ_DIST_PORT", self.nodes[place].dist_port.to_string())
+            .env("RABBITMQ_CONF_ENV_FILE", folder.join("rabbitmq-env.conf"))
+            .env("RABBITMQ_CONFIG_FILE", folder.join("rabbitmq.conf"))
+            .env("RABBITMQ_ADVANCED_CONFIG_FILE", folder.join("advanced.config"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", folder.join("enabled_plugins"))
+            .env("RABBITMQ_MNESIA_BASE", folder.join("data"))
+            .env("RABBITMQ_LOG_BASE", &folder)
+            .env("RABBITMQ_LOGS", folder.join("server.log"))
+            .env("RABBITMQ_GENERATED_CONFIG_DIR", folder.join("generated"))
+            .env("RABBITMQ_CTL_ERL_ARGS", "-kernel inet_dist_use_interface {127,0,0,1}")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn start_node(&mut self, place: usize) {
+        let log = File::create(self.node_folder(place).join("stdout.log")).unwrap();
+        // A node that is frozen is missed after some seconds instead of a minute. One scheduler, which doesn't wait busily.
+        let arguments = "+S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none +A 4 -start_epmd false -kernel net_ticktime 6 \
+                         -kernel inet_dist_use_interface {127,0,0,1}";
+        let child = self
+            .script(place, "rabbitmq-server")
+            .env("RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS", arguments)
+            // The script becomes the server.
+            .env("RUNNING_UNDER_SYSTEMD", "true")
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        self.nodes[place].child = Some(child);
+    }
+
+    /// Waits until a node lets clients in.
+    pub async fn is_ready(&self, place: usize) {
+        eventually("the node lets clients in", || async { self.lets_in(place).await }).await;
+    }
+
+    /// Whether a node lets clients in: a paused one doesn't.
+    pub async fn lets_in(&self, place: usize) -> bool {
+        let amqp = tallyd::config::Amqp {
+            url: self.url(place).as_str().into(),
+            timeout_ms: 2_000,
+            ..tallyd::config::Amqp::default()
+        };
+        tallyd::broker::Broker::new(&amqp).unwrap().connect("test").await.is_ok()
+    }
+
+    /// Ends a node.
+    pub fn stop(&mut self, place: usize, end: End) {
+        self.signal(
+            place,
+            match end {
+                End::Killed => "KILL",
+                End::InOrder => "TERM",
+            },
+        );
+        self.nodes[place].child.take().unwrap().wait().unwrap();
+    }
+
+    /// Starts a node that has ended, and waits for it.
+    pub async fn start_again(&mut self, place: usize) {
+        self.start_node(place);
+        self.is_ready(place).await;
+    }
+
+    /// Sends a signal to all processes of a node.
+    pub fn signal(&self, place: usize, name: &str) {
+        let group = format!("-{}", self.nodes[place].child.as_ref().unwrap().id());
+        let sent = Command::new("kill").args([&format!("-{name}"), "--", &group]).status().unwrap();
+        assert!(sent.success(), "kill -{name}");
+    }
+
+    /// What an Erlang expression comes to on a node.
+    pub fn eval(&self, place: usize, expression: &str) -> String {
+        let output = self.ctl(place, &["eval", expression]);
+        assert!(output.status.success(), "{expression}: {}{}", stdout(&output), stderr(&output));
+        stdout(&output).trim().to_owned()
+    }
+
+    fn ctl(&self, place: usize, arguments: &[&str]) -> Output {
+        self.script(place, "rabbitmqctl").arg("-q").args(["-n", &Self::name(place)]).args(arguments).output().unwrap()
+    }
+
+    /// Has a node lead all queues of a world.
+    pub async fn lead(&self, place: usize, world: &World) {
+        let names: Vec<String> = (0..world.broker.partitions())
+            .map(|partition| format!("<<\"{}\">>", world.broker.queue(partition)))
+            .collect();
+        let to = Self::name(place);
+        let expression = format!(
+            "Led = fun(Name) -> {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, Name)), amqqueue:get_pid(Q) end, \
+             [ra:transfer_leadership(Led(Name), {{element(1, Led(Name)), '{to}'}}) || Name <- [{names}]], \
+             timer:sleep(300), [element(2, Led(Name)) || Name <- [{names}]].",
+            names = names.join(", ")
+        );
+        let all = format!("[{}]", vec![to; names.len()].join(","));
+        eventually("the node leads all queues", || async { self.eval(place, &expression).replace('\'', "") == all })
+            .await;
+    }
+
+    /// Cuts a node off from the others for so many seconds: no connection between them is left, or let through.
+    pub fn cut_off(&self, place: usize, seconds: u64) {
+        let others: Vec<String> =
+            (0..NODES).filter(|other| *other != place).map(|other| format!("'{}'", Self::name(other))).collect();
+        // A node with another cookie is refused, in both directions.
+        let expression = format!(
+            "Others = [{}], [erlang:set_cookie(O, cut) || O <- Others], [erlang:disconnect_node(O) || O <- Others], \
+             spawn(fun() -> timer:sleep({}), [erlang:set_cookie(O, erlang:get_cookie()) || O <- Others] end), ok.",
+            others.join(", "),
+            seconds * 1_000
+        );
+        assert_eq!(self.eval(place, &expression), "ok");
+    }
+
+    fn url(&self, place: usize) -> String {
+        format!("amqp://tally:tally@127.0.0.1:{}/%2f", self.nodes[place].port)
+    }
+
+    /// Settings of a world that lives on these nodes, and more of them for `[amqp]` and beyond.
+    pub fn settings(&self, more: &str) -> String {
+        let seeds: Vec<String> = self.nodes[1..].iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("[amqp]\nurl = \"{}\"\nseeds = {seeds:?}\nheartbeat_s = 2\ntimeout_ms = 4000\n{more}", self.url(0))
+    }
+
+    fn log(&self, place: usize) -> String {
+        fs::read_to_string(self.node_folder(place).join("server.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for place in 0..NODES {
+            if let Some(mut child) = self.nodes[place].child.take() {
+                let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", child.id())]).status();
+                let _ = child.wait();
+            }
+            if std::thread::panicking() {
+                let log = self.log(place);
+                let from = log.len().saturating_sub(4_000);
+                eprintln!("--- the log of n{place} ---\n{}", log.get(from..).unwrap_or_default());
+            }
+        }
+        let _ = self.epmd.kill();
+        let _ = self.epmd.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}

@@ -1,0 +1,117 @@
+//! Another server becomes the master while likes are counted.
+
+use std::time::Instant;
+
+use tallyd::client::ClientError;
+use tallyd::model::UserId;
+
+use super::common::{eventually, target};
+use super::{Stage, goes_on, model};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_was_lost_is_repaired() {
+    let mut stage = Stage::new("sentinel_failover").await;
+    let first = stage.group.master().await.unwrap();
+    let data_set = stage.world.cache.data_set().await.unwrap();
+    let crowd = stage.crowd();
+    goes_on(&crowd).await;
+
+    let began = Instant::now();
+    stage.group.fail_over().await;
+    let second = stage.group.is_promoted_over(first).await;
+    goes_on(&crowd).await;
+    eprintln!("failover in order: {:?}", began.elapsed());
+    stage.group.is_replica(first).await;
+    // Its connection was closed with the demotion.
+    eventually("it is another data set", || async {
+        stage.world.cache.data_set().await.is_ok_and(|found| found != data_set)
+    })
+    .await;
+
+    let began = Instant::now();
+    stage.group.kill(second);
+    stage.group.is_promoted_over(second).await;
+    goes_on(&crowd).await;
+    eprintln!("failover after a death: {:?}", began.elapsed());
+    // It comes back empty, and takes itself for the master until a sentinel tells it.
+    stage.group.start_again(second).await;
+    goes_on(&crowd).await;
+    stage.group.is_replica(second).await;
+    goes_on(&crowd).await;
+
+    let liked = crowd.stop().await;
+    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    assert!(liked.iter().all(|liked| !matches!(liked, Err(ClientError::NotPublished { .. }))));
+    let model = model(liked);
+    stage.world.drained(&stage.publisher).await;
+    // What was counted and is lost, or was counted and not published, because the answer was lost.
+    let report = stage.reconcile("--changed").await;
+    eprintln!("repaired: {}", report["repaired"]);
+    let log = stage.daemon.log();
+    assert!(log.contains("looking at Redis works again"), "{log}");
+    stage.close(&model).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_master_that_comes_back_gets_no_like_though_it_takes_itself_for_the_master() {
+    let stage = Stage::new("sentinel_frozen").await;
+    let old = stage.group.master().await.unwrap();
+    // One whose connection outlives the freeze, because it does nothing meanwhile.
+    let idle = stage.group.client(&stage.world);
+    let mut kept = vec![idle.like(target(1), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap())];
+    let crowd = stage.crowd();
+    goes_on(&crowd).await;
+
+    stage.group.signal(old, "STOP");
+    let new = stage.group.is_promoted_over(old).await;
+    goes_on(&crowd).await;
+    let before = stage.group.commands(new, "evalsha").await;
+    stage.group.signal(old, "CONT");
+    assert!(stage.group.says(old, "role:master").await, "the test came too late");
+    let took = stage.group.commands(old, "evalsha").await;
+    kept.push(idle.like(target(2), UserId(1_000_001), &[]).await.map(|clicked| clicked.counted().unwrap()));
+    goes_on(&crowd).await;
+    assert_eq!(stage.group.commands(old, "evalsha").await, took, "likes that are lost with it");
+    assert!(stage.group.commands(new, "evalsha").await > before);
+    stage.group.is_replica(old).await;
+    goes_on(&crowd).await;
+
+    let mut liked = crowd.stop().await;
+    assert!(liked.iter().any(Result::is_err), "nobody noticed");
+    assert!(kept.iter().all(Result::is_ok), "{kept:?}");
+    liked.extend(kept);
+    let model = model(liked);
+    stage.world.drained(&stage.publisher).await;
+    stage.reconcile("--changed").await;
+    stage.close(&model).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_must_have_replicas() {
+    let stage = Stage::new("sentinel_replaced").await;
+    let old = stage.group.master().await.unwrap();
+    // As an API server does that asks no sentinel while it is connected.
+    let unaware = stage.group.unaware(&stage.world, old);
+    let mut kept = vec![unaware.like(target(1), UserId(1), &[]).await.map(|clicked| clicked.counted().unwrap())];
+    stage.group.fail_over().await;
+    stage.group.is_promoted_over(old).await;
+    assert!(stage.group.says(old, "role:master").await, "the test came too late");
+    kept.push(unaware.like(target(1), UserId(2), &[]).await.map(|clicked| clicked.counted().unwrap()));
+    stage.group.set(old, "min-replicas-to-write", "1").await;
+    let refused = unaware.like(target(1), UserId(3), &[]).await;
+    assert!(
+        matches!(&refused, Err(ClientError::NotCounted(error)) if format!("{error:#}").contains("NOREPLICAS")),
+        "{refused:?}"
+    );
+    assert!(kept.iter().all(Result::is_ok), "{kept:?}");
+    let model = model(kept);
+    stage.world.drained(&stage.publisher).await;
+    stage.group.is_replica(old).await;
+    let report = stage.reconcile("--changed").await;
+    assert_eq!(
+        (&report["drifted"], &report["repaired"], &report["drift_sum"]),
+        (&1.into(), &1.into(), &1.into()),
+        "{report}"
+    );
+    stage.close(&model).await;
+}
