@@ -148,8 +148,12 @@ impl Cluster {
         eventually("the node lets clients in", || async { self.lets_in(place).await }).await;
     }
 
-    /// Whether a node lets clients in: a paused one doesn't.
-    pub async fn lets_in(&self, place: usize) -> bool {
+    /// Waits until a node that sees no other has closed its doors.
+    pub async fn pauses(&self, place: usize) {
+        eventually("the node pauses", || async { !self.lets_in(place).await }).await;
+    }
+
+    async fn lets_in(&self, place: usize) -> bool {
         let amqp = tallyd::config::Amqp {
             url: self.url(place).as_str().into(),
             timeout_ms: 2_000,

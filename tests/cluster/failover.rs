@@ -5,11 +5,21 @@ use tallyd::client::Counted;
 use super::Stage;
 use super::common::{Model, eventually};
 use super::crowd::{Crowd, Liked, TARGETS};
+use super::nodes::{MASTERS, Nodes};
 
 /// Waits until the crowd has liked every video once more.
 async fn goes_on(crowd: &Crowd) {
     let before = crowd.counted();
     eventually("likes go on", || async { crowd.counted() > before + TARGETS }).await;
+}
+
+/// One of each master.
+async fn add_replicas(nodes: &mut Nodes) -> [usize; MASTERS] {
+    let mut replicas = [0; MASTERS];
+    for (master, replica) in replicas.iter_mut().enumerate() {
+        *replica = nodes.add_replica(master).await;
+    }
+    replicas
 }
 
 fn model(liked: Vec<Liked>) -> Model {
@@ -19,15 +29,17 @@ fn model(liked: Vec<Liked>) -> Model {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failover_in_order_loses_no_like() {
+async fn three_masters_that_hand_over_to_their_replicas_in_order_lose_no_like() {
     let mut stage = Stage::new("cluster_handover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
-    let replica = stage.nodes.add_replica(1).await;
+    let replicas = add_replicas(&mut stage.nodes).await;
     let data_set = stage.world.cache.data_set().await.unwrap();
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;
-    stage.nodes.cluster(replica, &["FAILOVER"]).await;
-    stage.nodes.is_promoted(replica).await;
-    goes_on(&crowd).await;
+    for replica in replicas {
+        stage.nodes.cluster(replica, &["FAILOVER"]).await;
+        stage.nodes.is_promoted(replica).await;
+        goes_on(&crowd).await;
+    }
     let liked = crowd.stop().await;
     assert!(liked.iter().all(Result::is_ok), "{:?}", liked.iter().find(|liked| liked.is_err()));
     assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);
@@ -37,7 +49,7 @@ async fn a_failover_in_order_loses_no_like() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_lost_when_a_replica_takes_over_from_a_dead_master_is_repaired() {
     let mut stage = Stage::new("cluster_failover", "", &[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]).await;
-    let replica = stage.nodes.add_replica(1).await;
+    let [_, replica, _] = add_replicas(&mut stage.nodes).await;
     let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     goes_on(&crowd).await;
     stage.nodes.kill(1);

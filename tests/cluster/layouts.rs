@@ -21,7 +21,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
         })
         .await;
     };
-    let crowd = Crowd::new(&stage.nodes, &stage.world, false);
+    let crowd = Crowd::new(stage.nodes.client(&stage.world), false);
     eventually("something is counted", || async { crowd.counted() > 500 }).await;
     migrate("has what MySQL has").await;
     let counted = crowd.counted();
