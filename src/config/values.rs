@@ -66,6 +66,10 @@ impl ServerUrl {
     pub fn at(&self, server: &str) -> Result<Self, String> {
         let wrong = || "is no HOST:PORT".to_owned();
         let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
+        // The library takes what stands before these for the host, and says nothing.
+        if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
+            return Err(wrong());
+        }
         let mut url = self.parts()?;
         url.set_host(Some(host)).map_err(|_| wrong())?;
         url.set_port(Some(port.parse().map_err(|_| wrong())?)).map_err(|()| wrong())?;
@@ -252,7 +256,9 @@ mod tests {
     fn an_address_moves_to_another_server() {
         let url = ServerUrl::from("mysql://user:p%25@db1:3306/tally?ssl-mode=DISABLED");
         assert_eq!(url.at("[::1]:3307").unwrap().expose(), "mysql://user:p%25@[::1]:3307/tally?ssl-mode=DISABLED");
-        for server in ["db2", "db2:x", "mysql://db2", "db 2:3306", ":3306"] {
+        for server in
+            ["db2", "db2:x", "mysql://db2", "mysql://db2:3306", "user@db2:3306", "fd00::1:3306", "db 2:3306", ":3306"]
+        {
             assert!(url.at(server).is_err(), "{server}");
         }
     }
