@@ -7,6 +7,8 @@
 #   TALLYD_STACK_DIR        the folder that holds all data, logs and pid files   (default: target/stack of this checkout)
 #   TALLYD_STACK_PORT_BASE  the first of the stack's ports                       (default: 21000, or what the folder was made with)
 #   TALLYD_STACK_TIMEOUT    seconds that one server may take to become healthy   (default: 120)
+#   TALLYD_STACK_MYSQL_FROM, TALLYD_STACK_REDIS_FROM, TALLYD_STACK_RABBITMQ_FROM
+#                           another version, by its name in VERSIONS             (default: what is installed, or what the folder was made with)
 
 # Variables in capitals are read by the scripts that source this.
 # shellcheck disable=SC2034
@@ -39,6 +41,7 @@ usage_error() {
 stack_paths() {
     local root base recorded
     root=$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd -P)
+    CHECKOUT=$root
     # Absolute and without symbolic links: it is part of the mark by which we know our processes again.
     STACK_DIR=$(realpath -m -- "${TALLYD_STACK_DIR:-$root/target/stack}")
     [[ $STACK_DIR != / && $STACK_DIR != *[[:space:]]* ]] ||
@@ -62,6 +65,9 @@ stack_paths() {
 
     TIMEOUT=${TALLYD_STACK_TIMEOUT:-120}
     [[ $TIMEOUT =~ ^[1-9][0-9]{0,4}$ ]] || die "TALLYD_STACK_TIMEOUT is '$TIMEOUT': a number of seconds is needed."
+
+    LAB_DIR=$root/target/lab
+    stack_versions
 }
 
 # A folder's stack cannot move to other ports while a server of it runs, nor once RabbitMQ has data: its node name, and with
@@ -109,15 +115,88 @@ take_lock() {
     done
 }
 
+# ---------------------------------------------------------------------------------------------- versions
+
+# The versions that Debian's releases have: name, service, release, package, the server's program. Those of the release that
+# this machine runs are its own packages; dev/lab puts the others into root folders, target/lab/roots/RELEASE.
+VERSIONS=(
+    "mariadb-10.11 mysql bookworm mariadb-server mariadbd"
+    "mariadb-11.8 mysql trixie mariadb-server mariadbd"
+    "mysql-9.7 mysql sid mysql-server mysqld"
+    "redis-7.0 redis bookworm redis-server redis-server"
+    "redis-8.0 redis trixie redis-server redis-server"
+    "valkey-8 redis trixie valkey-server valkey-server"
+    "valkey-9 redis sid valkey-server valkey-server"
+    "rabbitmq-3.10 rabbitmq bookworm rabbitmq-server rabbitmq-server"
+    "rabbitmq-4.0 rabbitmq trixie rabbitmq-server rabbitmq-server"
+    "rabbitmq-4.3 rabbitmq sid rabbitmq-server rabbitmq-server"
+)
+
+# version_row NAME: its line of VERSIONS.
+version_row() {
+    local row
+    for row in "${VERSIONS[@]}"; do
+        if [[ ${row%% *} == "$1" ]]; then echo "$row" && return; fi
+    done
+    return 1
+}
+
+# The release that this machine runs, if it is Debian.
+own_release() { sed -n 's/^VERSION_CODENAME=//p' /etc/os-release 2>/dev/null || true; }
+
+# Fills, for each service, FROM (the version's name; empty: what is installed), ROOT (the root folder that it is in; empty: none)
+# and PROGRAM.
+declare -A FROM=() ROOT=() PROGRAM=()
+stack_versions() {
+    local service variable recorded row of release
+    for service in "${ALL_SERVICES[@]}"; do
+        variable=TALLYD_STACK_${service^^}_FROM recorded=
+        [[ ! -s $STACK_DIR/$service/from ]] || recorded=$(<"$STACK_DIR/$service/from")
+        FROM[$service]=${!variable:-$recorded} ROOT[$service]=
+        case $service in
+        mysql) PROGRAM[$service]=mariadbd ;;
+        *) PROGRAM[$service]=$service-server ;;
+        esac
+        [[ ${FROM[$service]} ]] || continue
+        row=$(version_row "${FROM[$service]}") || die "$variable is '${FROM[$service]}', which is no version that 'dev/lab --list' shows."
+        read -r _ of release _ "PROGRAM[$service]" <<<"$row"
+        [[ $of == "$service" ]] || die "$variable is '${FROM[$service]}', which is a version of $of."
+        [[ $release == "$(own_release)" ]] || ROOT[$service]=$LAB_DIR/roots/$release
+    done
+}
+
+# Data of one version are not given to another.
+require_recorded_version() {
+    local recorded=
+    [[ ! -s $STACK_DIR/$1/from ]] || recorded=$(<"$STACK_DIR/$1/from")
+    [[ $recorded == "${FROM[$1]}" ]] || { [[ ! -d $STACK_DIR/$1/data ]] && ! running_pid "$1" >/dev/null; } ||
+        die "$1: $STACK_DIR was made with ${recorded:-what is installed}, not with ${FROM[$1]:-that}: set TALLYD_STACK_DIR to another folder, or" \
+            "wipe this one with 'dev/down --wipe $1'."
+    [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not here: make it with 'dev/lab --build'."
+}
+
+# inside SERVICE: fills INSIDE with what has to stand before a program of the service's version. From a root folder it runs in
+# a mount namespace of its own, in which the folder's /usr and /etc lie over those of the machine: all else, the data and /tmp
+# among it, is where it always is, the process is the server's own (nothing forks), and nothing stays mounted after it.
+inside() { inside_root "${ROOT[$1]}"; }
+inside_root() {
+    INSIDE=()
+    [[ $1 ]] || return 0
+    local checkout=
+    # A checkout under /usr would be covered: it is put into the folder first.
+    [[ $CHECKOUT != /usr/* ]] || checkout="mkdir -p \"\$0$CHECKOUT\" && mount --bind '$CHECKOUT' \"\$0$CHECKOUT\" && "
+    # shellcheck disable=SC2016 # Expanded by the inner shell.
+    INSIDE=(unshare --mount -- /bin/sh -c "$checkout"'mount --rbind "$0/etc" /etc && mount --rbind "$0/usr" /usr || exit 125
+        PATH=/usr/sbin:/usr/bin exec "$@"' "$1")
+}
+
 # ---------------------------------------------------------------------------------------------- processes
 
 # Besides the three services there is epmd, Erlang's port mapper, which belongs to RabbitMQ.
-process_name() {
-    case $1 in
-    mysql) echo mariadbd ;;
-    redis) echo redis-server ;;
-    rabbitmq) echo beam.smp ;;
-    epmd) echo epmd ;;
+is_program() {
+    case $1:$2 in
+    mysql:mariadbd | mysql:mysqld | redis:redis-server | redis:valkey-server | rabbitmq:beam.smp | epmd:epmd) ;;
+    *) return 1 ;;
     esac
 }
 
@@ -129,7 +208,7 @@ is_ours() {
     local comm mark match=-zqxF
     [[ $2 =~ ^[1-9][0-9]*$ ]] || return 1
     { read -r comm <"/proc/$2/comm"; } 2>/dev/null || return 1
-    [[ $comm == "$(process_name "$1")" ]] || return 1
+    is_program "$1" "$comm" || return 1
     mark=$(process_mark "$1")
     # When our epmd has died, the broker and rabbitmqctl start another, which has inherited the mark of either.
     if [[ $1 == epmd ]]; then mark=$(process_mark '') match=-zqF; fi
@@ -146,12 +225,11 @@ running_pid() {
 # all_pids SERVICE: every process of the service that is ours, also those whose pid file is gone ('cargo clean' deletes the
 # whole folder while the servers run).
 all_pids() {
-    local proc comm name
-    name=$(process_name "$1")
+    local proc comm
     for proc in /proc/[1-9]*; do
         # Reading a name costs nothing; only those that fit are looked at closely.
         { read -r comm <"$proc/comm"; } 2>/dev/null || continue
-        if [[ $comm == "$name" ]] && is_ours "$1" "${proc##*/}"; then echo "${proc##*/}"; fi
+        if is_program "$1" "$comm" && is_ours "$1" "${proc##*/}"; then echo "${proc##*/}"; fi
     done
 }
 

@@ -360,8 +360,9 @@ fn options(url: &ServerUrl) -> Result<MySqlConnectOptions> {
     let options = options.disable_statement_logging();
     Ok(match said {
         true => options,
+        // TLS where the server has it, whoever it is: MySQL takes a password in no other way, unless it has just seen it.
+        false if is_loopback(url) => options.ssl_mode(MySqlSslMode::Preferred),
         // The library's own default verifies nothing and falls back to plain text.
-        false if is_loopback(url) => options.ssl_mode(MySqlSslMode::Disabled),
         false => options.ssl_mode(MySqlSslMode::VerifyIdentity),
     })
 }
