@@ -211,7 +211,8 @@ async fn describe(connection: &mut MySqlConnection, question: &Question) -> Told
 }
 
 async fn explain(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<String>> {
-    let sql = format!("EXPLAIN {}", question.sql);
+    // MySQL 9 would draw a tree.
+    let sql = format!("EXPLAIN FORMAT=TRADITIONAL {}", question.sql);
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(sql))).await;
     let rows = rows.map_err(|error| of_query(error, question.query_max))?;
     let line = |row: &MySqlRow| {

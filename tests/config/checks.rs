@@ -103,6 +103,8 @@ async fn what_a_server_leaves_unanswered_is_an_error_that_passes() {
     ] {
         let (proxy, url) = Proxy::before(url.expose()).await;
         proxy.hold_from(words);
+        // In plain text, or the proxy couldn't tell; MySQL has just seen the password.
+        let url = if name.contains("MYSQL") { format!("{url}?ssl-mode=DISABLED") } else { url };
         let patience = [
             ("TALLYD__AMQP__TIMEOUT_MS", "1000"),
             ("TALLYD__MYSQL__CONNECT_TIMEOUT_MS", "1000"),

@@ -14,9 +14,53 @@ use tallyd::reconciler::{Mode, Order};
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;
 
-use super::common::{World, drift, eventually, stderr, stdout, target};
+use super::common::{World, drift, eventually, stack, stderr, stdout, target};
 
-/// A MariaDB server that ends with the test.
+/// What the two kinds of servers that replicate have different names for.
+#[derive(Clone, Copy)]
+struct Dialect {
+    program: &'static str,
+    install: &'static [&'static str],
+    log_status: &'static str,
+    replica: &'static str,
+}
+
+const MARIADB: Dialect = Dialect {
+    program: "mariadbd",
+    install: &["mariadb-install-db", "--auth-root-authentication-method=normal", "--skip-test-db"],
+    log_status: "SHOW MASTER STATUS",
+    replica: "SLAVE",
+};
+
+const MYSQL: Dialect = Dialect {
+    program: "mysqld",
+    install: &["mysqld", "--initialize-insecure"],
+    log_status: "SHOW BINARY LOG STATUS",
+    replica: "REPLICA",
+};
+
+impl Dialect {
+    /// That of the server that all tests use.
+    async fn of_the_stack() -> Self {
+        let pool = MySqlPool::connect(&stack("MYSQL_URL")).await.unwrap();
+        let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&pool).await.unwrap();
+        if version.contains("MariaDB") { MARIADB } else { MYSQL }
+    }
+
+    fn follow(self, port: u16, file: &str, position: u64) -> String {
+        let (command, word) = match self.replica {
+            "SLAVE" => ("CHANGE MASTER TO", "MASTER"),
+            _ => ("CHANGE REPLICATION SOURCE TO", "SOURCE"),
+        };
+        format!(
+            "{command} {word}_HOST='127.0.0.1', {word}_PORT={port}, {word}_USER='r', {word}_LOG_FILE='{file}', \
+             {word}_LOG_POS={position}; START {}",
+            self.replica
+        )
+    }
+}
+
+/// A server that ends with the test.
 struct Server {
     child: Child,
     port: u16,
@@ -24,15 +68,12 @@ struct Server {
 }
 
 impl Server {
-    fn start(id: u8) -> Self {
+    fn start(dialect: Dialect, id: u8) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let install = program("mariadb-install-db", folder.path())
-            .args(["--auth-root-authentication-method=normal", "--skip-test-db"])
-            .output()
-            .unwrap();
+        let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
         assert!(install.status.success(), "{}", stderr(&install));
-        let child = program("mariadbd", folder.path())
+        let child = program(dialect.program, folder.path())
             .arg(format!("--port={port}"))
             .arg(format!("--server-id={id}"))
             .args(["--bind-address=127.0.0.1", "--socket=s", "--log-bin=b", "--innodb-buffer-pool-size=32M"])
@@ -78,20 +119,16 @@ async fn run(pool: &MySqlPool, sql: String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
-    let (primary, replica) = (Server::start(1), Server::start(2));
+    let dialect = Dialect::of_the_stack().await;
+    let (primary, replica) = (Server::start(dialect, 1), Server::start(dialect, 2));
     let (primary_pool, pool) = (primary.pool().await, replica.pool().await);
     for sql in ["CREATE USER r@127.0.0.1", "GRANT REPLICATION SLAVE ON *.* TO r@127.0.0.1"] {
         run(&primary_pool, sql.to_owned()).await;
     }
     // From the first entry of the log on, which holds the accounts that the server was made with, too.
-    let status = sqlx::query("SHOW MASTER STATUS").fetch_one(&primary_pool).await.unwrap();
+    let status = sqlx::query(dialect.log_status).fetch_one(&primary_pool).await.unwrap();
     let (file, position): (String, u64) = (status.get(0), status.get(1));
-    let source = format!(
-        "CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={}, MASTER_USER='r', MASTER_LOG_FILE='{file}', \
-         MASTER_LOG_POS={position}; START SLAVE",
-        primary.port
-    );
-    run(&pool, source).await;
+    run(&pool, dialect.follow(primary.port, &file, position)).await;
     let settings = format!("[reconcile]\nreplicas = [\"127.0.0.1:{}\"]\nmax_lag = \"1s\"", replica.port);
     let world = World::on(primary.url(), "replica", &settings).await;
     // Makes the queue.
@@ -100,7 +137,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     assert_eq!((&loaded["waits"]["replica_lag"], &loaded["ended"]), (&0.into(), &"done".into()), "{loaded}");
     drift(&world, target(1), 2).await;
 
-    run(&pool, "STOP SLAVE SQL_THREAD".to_owned()).await;
+    run(&pool, format!("STOP {} SQL_THREAD", dialect.replica)).await;
     let behind = world.report(&["reconcile", "--run-time", "3s"]);
     assert_eq!((&behind["ended"], &behind["repaired"]), (&"time-over".into(), &0.into()), "{behind}");
     assert!(behind["waits"]["replica_lag"].as_u64().unwrap() >= 2, "{behind}");
@@ -112,7 +149,7 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     let ran = servers.reconcile(&world.config, &order, Show::Log, &CancellationToken::new()).await.unwrap();
     let Ran::Ended(report) = ran else { panic!("{ran:?}") };
     assert!(!report.is_done() && report.ended_early.unwrap().contains("is behind"));
-    run(&pool, "START SLAVE SQL_THREAD".to_owned()).await;
+    run(&pool, format!("START {} SQL_THREAD", dialect.replica)).await;
     let checked = world.tallyd(&["check-config"]);
     assert!(
         stdout(&checked).contains(&format!("the replica 127.0.0.1:{} answers", replica.port)),
