@@ -249,7 +249,10 @@ impl Store {
         const ACTION: &str = "ask MySQL for the time";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query("SELECT NOW(6), @@read_only").fetch_one(connection).await.tried(ACTION)?;
+            let row = sqlx::query("SELECT CAST(NOW(6) AS DATETIME(6)), @@read_only")
+                .fetch_one(connection)
+                .await
+                .tried(ACTION)?;
             let read_only: i64 = row.try_get_unchecked(1).tried(ACTION)?;
             Ok((micros(row.try_get(0).tried(ACTION)?), read_only == 0))
         })

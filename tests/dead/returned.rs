@@ -94,7 +94,8 @@ async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_writt
     let returning = async {
         loop {
             let channel = world.broker.connect("test").await.unwrap().channel;
-            let consume = channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());
+            let consume =
+                channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());
             consume.await.unwrap().next().await.unwrap().unwrap();
         }
     };
