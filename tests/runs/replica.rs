@@ -20,6 +20,8 @@ use super::common::{World, drift, eventually, stack, stderr, stdout, target};
 #[derive(Clone, Copy)]
 struct Dialect {
     program: &'static str,
+    /// Nothing of which two on a machine would be in each other's way.
+    options: &'static [&'static str],
     install: &'static [&'static str],
     log_status: &'static str,
     replica: &'static str,
@@ -27,6 +29,7 @@ struct Dialect {
 
 const MARIADB: Dialect = Dialect {
     program: "mariadbd",
+    options: &[],
     install: &["mariadb-install-db", "--auth-root-authentication-method=normal", "--skip-test-db"],
     log_status: "SHOW MASTER STATUS",
     replica: "SLAVE",
@@ -34,6 +37,7 @@ const MARIADB: Dialect = Dialect {
 
 const MYSQL: Dialect = Dialect {
     program: "mysqld",
+    options: &["--mysqlx=OFF", "--secure-file-priv=NULL"],
     install: &["mysqld", "--initialize-insecure"],
     log_status: "SHOW BINARY LOG STATUS",
     replica: "REPLICA",
@@ -74,6 +78,7 @@ impl Server {
         let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
         assert!(install.status.success(), "{}", stderr(&install));
         let child = program(dialect.program, folder.path())
+            .args(dialect.options)
             .arg(format!("--port={port}"))
             .arg(format!("--server-id={id}"))
             .args(["--bind-address=127.0.0.1", "--socket=s", "--log-bin=b", "--innodb-buffer-pool-size=32M"])
