@@ -1,4 +1,5 @@
--- One row per partition, locked by every batch: a paused daemon that wakes up after a takeover writes nothing.
+-- One row per partition, written by every batch first of all: a paused daemon that wakes up after a takeover writes nothing. Written and not
+-- only locked, because servers of one cluster don't see each other's locks: of two writers of a row the one that commits second fails there.
 CREATE TABLE IF NOT EXISTS partition_owner (
     `partition`  SMALLINT UNSIGNED NOT NULL,
     epoch        BIGINT UNSIGNED  NOT NULL COMMENT 'grows with each takeover',
@@ -10,6 +11,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox',
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
+    batches      BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch',
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
@@ -56,13 +58,14 @@ CREATE TABLE IF NOT EXISTS outbox_state (
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- The newest event that set a number. Whoever writes such a number locks its row first. at_us 0: none has set it yet.
+-- The newest event that set a number. Whoever writes such a number writes this row first. at_us 0: none has set it yet.
 CREATE TABLE IF NOT EXISTS number_set (
     kind      TINYINT UNSIGNED NOT NULL,
     target_id BIGINT UNSIGNED  NOT NULL,
     metric    TINYINT UNSIGNED NOT NULL,
     at_us     BIGINT           NOT NULL COMMENT 'the event''s `at`',
     value     BIGINT           NOT NULL,
+    writes    BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch that writes the number',
     PRIMARY KEY (kind, target_id, metric)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

@@ -1,9 +1,11 @@
--- Who runs a job now. `run` is the fencing token: what a run writes, it writes only while this row names it.
+-- Who runs a job now. `run` is the fencing token: what a run writes, it writes only while this row names it, in a transaction that writes
+-- this row, too (see partition_owner).
 CREATE TABLE IF NOT EXISTS job_lock (
     job         VARCHAR(64)     NOT NULL,
     run         BIGINT UNSIGNED NOT NULL,
     owner       VARCHAR(255)    NOT NULL,
     lease_until DATETIME(6)     NOT NULL,
+    writes      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'grows with each transaction that checks it',
     PRIMARY KEY (job)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

@@ -312,17 +312,18 @@ impl Store {
 }
 
 /// Holds the job's row until the transaction ends, if it still names `run`: first in every transaction of a job that
-/// writes what must not be written twice.
+/// writes what must not be written twice. By writing to it, as `partitions` says.
 ///
 /// # Errors
 /// [`StoreError::TakenOver`] when another run has begun; MySQL's.
 pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
-    let holder: Option<u64> = sqlx::query_scalar("SELECT run FROM job_lock WHERE job = ? FOR UPDATE")
+    let held = sqlx::query("UPDATE job_lock SET writes = writes + 1 WHERE job = ? AND run = ?")
         .bind(job)
-        .fetch_optional(connection)
+        .bind(run)
+        .execute(connection)
         .await
         .tried("check the job's lock")?;
-    if holder == Some(run) { Ok(()) } else { Err(taken_over(job)) }
+    if held.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
 }
 
 async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option<Micros>> {

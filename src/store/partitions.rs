@@ -1,18 +1,21 @@
 //! Who writes a partition, how far it has come, and what a reconcile wants to see of it.
 //!
-//! Each batch locks its partition's row first of all: a daemon that was paused and wakes up after a takeover finds another
-//! epoch there and writes nothing.
+//! Each batch writes its partition's row first of all: a daemon that was paused and wakes up after a takeover finds another
+//! epoch there and writes nothing. A lock alone would do on one server. Where several may be written to (Galera, group
+//! replication) they don't see each other's locks: there, of two transactions that write one row, the one that commits
+//! second fails, and one that has only locked it does not.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::jobs::{FenceOf, run_of};
 use super::likes::{Pair, State};
+use super::text::Text;
 use super::{Result, Tried, datetime, in_shapes, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Metric, Number};
 
-/// What the owner's row says to the batch that has locked it.
+/// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
     /// Grows with each takeover.
@@ -23,19 +26,21 @@ pub struct Ownership {
     pub outbox: u64,
 }
 
-/// Locks the partition's row until the transaction ends. None where nobody ever held the partition.
+/// Locks the partition's row until the transaction ends, by writing to it, and reads it. None where nobody ever held the
+/// partition.
 ///
 /// # Errors
 /// MySQL's.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
-    let row = sqlx::query(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE",
-    )
-    .bind(partition)
-    .fetch_optional(connection)
-    .await
-    .tried("lock the partition's row")?;
-    row.map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)? }))
+    const ACTION: &str = "lock the partition's row";
+    let mut text = Text::default();
+    text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
+    text.statement(&format!(
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox FROM partition_owner WHERE `partition` = {partition}"
+    ));
+    let rows = text.fetch_all(connection).await.tried(ACTION)?;
+    rows.first()
+        .map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)? }))
         .transpose()
         .tried("read the partition's row")
 }

@@ -54,11 +54,11 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[Number]) -> Resul
         let rows = list(piece.iter(), |sql, (target, metric)| {
             let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
         });
-        // A row that is there is locked and stays as it is. INSERT IGNORE would lock it for reading alone, which two writers
+        // A row that is there is locked, and written as `partitions` says. INSERT IGNORE would lock it for reading alone, which two writers
         // can do at once: then neither could go on.
         let mut sql = format!(
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
-             ON DUPLICATE KEY UPDATE at_us = at_us"
+             ON DUPLICATE KEY UPDATE writes = writes + 1"
         );
         for asked in piece.chunks(ASKED_NUMBERS) {
             let _ = write!(
