@@ -32,8 +32,8 @@ pub mod watches;
 
 use std::future::Future;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MySqlSslMode};
@@ -101,7 +101,14 @@ impl StoreError {
 
     /// A rival was first: a deadlock, or a row that someone else has just inserted. The same transaction will do at once.
     pub fn is_contention(&self) -> bool {
-        self.number().is_some_and(|number| matches!(number, 1062 | 1213))
+        // 3101: MySQL's group replication; Galera says 1213, at the COMMIT as anywhere.
+        self.number().is_some_and(|number| matches!(number, 1062 | 1213 | 3101))
+    }
+
+    /// The server may not be written to: a failover has made another one the primary, or it has lost the others of its cluster.
+    pub fn is_of_no_primary(&self) -> bool {
+        // read_only or super_read_only; MySQL's read-only mode; offline_mode; Galera without a quorum.
+        self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }
 
     /// A rival has kept a row for longer than it was waited for. The same transaction will do once that one is over.
@@ -204,6 +211,7 @@ impl Store {
             // Before the server closes them (wait_timeout, in set_session).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
+            .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {
@@ -310,6 +318,7 @@ impl Lent {
         let ended = tokio::time::timeout(limit, work(&mut self.connection)).await;
         let ended = ended.unwrap_or(Err(StoreError::Timeout { action, limit }));
         self.broken = spoils(&ended);
+        note_failover(&ended);
         ended
     }
 
@@ -325,6 +334,7 @@ impl Lent {
         self.broken = true;
         let ended = work(&mut self.connection).await;
         self.broken = spoils(&ended);
+        note_failover(&ended);
         ended
     }
 }
@@ -333,6 +343,22 @@ impl Lent {
 /// another one may have taken its address over.
 fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
+}
+
+/// When a server last said that it is no primary. Connections that are older are closed instead of lent, in every pool: those that only
+/// read would stay on a server that was demoted, and read what is old, for as long as it lets them.
+static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
+
+fn note_failover<T>(ended: &Result<T>) {
+    if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary)
+        && let Ok(mut at) = NO_PRIMARY_AT.lock()
+    {
+        *at = Some(Instant::now());
+    }
+}
+
+fn is_from_before_a_failover(age: Duration) -> bool {
+    NO_PRIMARY_AT.lock().is_ok_and(|at| at.is_some_and(|at| at.elapsed() < age))
 }
 
 impl Drop for Lent {
