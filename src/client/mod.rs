@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, Semaphore};
 use crate::broker::{Broker, Publisher};
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{self, Board, Config, Kinds, Rules};
+use crate::config::{self, Board, Config, Kinds, PartitionBy, Rules};
 use crate::event::{LikeEvent, encode_like};
 use crate::model::Metric;
 use crate::store::Store;
@@ -38,6 +38,7 @@ pub struct Client {
     also: Option<Cache>,
     broker: Broker,
     publisher: Mutex<Option<Arc<Publisher>>>,
+    partition_by: PartitionBy,
     kinds: Kinds,
     names: KindNames,
     metric: Metric,
@@ -146,6 +147,7 @@ impl Client {
             cache,
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),
+            partition_by: config.amqp.partition_by,
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
             metric: config.metrics.like(),
@@ -169,7 +171,8 @@ impl Client {
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
         let Counted { event, count, .. } = counted;
         let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
-        self.publish_body(&event.user.to_string(), &body).await
+        let routing_key = self.partition_by.routing_key(event.target, event.user);
+        self.publish_body(&routing_key, &body).await
     }
 
     async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<()> {

@@ -46,7 +46,7 @@ pub use rule::{Rule, Ruled, Rules, Writes};
 pub use schema::schema;
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
-use crate::model::{Kind, Metric};
+use crate::model::{Kind, Metric, Target, UserId};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
@@ -174,6 +174,8 @@ pub struct Amqp {
     /// How many queues the events are spread over, each with one active consumer.
     #[schemars(range(min = 1, max = PARTITIONS_MAX))]
     pub partitions: u16,
+    /// What chooses the partition of a like: a client's routing key.
+    pub partition_by: PartitionBy,
     /// The kind of queue.
     pub queue_type: QueueType,
     /// Whether tallyd makes exchanges, queues and bindings; with false they must be there.
@@ -198,6 +200,7 @@ impl Default for Amqp {
             ca_file: "/etc/ssl/certs/ca-certificates.crt".to_owned(),
             prefix: "tally".to_owned(),
             partitions: 1,
+            partition_by: PartitionBy::User,
             queue_type: QueueType::Quorum,
             declare: true,
             prefetch: 20_000,
@@ -211,6 +214,26 @@ impl Amqp {
     /// The longest that one call of the broker may take.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
+    }
+}
+
+/// What chooses the partition of a like. Of any other number the target does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PartitionBy {
+    /// The user: what many do with one target is spread over all partitions.
+    User,
+    /// The target: all that is done with it goes through one partition, and a batch has few targets.
+    Target,
+}
+
+impl PartitionBy {
+    /// The routing key of that user's like of that target.
+    pub fn routing_key(self, target: Target, user: UserId) -> String {
+        match self {
+            Self::User => user.to_string(),
+            Self::Target => target.id.to_string(),
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::config::PartitionBy;
 use crate::event::{self, Message, Refusal, Terms};
 use crate::model::Micros;
 
@@ -21,7 +22,7 @@ pub struct Verdict {
     pub is_fence: bool,
     /// It holds likes, which [Bloom filters](crate::filters) must learn of.
     pub has_likes: bool,
-    /// As producers send it: of likes the user, of counts the target; of a list those of its first event.
+    /// As producers send it: of likes what `[amqp] partition_by` says, of counts the target; of a list those of its first event.
     pub routing_key: String,
 }
 
@@ -34,7 +35,7 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
         Ok(Message::Like(event, ..)) => {
             verdict.taken += 1;
             verdict.has_likes = true;
-            key.get_or_insert_with(|| event.user.to_string());
+            key.get_or_insert_with(|| terms.partition_by.routing_key(event.target, event.user));
         }
         Ok(Message::Count(event, ..)) => {
             verdict.taken += 1;
@@ -49,7 +50,7 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
             verdict.refusal.get_or_insert(refusal);
         }
     });
-    verdict.routing_key = key.unwrap_or_else(|| guessed(body));
+    verdict.routing_key = key.unwrap_or_else(|| guessed(body, terms.partition_by));
     verdict
 }
 
@@ -76,10 +77,14 @@ impl Verdict {
 }
 
 /// The routing key of a body that can't be read, from what can be read of it.
-fn guessed(body: &[u8]) -> String {
+fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
     let value: Value = serde_json::from_slice(body).unwrap_or_default();
     let event = value.get(0).unwrap_or(&value);
-    let id = ["user_id", "target_id"].into_iter().find_map(|field| match event.get(field)? {
+    let fields = match partition_by {
+        PartitionBy::User => ["user_id", "target_id"],
+        PartitionBy::Target => ["target_id", "user_id"],
+    };
+    let id = fields.into_iter().find_map(|field| match event.get(field)? {
         Value::Number(number) => number.as_u64().map(|id| id.to_string()),
         Value::String(text) => text.parse::<u64>().ok().map(|id| id.to_string()),
         _ => None,

@@ -19,7 +19,7 @@ use scalar::Scalar;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, LIKE, Rules};
+use crate::config::{Config, LIKE, PartitionBy, Rules};
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// An event's largest JSON in bytes. Real events have about 120.
@@ -126,6 +126,8 @@ pub struct Terms {
     pub applied_event_keep: Duration,
     /// Which metrics may be set.
     pub rules: Rules,
+    /// What chooses the partition of a like, where one is sent again.
+    pub partition_by: PartitionBy,
 }
 
 impl Terms {
@@ -137,6 +139,7 @@ impl Terms {
             future_max: config.consumer.future_max.0,
             applied_event_keep: config.consumer.applied_event_keep.0,
             rules: Rules::new(config),
+            partition_by: config.amqp.partition_by,
         }
     }
 }
