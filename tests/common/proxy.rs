@@ -18,6 +18,7 @@ type LastWords = Arc<Mutex<Option<Vec<u8>>>>;
 pub struct Proxy {
     /// Where it listens: in place of the server.
     pub address: SocketAddr,
+    server: Arc<Mutex<String>>,
     open: Arc<Mutex<CancellationToken>>,
     held: watch::Sender<bool>,
     muted: Arc<AtomicBool>,
@@ -29,14 +30,15 @@ impl Proxy {
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (held, muted) = (watch::Sender::new(false), Arc::default());
-        let proxy =
-            Self { address, open: Arc::default(), held, muted, answers: Arc::default(), last_words: Arc::default() };
+        let (held, muted, server) = (watch::Sender::new(false), Arc::default(), Arc::new(Mutex::new(server)));
+        let (open, answers, last_words) = (Arc::default(), Arc::default(), Arc::default());
+        let proxy = Self { address, server: Arc::clone(&server), open, held, muted, answers, last_words };
         let (open, held, answers) = (Arc::clone(&proxy.open), proxy.held.clone(), Arc::clone(&proxy.answers));
         let (muted, last_words) = (Arc::clone(&proxy.muted), Arc::clone(&proxy.last_words));
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                let Ok(far) = TcpStream::connect(&server).await else { continue };
+                let server = server.lock().unwrap().clone();
+                let Ok(far) = TcpStream::connect(server).await else { continue };
                 let cut = open.lock().unwrap().clone();
                 let (held, last_words) = (held.clone(), Arc::clone(&last_words));
                 let (muted, answers) = (Arc::clone(&muted), Arc::clone(&answers));
@@ -46,6 +48,11 @@ impl Proxy {
             }
         });
         proxy
+    }
+
+    /// Leads whoever connects from now on to another server. Connections that are open stay where they are.
+    pub fn lead(&self, server: String) {
+        *self.server.lock().unwrap() = server;
     }
 
     /// Closes every connection that is open now. New ones go through.

@@ -110,6 +110,8 @@ fn program(name: &str, folder: &Path) -> Command {
     let mut command = Command::new(name);
     command
         .env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"))
+        // A server that starts removes the temporary tables in its folder for them, be they another's.
+        .env("TMPDIR", folder)
         .args(["--no-defaults", "--user=root"])
         .arg(format!("--datadir={}", folder.display()))
         .current_dir(folder)

@@ -1,0 +1,151 @@
+//! Another server becomes the primary, behind an address that stays.
+
+use sqlx::mysql::MySqlPool;
+use tallyd::client::Client;
+use tallyd::model::UserId;
+use tallyd::store::Store;
+
+use super::common::proxy::Proxy;
+use super::common::{Daemon, Model, World, assert_redis_equals, eventually, target};
+use super::servers::{ACCOUNT, Pair, number, run, text};
+use super::{stream_of_likes, take};
+
+/// A primary and its replica, and an address in front of them, which leads to the primary.
+struct Stage {
+    pair: Pair,
+    proxy: Proxy,
+    world: World,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Self {
+        let pair = Pair::start().await;
+        let proxy = Proxy::to(pair.primary.address()).await;
+        let url = format!("mysql://{ACCOUNT}@{}/t_{name}_{}", proxy.address, std::process::id());
+        let settings = format!(
+            "[mysql]\nurl = \"{url}\"\n[consumer]\nbatch_events_max = 200\n[reconcile]\nrepair_targets_max_percent = 100"
+        );
+        let world = World::on(format!("mysql://root@{}/", proxy.address), name, &settings).await;
+        Self { pair, proxy, world }
+    }
+
+    /// The address leads to the replica, which is the primary now. Nobody closes connections to the old one.
+    async fn promote(&mut self) {
+        self.pair.promote().await;
+        self.proxy.lead(self.pair.replica.address());
+        self.world.pool.close().await;
+        self.world.pool = MySqlPool::connect(self.world.config.mysql.url.expose()).await.unwrap();
+    }
+
+    async fn replica_has_all(&self) {
+        let written = text(&self.pair.primary_pool, "SELECT @@gtid_binlog_pos").await;
+        eventually("the replica has all", || async {
+            text(&self.pair.replica_pool, "SELECT @@gtid_slave_pos").await == written
+        })
+        .await;
+    }
+
+    /// Waits until the daemon is in the middle of its work.
+    async fn at_work(&self, daemon: &Daemon) {
+        daemon.logged("partition-taken").await;
+        eventually("some batches are written", || async {
+            self.world.count("SELECT COUNT(*) FROM like_record").await > 500
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_server() {
+    let mut stage = Stage::new("switchover").await;
+    let publisher = stage.world.publisher().await;
+    let (mut likes, mut model) = (stream_of_likes(31), Model::default());
+    let daemon = stage.world.daemon();
+    stage.world.publish(&publisher, &take(&mut likes, 10_000, &mut model)).await;
+    stage.at_work(&daemon).await;
+    let newest = "SELECT CAST(MAX(run) AS SIGNED) FROM job_run";
+    assert!(stage.world.tallyd(&["reconcile"]).status.success());
+    let before = stage.world.count(newest).await;
+    run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
+    stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
+    daemon.logged("read-only").await;
+    stage.replica_has_all().await;
+    // Of two connections that lead to the old server one will find that out.
+    let store = Store::new(&stage.world.config.mysql, 2).unwrap();
+    drop((store.lend().await.unwrap(), store.lend().await.unwrap()));
+    stage.promote().await;
+    assert_eq!(store.take_job("archive", "all", "test").await.unwrap_err().number(), Some(1290));
+    let (one, two) = (store.lend().await.unwrap(), store.lend().await.unwrap());
+    drop((one, two));
+    for _ in 0..4 {
+        assert!(store.clock().await.unwrap().1, "a connection that leads to the old server is lent");
+    }
+    stage.world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
+    stage.world.drained(&publisher).await;
+    stage.world.assert_equals(&model).await;
+    let after = stage.world.report(&["reconcile"]);
+    assert_eq!(after["ended"], "done", "{after}");
+    assert!(stage.world.count(newest).await > before);
+    let there = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{ACCOUNT}'");
+    eventually("nobody is on the old server", || async { number(&stage.pair.primary_pool, &there).await == 0 }).await;
+    assert!(daemon.stop().success());
+    stage.world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_semi_synchronous() {
+    let mut stage = Stage::new("semi_sync").await;
+    let settings = "SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'; SET GLOBAL rpl_semi_sync_master_timeout = 600000; \
+                    SET GLOBAL rpl_semi_sync_master_enabled = ON";
+    run(&stage.pair.primary_pool, settings).await;
+    run(&stage.pair.replica_pool, "STOP SLAVE IO_THREAD; START SLAVE IO_THREAD").await;
+    let clients = "SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS \
+                   WHERE VARIABLE_NAME = 'rpl_semi_sync_master_clients'";
+    eventually("commits wait for the replica", || async { number(&stage.pair.primary_pool, clients).await == 1 }).await;
+    let publisher = stage.world.publisher().await;
+    let (mut likes, mut model) = (stream_of_likes(32), Model::default());
+    let daemon = stage.world.daemon();
+    stage.world.publish(&publisher, &take(&mut likes, 10_000, &mut model)).await;
+    stage.at_work(&daemon).await;
+    stage.pair.primary.kill();
+    stage.promote().await;
+    stage.world.publish(&publisher, &take(&mut likes, 500, &mut model)).await;
+    stage.world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    stage.world.assert_equals(&model).await;
+    stage.world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile() {
+    let mut stage = Stage::new("lossy").await;
+    let client = Client::new(&stage.world.config).unwrap();
+    let publisher = stage.world.publisher().await;
+    assert!(stage.world.tallyd(&["reconcile"]).status.success());
+    let (daemon, mut kept) = (stage.world.daemon(), Model::default());
+    for user in 1..=20 {
+        let clicked = client.like(target(1 + user % 3), UserId(user), &[]).await.unwrap();
+        kept.apply(&clicked.counted().unwrap().event);
+    }
+    stage.world.drained(&publisher).await;
+    stage.replica_has_all().await;
+    // What is committed from now on, and acknowledged to the broker, no other server has.
+    run(&stage.pair.replica_pool, "STOP SLAVE").await;
+    for user in 21..=25 {
+        client.like(target(1), UserId(user), &[]).await.unwrap();
+    }
+    stage.world.drained(&publisher).await;
+    stage.pair.primary.kill();
+    run(&stage.pair.replica_pool, "SET GLOBAL read_only = 0").await;
+    stage.proxy.lead(stage.pair.replica.address());
+    stage.world.pool = MySqlPool::connect(stage.world.config.mysql.url.expose()).await.unwrap();
+    let later = client.like(target(1), UserId(26), &[]).await.unwrap();
+    kept.apply(&later.counted().unwrap().event);
+    stage.world.drained(&publisher).await;
+    stage.world.assert_equals(&kept).await;
+    let report = stage.world.report(&["reconcile"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
+    assert_redis_equals(&stage.world, &kept).await;
+    assert!(daemon.stop().success());
+    stage.world.close().await;
+}

@@ -1,0 +1,219 @@
+//! A Galera cluster: every node takes writes, and none sees another's locks.
+
+use std::process::id;
+use std::sync::Arc;
+
+use sqlx::Connection;
+use sqlx::mysql::{MySqlConnection, MySqlPool};
+use tallyd::config::Config;
+use tallyd::model::{Metric, Micros, UserId};
+use tallyd::store::jobs::{self, Lock};
+use tallyd::store::likes::{self, State};
+use tallyd::store::repairs::Intent;
+use tallyd::store::{Store, StoreError, partitions};
+
+use super::common::proxy::Proxy;
+use super::common::{Model, World, eventually, target};
+use super::servers::{Server, Template, free_ports, number, run, text};
+use super::{stream_of_likes, take};
+
+/// Its nodes.
+struct Galera {
+    /// Where the others find each of them.
+    groups: Vec<u16>,
+    nodes: Vec<Server>,
+    pools: Vec<MySqlPool>,
+}
+
+impl Galera {
+    async fn start(count: usize) -> Self {
+        let template = Template::new();
+        let mut galera = Self { groups: Vec::new(), nodes: Vec::new(), pools: Vec::new() };
+        for _ in 0..count {
+            let [group, increment, copy] = free_ports();
+            // The first one finds nobody, and makes the cluster.
+            let mut arguments = arguments([group, increment, copy]);
+            arguments
+                .push(galera.groups.first().map_or("--wsrep-cluster-address=gcomm://".to_owned(), |port| join(*port)));
+            let node = Server::start(&template, &arguments);
+            galera.pools.push(node.pool().await);
+            galera.nodes.push(node);
+            galera.groups.push(group);
+            galera.is_whole(galera.nodes.len()).await;
+        }
+        galera
+    }
+
+    /// Waits until each of the last nodes knows that many, and has what they have.
+    async fn is_whole(&self, count: usize) {
+        for pool in &self.pools {
+            eventually("the node is in the cluster", || async {
+                let status = "SELECT CONCAT(GROUP_CONCAT(VARIABLE_VALUE ORDER BY VARIABLE_NAME)) FROM information_schema.GLOBAL_STATUS \
+                              WHERE VARIABLE_NAME IN ('wsrep_cluster_size', 'wsrep_local_state_comment')";
+                text(pool, status).await == format!("{count},Synced")
+            })
+            .await;
+        }
+    }
+
+    fn url(&self, node: usize, world: &World) -> String {
+        format!("{}{}", self.nodes[node].admin_url(), world.name)
+    }
+}
+
+fn join(group: u16) -> String {
+    format!("--wsrep-cluster-address=gcomm://127.0.0.1:{group}")
+}
+
+fn arguments([group, increment, copy]: [u16; 3]) -> Vec<String> {
+    let provider = ["/usr/lib/galera/libgalera_smm.so", "/usr/lib64/galera-4/libgalera_smm.so"];
+    let provider = provider.iter().find(|path| std::path::Path::new(path).exists()).expect("galera-4 is installed");
+    let options = format!(
+        "base_port={group};ist.recv_addr=127.0.0.1:{increment};gcache.size=16M;gmcast.listen_addr=tcp://127.0.0.1:{group}"
+    );
+    vec![
+        "--wsrep-on=ON".to_owned(),
+        format!("--wsrep-provider={provider}"),
+        format!("--wsrep-provider-options={options}"),
+        format!("--wsrep-cluster-name=t{}", id()),
+        format!("--wsrep-node-address=127.0.0.1:{group}"),
+        "--wsrep-sst-method=rsync".to_owned(),
+        format!("--wsrep-sst-receive-address=127.0.0.1:{copy}"),
+        "--innodb-autoinc-lock-mode=2".to_owned(),
+        "--innodb-flush-log-at-trx-commit=0".to_owned(),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_off_and_killed() {
+    let mut galera = Galera::start(3).await;
+    let world =
+        World::on(galera.nodes[2].admin_url(), "galera", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 200")
+            .await;
+    let publisher = world.publisher().await;
+    let proxy = Proxy::to(galera.nodes[0].address()).await;
+    let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
+    // One has the first partition alone, so that the other one, on another node, gets the second.
+    let one = world.daemon_with(&[
+        ("TALLYD__MYSQL__URL", moving.as_str()),
+        ("TALLYD__AMQP__PARTITIONS", "1"),
+        ("TALLYD__AMQP__DECLARE", "false"),
+    ]);
+    one.logged("consuming").await;
+    let two = world.daemon_with(&[("TALLYD__MYSQL__URL", galera.url(1, &world).as_str())]);
+    two.logged("consuming").await;
+    let mut likes = stream_of_likes(21);
+    let mut model = Model::default();
+    world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
+    for daemon in [&one, &two] {
+        daemon.logged("partition-taken").await;
+    }
+    // The first node is cut off from the others: it answers, but with an error to everything. The address leads elsewhere from now
+    // on, and nobody closes the connections to that node.
+    run(&galera.pools[0], "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'").await;
+    proxy.lead(galera.nodes[2].address());
+    world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    run(&galera.pools[0], "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=0'").await;
+    galera.is_whole(3).await;
+    // Back to the first one, which is killed then.
+    proxy.lead(galera.nodes[0].address());
+    proxy.cut();
+    world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
+    galera.nodes[0].kill();
+    world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
+    proxy.lead(galera.nodes[2].address());
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    galera.nodes[0].start_again(join(galera.groups[1]));
+    galera.pools[0] = galera.nodes[0].pool().await;
+    galera.is_whole(3).await;
+    let report = world.report(&["reconcile"]);
+    assert_eq!(report["ended"], "done", "{report}");
+    let sum = format!("SELECT CAST(SUM(value) AS SIGNED) FROM {}.counter", world.name);
+    let sums = [number(&galera.pools[0], &sum).await, number(&galera.pools[1], &sum).await];
+    assert_eq!(sums, [model.counters().values().sum::<i64>(); 2], "the node that came back has what the others have");
+    assert!(one.stop().success() && two.stop().success());
+    world.close().await;
+}
+
+/// A transaction that has been begun on the first node, while another daemon takes over on the second one, commits nothing, whatever
+/// comes first: the news of it, or the COMMIT.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_was_overtaken_on_another_node_commits_nothing() {
+    const TRIES: u64 = 8;
+    let galera = Galera::start(2).await;
+    let world = World::on(galera.nodes[0].admin_url(), "galera_fence", "").await;
+    let (here, there) = (store(&world.config, galera.url(0, &world)), store(&world.config, galera.url(1, &world)));
+    let mut one = MySqlConnection::connect(&galera.url(0, &world)).await.unwrap();
+    let mut two = MySqlConnection::connect(&galera.url(1, &world)).await.unwrap();
+    sqlx::query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").execute(&mut one).await.unwrap();
+    partitions::take_partition(&mut one, 0, 1, "one").await.unwrap();
+    for user in 1..=TRIES {
+        let sql = "SELECT COUNT(*) FROM partition_owner";
+        eventually("the other node knows", || async {
+            number(&MySqlPool::connect(&galera.url(1, &world)).await.unwrap(), sql).await == 1
+        })
+        .await;
+        let mut batch = one.begin().await.unwrap();
+        partitions::lock_owner(&mut batch, 0).await.unwrap().unwrap();
+        let row = ((target(1), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
+        likes::insert_states(&mut batch, &[row]).await.unwrap();
+        partitions::take_partition(&mut two, 0, user + 1, "two").await.unwrap();
+        assert!(batch.commit().await.is_err(), "the batch of a former owner is committed");
+    }
+    for user in 1..=TRIES {
+        let Lock::Taken(run) = here.take_job("reconcile", "full", "one").await.unwrap() else { panic!("it is held") };
+        let expired = "UPDATE job_lock SET lease_until = NOW(6) - INTERVAL 1 SECOND";
+        sqlx::query(expired).execute(&mut one).await.unwrap();
+        let mut write = one.begin().await.unwrap();
+        jobs::hold(&mut write, "reconcile", run).await.unwrap();
+        let row = ((target(2), UserId(user)), State { at: Micros(1_790_000_000_000_000), liked: true });
+        likes::insert_states(&mut write, &[row]).await.unwrap();
+        let taken = eventually_taken(&there).await;
+        assert!(taken > run);
+        assert!(write.commit().await.is_err(), "what a former run writes is committed");
+        let late = here.correct_counter("reconcile", run, run << 24, Metric(1), intent()).await;
+        assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
+        sqlx::query(expired).execute(&mut two).await.unwrap();
+        let known = format!("SELECT CAST(run AS SIGNED) FROM {}.job_lock WHERE lease_until < NOW(6)", world.name);
+        eventually("the first node knows", || async {
+            sqlx::query_scalar::<_, i64>(sqlx::AssertSqlSafe(known.clone()))
+                .fetch_optional(&galera.pools[0])
+                .await
+                .unwrap()
+                .is_some_and(|run| run.unsigned_abs() == taken)
+        })
+        .await;
+    }
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 0);
+    world.close().await;
+}
+
+/// The other node may not know yet that the lease has expired.
+async fn eventually_taken(store: &Store) -> u64 {
+    let run = Arc::new(std::sync::Mutex::new(0));
+    eventually("another run begins", || async {
+        match store.take_job("reconcile", "full", "two").await {
+            Ok(Lock::Taken(taken)) => {
+                *run.lock().unwrap() = taken;
+                true
+            }
+            _ => false,
+        }
+    })
+    .await;
+    let taken = *run.lock().unwrap();
+    taken
+}
+
+fn store(config: &Config, url: String) -> Store {
+    let mut config = config.mysql.clone();
+    config.url = url.as_str().into();
+    Store::new(&config, 2).unwrap()
+}
+
+fn intent() -> Intent {
+    Intent { target: target(1), before: 0, added: 1 }
+}

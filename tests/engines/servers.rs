@@ -1,0 +1,205 @@
+//! MariaDB servers of the test's own: alone, as primary and replica, or as a Galera cluster.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
+use sqlx::{AssertSqlSafe, Row};
+
+use super::common::{eventually, stderr};
+
+/// An empty server's folder, which others are copied from: making one takes longer than copying it.
+pub struct Template(tempfile::TempDir);
+
+impl Template {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        give(folder.path());
+        let data = format!("--datadir={}", folder.path().join("data").display());
+        let install = program("mariadb-install-db", folder.path())
+            .args(["--no-defaults", &user_argument(), &data, "--auth-root-authentication-method=normal"])
+            .args(["--skip-test-db", "--innodb-log-file-size=8M"])
+            .output()
+            .unwrap();
+        assert!(install.status.success(), "{}", stderr(&install));
+        Self(folder)
+    }
+}
+
+/// A server, which ends with the test.
+pub struct Server {
+    pub port: u16,
+    child: Child,
+    folder: tempfile::TempDir,
+    arguments: Vec<String>,
+}
+
+impl Server {
+    pub fn start(template: &Template, arguments: &[String]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        run_command(Command::new("cp").arg("-a").arg(template.0.path().join("data")).arg(folder.path()));
+        give(folder.path());
+        let port = free_ports::<1>()[0];
+        let child = spawn(folder.path(), port, arguments);
+        Self { port, child, folder, arguments: arguments.to_vec() }
+    }
+
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where an account that may do all finds it.
+    pub fn admin_url(&self) -> String {
+        format!("mysql://root@{}/", self.address())
+    }
+
+    /// Its connections are the administrator's, who may write to a server that is read-only, too.
+    pub async fn pool(&self) -> MySqlPool {
+        let options: MySqlConnectOptions = format!("{}mysql", self.admin_url()).parse().unwrap();
+        eventually("the server answers", || async {
+            match MySqlPool::connect_with(options.clone()).await {
+                Ok(pool) => sqlx::query("SELECT 1 FROM mysql.user").fetch_all(&pool).await.is_ok(),
+                Err(_) => false,
+            }
+        })
+        .await;
+        MySqlPool::connect_with(options).await.unwrap()
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts one that was killed, on its old data, and with one more argument.
+    pub fn start_again(&mut self, argument: String) {
+        self.arguments.push(argument);
+        self.child = spawn(self.folder.path(), self.port, &self.arguments);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub async fn run(pool: &MySqlPool, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+pub async fn text(pool: &MySqlPool, sql: &str) -> String {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await.unwrap().get(0)
+}
+
+pub async fn number(pool: &MySqlPool, sql: &str) -> i64 {
+    sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(pool).await.unwrap()
+}
+
+fn spawn(folder: &Path, port: u16, arguments: &[String]) -> Child {
+    program("mariadbd", folder)
+        .args(["--no-defaults", &user_argument(), "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=32M"])
+        .args(["--innodb-log-file-size=8M", "--log-error=../error.log", "--binlog-format=ROW", "--skip-name-resolve"])
+        .arg(format!("--datadir={}", folder.join("data").display()))
+        .arg(format!("--socket={}", folder.join("s").display()))
+        .arg(format!("--port={port}"))
+        .args(arguments)
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn program(name: &str, folder: &Path) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(name);
+    // A server that starts removes the temporary tables in its folder for them, be they another's.
+    command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder);
+    command
+}
+
+/// Ports that are free, and that nobody else gets at once.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
+}
+
+/// As root the servers run as the account that Debian's package has made: the program by which Galera copies a node writes as nobody
+/// when it is run as root.
+fn is_root() -> bool {
+    let output = Command::new("id").arg("-u").output().unwrap();
+    output.stdout == b"0\n"
+}
+
+fn user_argument() -> String {
+    let name = if is_root() { "mysql".to_owned() } else { std::env::var("USER").unwrap_or_default() };
+    format!("--user={name}")
+}
+
+fn give(folder: &Path) {
+    if is_root() {
+        run_command(Command::new("chown").arg("-R").arg("mysql").arg(folder));
+    }
+}
+
+fn run_command(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
+}
+
+/// A primary and its replica.
+pub struct Pair {
+    pub primary: Server,
+    pub replica: Server,
+    pub primary_pool: MySqlPool,
+    pub replica_pool: MySqlPool,
+}
+
+/// An account that may do all, but write to a server that is read-only.
+pub const ACCOUNT: &str = "tallyd";
+
+impl Pair {
+    pub async fn start() -> Self {
+        let template = Template::new();
+        let arguments = |id: u8| {
+            ["--log-bin=b", "--log-slave-updates", "--gtid-strict-mode", "--rpl-semi-sync-slave-enabled=ON"]
+                .map(ToOwned::to_owned)
+                .into_iter()
+                .chain([format!("--server-id={id}")])
+                .collect::<Vec<_>>()
+        };
+        let (primary, replica) = (Server::start(&template, &arguments(1)), Server::start(&template, &arguments(2)));
+        let (primary_pool, replica_pool) = (primary.pool().await, replica.pool().await);
+        for pool in [&primary_pool, &replica_pool] {
+            let accounts = format!(
+                "SET sql_log_bin = 0; CREATE USER {ACCOUNT}; GRANT ALL ON `t\\_%`.* TO {ACCOUNT}; \
+                 CREATE USER r; GRANT REPLICATION SLAVE ON *.* TO r; SET sql_log_bin = 1"
+            );
+            run(pool, &accounts).await;
+        }
+        let pair = Self { primary, replica, primary_pool, replica_pool };
+        let follow = format!(
+            "SET GLOBAL gtid_slave_pos = '{}'; SET GLOBAL read_only = 1; \
+             CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {}, MASTER_USER = 'r', MASTER_USE_GTID = slave_pos; START SLAVE",
+            text(&pair.primary_pool, "SELECT @@gtid_binlog_pos").await,
+            pair.primary.port
+        );
+        run(&pair.replica_pool, &follow).await;
+        pair
+    }
+
+    /// Waits until the replica has all that it has got, and makes it the primary.
+    pub async fn promote(&self) {
+        run(&self.replica_pool, "STOP SLAVE IO_THREAD").await;
+        eventually("the replica has written all that it got", || async {
+            let status = sqlx::query("SHOW SLAVE STATUS").fetch_one(&self.replica_pool).await.unwrap();
+            let got: String = status.get("Gtid_IO_Pos");
+            text(&self.replica_pool, "SELECT @@gtid_slave_pos").await == got
+        })
+        .await;
+        run(&self.replica_pool, "STOP SLAVE; RESET SLAVE ALL; SET GLOBAL read_only = 0").await;
+    }
+}

@@ -1,0 +1,66 @@
+//! Events that are spread by their target.
+
+use std::collections::{BTreeMap, HashSet};
+
+use sqlx::Row;
+use tallyd::client::Client;
+use tallyd::model::{Target, UserId};
+
+use super::common::{Dice, Model, World, assert_redis_equals, target};
+
+const BY_USER: &str = "[amqp]\npartitions = 4";
+const BY_TARGET: &str = "[amqp]\npartitions = 4\npartition_by = \"target\"";
+
+/// Which slots of `counter` each target's likes are in.
+async fn slots(world: &World, from: u64) -> Vec<HashSet<u16>> {
+    let rows = sqlx::query("SELECT GROUP_CONCAT(slot) FROM counter WHERE target_id >= ? GROUP BY target_id").bind(from);
+    let rows = rows.fetch_all(&world.pool).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(0).split(',').map(|slot| slot.parse().unwrap()).collect()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
+    let mut world = World::new("spread", BY_USER).await;
+    let publisher = world.publisher().await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let daemon = world.daemon();
+    let by_user = Client::new(&world.config).unwrap();
+    world.set(BY_TARGET);
+    let by_target = Client::new(&world.config).unwrap();
+    let (mut dice, mut model) = (Dice::new(41), Model::default());
+    // The same users and targets, through clients of both kinds at once.
+    for number in 0..1_200 {
+        let client = if number % 2 == 0 { &by_user } else { &by_target };
+        let (target, user) = (target(1 + dice.below(20)), UserId(1 + dice.below(20)));
+        let clicked = match dice.percent(60) {
+            true => client.like(target, user, &[]).await.unwrap(),
+            false => client.unlike(target, user, &[]).await.unwrap(),
+        };
+        if let Some(counted) = clicked.counted() {
+            model.apply(&counted.event);
+        }
+    }
+    for id in 101..=120 {
+        for user in 1..=10 {
+            let clicked = by_target.like(target(id), UserId(user), &[]).await.unwrap();
+            model.apply(&clicked.counted().unwrap().event);
+        }
+    }
+    world.drained(&publisher).await;
+    // An unlike that changes nothing is published, too, and leaves a row that counts for nothing.
+    let nonzero = |mut counters: BTreeMap<Target, i64>| {
+        counters.retain(|_, count| *count != 0);
+        counters
+    };
+    assert_eq!(nonzero(world.counters().await), nonzero(model.counters()));
+    let report = world.report(&["reconcile"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &0.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    assert!(slots(&world, 1).await.iter().any(|slots| slots.len() > 1), "those of the first client are spread by user");
+    let slots = slots(&world, 101).await;
+    assert_eq!(slots.len(), 20);
+    assert!(slots.iter().all(|slots| slots.len() == 1), "a target's likes came through several partitions: {slots:?}");
+    assert!(slots.iter().collect::<Vec<_>>().windows(2).any(|two| two[0] != two[1]), "all came through one partition");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
