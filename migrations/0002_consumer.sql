@@ -15,6 +15,16 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     PRIMARY KEY (`partition`)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
+-- How many partitions are in use: noted before the first event can come to a new one, so that whoever waits for all events on the way knows
+-- how many queues there are. It only grows.
+CREATE TABLE IF NOT EXISTS partition_count (
+    one        TINYINT UNSIGNED  NOT NULL COMMENT 'always 1: there is one row',
+    partitions SMALLINT UNSIGNED NOT NULL,
+    raised_at  DATETIME(6)       NOT NULL,
+    raised_by  VARCHAR(255)      NOT NULL COMMENT 'the daemon that came with so many',
+    PRIMARY KEY (one)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
 -- What can never be applied. The digest makes a redelivered message one row.
 CREATE TABLE IF NOT EXISTS dead_letter (
     id          BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,

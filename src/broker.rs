@@ -163,19 +163,28 @@ impl Broker {
         Ok(Publisher(link))
     }
 
-    /// Makes what is missing of exchanges, queues and bindings, where `[amqp] declare` says so. Many may do it at once.
+    /// Makes what is missing of exchanges, queues and bindings, where `[amqp] declare` says so, for as many partitions as are configured.
     ///
     /// # Errors
     /// Something of that name exists and is different, or a right is missing.
     pub async fn declare(&self, link: &Link) -> Result<()> {
+        self.declare_for(link, self.partitions()).await
+    }
+
+    /// The same for `partitions`. Many may do it at once, and while events are published: what is new is bound before what was there is
+    /// unbound. In between an event may come to two queues, which changes nothing; a moment without any would give it back to its publisher.
+    ///
+    /// # Errors
+    /// Something of that name exists and is different, or a right is missing.
+    pub async fn declare_for(&self, link: &Link, partitions: u16) -> Result<()> {
         if !self.config.declare {
             return Ok(());
         }
         self.declare_exchange(link, &self.exchange(), ExchangeKind::Topic).await?;
-        for (queue, arguments) in self.queues() {
+        for (queue, arguments) in self.queues(partitions) {
             self.declare_queue(link, &queue, arguments).await?;
         }
-        if self.partitions() == 1 {
+        if partitions == 1 {
             return self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await;
         }
         let spread = self.spread();
@@ -183,14 +192,10 @@ impl Broker {
         self.declare_exchange(link, &spread, kind)
             .await
             .context("several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange")?;
-        for partition in 0..self.partitions() {
+        for partition in 0..partitions {
             // With this kind of exchange the binding key is a weight.
             self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
         }
-        // What a single partition was bound with: it would get every event once more.
-        let unbind =
-            link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
-        link.call("unbind the queue", unbind).await?;
         let bind = link.channel.exchange_bind(
             spread.as_str().into(),
             self.exchange().into(),
@@ -198,7 +203,11 @@ impl Broker {
             ExchangeBindOptions::default(),
             FieldTable::default(),
         );
-        link.call("bind the exchanges", bind).await
+        link.call("bind the exchanges", bind).await?;
+        // What a single partition was bound with: it would get every event once more.
+        let unbind =
+            link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
+        link.call("unbind the queue", unbind).await
     }
 
     async fn declare_exchange(&self, link: &Link, name: &str, kind: ExchangeKind) -> Result<()> {
@@ -222,7 +231,7 @@ impl Broker {
     }
 
     /// The queues and their arguments: of what was returned too often, and of each partition.
-    fn queues(&self) -> Vec<(String, FieldTable)> {
+    fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
         let queue_type = match self.config.queue_type {
             QueueType::Quorum => "quorum",
             QueueType::Classic => "classic",
@@ -232,7 +241,7 @@ impl Broker {
         let mut partition = self.dead_lettering();
         partition.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
         partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
-        let partitions = (0..self.partitions()).map(|number| (self.queue(number), partition.clone()));
+        let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
     }
 

@@ -3,6 +3,8 @@
 //! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
 //! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none.
 //!
+//! While partitions are added there are daemons that know of fewer. They send no fence: an event in a queue that they don't know would pass it by.
+//!
 //! Three jobs send fences, the reconciler, the recounter and the one that keeps filters. Each has numbers of its own, so that one does not
 //! take the other's for its own.
 
@@ -16,12 +18,37 @@ use crate::event::encode_fence;
 use crate::runtime::fault;
 use crate::store::Store;
 use crate::store::jobs::FenceOf;
+use crate::store::partitions::Noted;
 use crate::vitals::{WaitsFor, vitals};
 
 /// A run can't be done now, through no fault of the data: the same call may do later.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotNow(pub String);
+
+/// More partitions are in use than the configuration says: what would be read after a fence might lack events of the others.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "[amqp] partitions is {known}, and {noted} partitions are in use since {raised_by} came with so many: set it to {noted} here, too, \
+     and restart; lower it only as docs/operations.md says"
+)]
+pub struct TooFew {
+    known: u16,
+    noted: u16,
+    raised_by: String,
+}
+
+/// Whether the configuration knows all partitions that are in use.
+///
+/// # Errors
+/// [`TooFew`]; MySQL's.
+pub async fn knows_all(store: &Store, broker: &Broker) -> Result<()> {
+    let known = broker.partitions();
+    match store.noted_partitions().await? {
+        Some(Noted { partitions: noted, raised_by }) if noted > known => Err(TooFew { known, noted, raised_by }.into()),
+        _ => Ok(()),
+    }
+}
 
 /// Longer than a consumer that stops takes from its cancel to giving back what it holds.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
@@ -77,9 +104,11 @@ impl Fences<'_> {
     /// Returns once every event that the broker took before this call is committed.
     ///
     /// # Errors
-    /// [`NotNow`] with the reason when that takes longer than `fence_max`; the servers'.
+    /// [`NotNow`] with the reason when that takes longer than `fence_max`; [`TooFew`]; the servers'.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
+        // A number is noted before its queues are bound: an event that was taken before now is in one of these, or it is seen here.
+        knows_all(self.store, self.broker).await?;
         let _waits = Waits(number);
         let mut sent = vec![false; usize::from(self.broker.partitions())];
         let mut look = LOOK_MIN;

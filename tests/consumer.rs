@@ -194,7 +194,8 @@ async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
     assert!(taken >= 2, "the second daemon took the partition over: epoch {taken}");
     first.signal("CONT");
     world.assert_equals(&model).await;
-    first.logged("outage-begun").await;
+    let again = || async { first.log().contains("outage-begun") || first.log().contains("partition-taken-over") };
+    eventually("it finds out", again).await;
     assert!(first.stop().success());
     assert!(second.stop().success());
     world.assert_equals(&model).await;

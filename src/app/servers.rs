@@ -6,6 +6,7 @@ use crate::archiver::{self, Archiver, Restore, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{Config, ConfigError, Recount};
+use crate::fence;
 use crate::filters::{self, Filters};
 use crate::job::{self, Job, Ran};
 use crate::model::Micros;
@@ -63,6 +64,7 @@ impl Servers {
         to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<reconciler::report::Report>> {
+        fence::knows_all(&self.store, &self.broker).await?;
         let cache = self.cache.named(&config.metrics);
         let reconciler = Reconciler::new(config, self.store.clone(), cache, self.broker.clone())?;
         let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
@@ -127,6 +129,7 @@ impl Servers {
     /// # Errors
     /// The run's.
     pub async fn filters(&self, config: &Config, stop: &CancellationToken) -> Result<Ran<filters::report::Report>> {
+        fence::knows_all(&self.store, &self.broker).await?;
         let cache = self.cache.named(&config.metrics);
         let filters = Filters::new(config, self.store.clone(), cache, self.broker.clone());
         let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
@@ -145,6 +148,7 @@ impl Servers {
         to: Show,
         stop: &CancellationToken,
     ) -> Result<Ran<recounter::report::Report>> {
+        fence::knows_all(&self.store, &self.broker).await?;
         let recounter = Recounter::new(config, recount, self.store.clone(), self.broker.clone())?;
         let mode = recount.name();
         let job = Job { name: recounter::JOB, mode: &mode, owner: &self.owner };

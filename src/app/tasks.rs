@@ -6,7 +6,7 @@ use anyhow::Result;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::error;
+use tracing::{error, warn};
 
 use super::Servers;
 use crate::archiver::clock::SnapshotClock;
@@ -14,6 +14,7 @@ use crate::archiver::{self, Scope};
 use crate::config::{Config, Live, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
+use crate::fence::TooFew;
 use crate::filters;
 use crate::job::{self, Next, Outcome, Ran, Timetable};
 use crate::outbox::Outbox;
@@ -297,6 +298,14 @@ fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
         Ok(Ran::Ended(report)) if matches!(report.outcome(), Outcome::Done | Outcome::Braked) => Next::Bell,
         Ok(Ran::Ended(_)) => Next::Later,
         Ok(Ran::Held { .. }) => Next::Soon,
+        Err(error) if error.is::<TooFew>() => {
+            let error = error.to_string();
+            warn!(
+                event = "partitions-behind",
+                error, "jobs that wait for events on the way are left to other daemons: {error}"
+            );
+            Next::Later
+        }
         Err(error) => {
             let refused = error.is::<job::Refused>();
             let then = if refused { "not tried again before its next time" } else { "trying again soon" };

@@ -103,7 +103,7 @@ impl Broker {
     /// The broker is away.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
-        for (name, arguments) in self.queues() {
+        for (name, arguments) in self.queues(self.partitions()) {
             let ask = async |options| {
                 let channel = link.another_channel().await?;
                 let declare = channel.queue_declare(name.as_str().into(), options, arguments.clone());

@@ -37,6 +37,7 @@ pub enum What {
     MysqlVersion,
     MysqlSchema,
     MysqlNames,
+    MysqlPartitions,
     MysqlPermissions,
     MysqlWritable,
     MysqlDurability,
@@ -56,7 +57,7 @@ pub enum What {
 
 impl What {
     /// All of them, in the order in which they are looked at.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Configuration,
         Self::RabbitmqAnswers,
         Self::RabbitmqPlugin,
@@ -67,6 +68,7 @@ impl What {
         Self::MysqlVersion,
         Self::MysqlSchema,
         Self::MysqlNames,
+        Self::MysqlPartitions,
         Self::MysqlPermissions,
         Self::MysqlWritable,
         Self::MysqlDurability,

@@ -76,6 +76,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             Err(error) => checks.push(Check::failed(What::MysqlNames, &error, AWAY, REFUSED)),
         },
     }
+    checks.push(partitions(config, servers).await);
     checks.push(match servers.store.missing_rights().await {
         Ok(missing) if missing.is_empty() => Check::ok(What::MysqlPermissions, "the account has what the daemon needs"),
         Ok(missing) => {
@@ -84,6 +85,40 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         }
         Err(error) => Check::untold(What::MysqlPermissions, &error.into(), SILENT),
     });
+}
+
+/// A daemon that knows of fewer partitions than are in use leaves some of the work to others.
+async fn partitions(config: &Config, servers: &Servers) -> Check {
+    let here = config.amqp.partitions;
+    match servers.store.noted_partitions().await {
+        Err(error) => Check::untold(What::MysqlPartitions, &error.into(), SILENT),
+        Ok(Some(noted)) if noted.partitions > here => Check {
+            at: Some(Problem {
+                origin: None,
+                key: Some(Key::from("amqp").then("partitions")),
+                text: format!("{} are in use", noted.partitions),
+            }),
+            ..Check::error(
+                What::MysqlPartitions,
+                format!(
+                    "[amqp] partitions is {here}, and {} are in use since {} came with so many",
+                    noted.partitions, noted.raised_by
+                ),
+                format!("set it to {}; docs/operations.md says how it is raised and lowered", noted.partitions),
+            )
+        },
+        Ok(Some(noted)) if noted.partitions < here => Check::ok(
+            What::MysqlPartitions,
+            format!("{} are in use: the first daemon that starts with this makes it {here}", noted.partitions),
+        ),
+        Ok(noted) => Check::ok(
+            What::MysqlPartitions,
+            noted.map_or_else(
+                || "no daemon has run yet".to_owned(),
+                |noted| format!("{} in use, as configured", noted.partitions),
+            ),
+        ),
+    }
 }
 
 async fn server(store: &Store, checks: &mut Vec<Check>) {

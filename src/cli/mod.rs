@@ -30,7 +30,7 @@ use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::{self, Config, ConfigError, Kinds};
 use crate::dead::NoLetter;
-use crate::fence::NotNow;
+use crate::fence::{NotNow, TooFew};
 use crate::filters;
 use crate::job::Ran;
 use crate::model::{Target, TargetId};
@@ -387,6 +387,7 @@ pub struct Usage(pub String);
 fn exit_code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<ConfigError>()
+            || cause.is::<TooFew>()
             || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_of_the_configuration)
         {
             return EXIT_CONFIG;

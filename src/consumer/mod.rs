@@ -15,6 +15,9 @@
 //! * A: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
 //!   the row notes what it finds there. Where old states are read first, a row that neither found is inserted by both:
 //!   the second violates the primary key, and its whole transaction runs again and finds the row.
+//! * A: daemon 1 has the partition. B: daemon 2, of a higher priority, begins to listen. The broker (RabbitMQ 4, a quorum queue) gives daemon 1
+//!   nothing more, and daemon 2 nothing before daemon 1 has acknowledged what it holds: in order. Should daemon 2 go later, daemon 1 finds
+//!   its epoch to be an old one, and begins anew.
 //! * A: the stop. B: a transaction under way. It runs to its end, is acknowledged, then what is open is written, then
 //!   the consumer is cancelled and the rest given back, then the partition is released; so "no consumer, empty queue,
 //!   no owner" means that nothing is in flight.
@@ -30,6 +33,7 @@ mod counts;
 mod dead;
 mod flush;
 pub mod forget;
+pub mod priority;
 mod seen;
 mod session;
 pub mod settle;
@@ -53,13 +57,13 @@ use session::{End, NeedsCare};
 use sight::Sights;
 use watch::Watch;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, Link};
 use crate::config::{Config, Consumer as Limits, Live, Rules};
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
 use crate::store::schema::Schema;
+use crate::store::{Store, StoreError};
 use crate::vitals::{Standing, vitals};
 
 /// Seconds that this machine's clock may differ from MySQL's.
@@ -74,11 +78,19 @@ fn are_apart(mysql: Micros) -> Option<i64> {
     (apart_s.abs() > CLOCKS_APART_MAX_S).then_some(apart_s)
 }
 
+/// Before a partition that another daemon has written meanwhile is begun anew.
+const STAND_BACK: Duration = Duration::from_millis(100);
+
+/// Whether another daemon has written the partition since this one did: the broker gave it to that one, perhaps in order, and gives it back now.
+fn is_taken_over(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(StoreError::TakenOver(_)))
+}
+
 /// How long a difference between events and `counter` must stay to be drift.
-fn drift_stays(config: &Config) -> Duration {
+fn drift_stays(config: &Config, partitions: u16) -> Duration {
     let grace = config.reconcile.publish_grace.0 * 2;
     // Another partition's events are behind by its queue: as far as a fence may be.
-    if config.amqp.partitions == 1 { grace } else { grace.max(config.reconcile.fence_max.0) }
+    if partitions == 1 { grace } else { grace.max(config.reconcile.fence_max.0) }
 }
 
 /// One partition's consumer.
@@ -88,6 +100,8 @@ pub struct Partition {
     broker: Broker,
     store: Store,
     owner: String,
+    /// How much this daemon rather than another one should have it.
+    priority: i32,
     /// Names and rules may change; what stands below is as it was at the start.
     live: Live,
     metric: Metric,
@@ -116,6 +130,7 @@ impl Partition {
             broker,
             store,
             owner: owner.to_owned(),
+            priority: priority::priority(&priority::name(owner, &config.admin.listen), number),
             live: live.clone(),
             metric: config.metrics.like(),
             outbox: Sender::default(),
@@ -175,6 +190,15 @@ impl Partition {
                 return Some(Care::Usual);
             }
             Err(error) if error.is::<NeedsCare>() => return Some(self.take_care(&error)),
+            Err(error) if is_taken_over(&error) => {
+                info!(
+                    event = "partition-taken-over",
+                    partition = self.number,
+                    "partition {} was written by another daemon meanwhile: beginning anew",
+                    self.number
+                );
+                self.wait(STAND_BACK).await;
+            }
             Err(error) if self.stop.is_cancelled() => {
                 info!(
                     event = "partition-given-back",
@@ -186,6 +210,20 @@ impl Partition {
             Err(error) => self.wait(outage.failed(&format!("{error:#}"))).await,
         }
         Some(care)
+    }
+
+    /// Makes what is missing on the broker, for as many partitions as are in use: this daemon may be one that knows of fewer, and must not
+    /// undo what another one has made. More are noted before they are made. Returns how many there are.
+    async fn declare(&self, link: &Link) -> Result<u16> {
+        loop {
+            let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
+            self.broker.declare_for(link, partitions).await?;
+            // Should another daemon have come with more meanwhile, perhaps what it has undone was made again.
+            let now = self.store.noted_partitions().await?;
+            if now.is_none_or(|now| now.partitions == partitions) {
+                return Ok(partitions);
+            }
+        }
     }
 
     /// How much care the next session takes.
@@ -229,7 +267,7 @@ impl Partition {
         Duration::from_millis(self.limits.linger_ms)
     }
 
-    fn writer(&self, ends: CancellationToken) -> Writer {
+    fn writer(&self, partitions: u16, ends: CancellationToken) -> Writer {
         Writer {
             store: self.store.clone(),
             partition: self.number,
@@ -246,7 +284,7 @@ impl Partition {
             live: self.live.clone(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
-            sights: Sights::new(drift_stays(&self.live.now())),
+            sights: Sights::new(drift_stays(&self.live.now(), partitions)),
             consumed: Consumed::default(),
             seen: Seen::default(),
             beat: self.beat.clone(),

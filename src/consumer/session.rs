@@ -12,7 +12,7 @@ use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -90,10 +90,10 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     let prefetch = care.prefetch(partition.prefetch());
     let queue = partition.queue();
     // Many calls, which all have time limits.
-    let (link, deliveries) = partition.beat.during(listen(partition, &queue, prefetch)).await?;
+    let (link, deliveries, partitions) = partition.beat.during(listen(partition, &queue, prefetch)).await?;
     info!(event = "consuming", partition = partition.number, queue, "listening on {queue}");
     let ends = partition.stop.child_token();
-    let writer = Some(partition.writer(ends.clone()));
+    let writer = Some(partition.writer(partitions, ends.clone()));
     let mut session = Session {
         partition,
         terms: partition.live.current(Terms::new),
@@ -125,21 +125,19 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     }
 }
 
-/// Connects, makes what is missing, and asks for messages.
-async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer)> {
+/// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
+async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
     let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
-    partition.broker.declare(&link).await?;
+    let partitions = partition.declare(&link).await?;
     let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
     link.call("set the prefetch", qos).await?;
     let tag = format!("tallyd-{}", partition.owner);
-    let consume = link.channel.basic_consume(
-        queue.into(),
-        tag.as_str().into(),
-        BasicConsumeOptions::default(),
-        FieldTable::default(),
-    );
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-priority".into(), AMQPValue::LongInt(partition.priority));
+    let consume =
+        link.channel.basic_consume(queue.into(), tag.as_str().into(), BasicConsumeOptions::default(), arguments);
     let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
-    Ok((link, deliveries))
+    Ok((link, deliveries, partitions))
 }
 
 struct Session<'a> {

@@ -150,6 +150,7 @@ fn run(row: &RunningRow) -> Run {
     let is_here = here.running.as_ref().is_some_and(|(mode, _)| *mode == row.mode);
     let (done, total) = here.done;
     Run {
+        run: row.run,
         owner: row.owner.clone(),
         started_at: row.started_at.0,
         progress: total.filter(|total| is_here && *total > 0).map(|total| (done as f64 / total as f64).min(1.0)),

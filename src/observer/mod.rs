@@ -61,6 +61,8 @@ pub struct Observed {
     pub returned: Option<u64>,
     /// Who writes which partition.
     pub owners: Vec<Owner>,
+    /// How many partitions are in use.
+    pub noted_partitions: Option<u16>,
     /// Rows of the outbox that are not in Redis yet.
     pub outbox_rows: Option<u64>,
     /// Jobs and modes.
@@ -142,10 +144,13 @@ impl Observer {
 
     /// Asks all servers at once.
     async fn look(&mut self, config: &Config) {
-        let Self { store, cache, queues, .. } = self;
+        let Self { store, cache, queues, seen, .. } = self;
+        // Those of daemons that have more, too.
+        let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
         let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
             async {
-                let asked = timed(async { Ok(store.partition_owners().await?) }).await;
+                let asked =
+                    timed(async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) }).await;
                 let behind = timed(outbox_rows(store)).await.0;
                 ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
             },
@@ -156,7 +161,7 @@ impl Observer {
             async {
                 let (asked, took) = timed(queues.ask()).await;
                 let depths = match &asked {
-                    Ok(()) => Some(timed(queues.look(config.amqp.partitions)).await.0),
+                    Ok(()) => Some(timed(queues.look(partitions)).await.0),
                     Err(_) => None,
                 };
                 ((asked.map_err(|error| format!("{error:#}")), took), depths)
@@ -165,8 +170,9 @@ impl Observer {
         self.note(0, mysql);
         self.note(1, redis);
         self.note(2, rabbitmq);
-        if let (Ok(owners), Ok(rows)) = owners {
+        if let (Ok((owners, noted)), Ok(rows)) = owners {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
+            self.seen.noted_partitions = noted.map(|noted| noted.partitions);
         }
         // Of a broker that is away nobody knows how full its queues are.
         let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));

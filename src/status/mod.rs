@@ -48,8 +48,10 @@ pub struct Status {
     pub observed_at: Option<i64>,
     /// MySQL, Redis, RabbitMQ.
     pub servers: Vec<Server>,
-    /// By number.
+    /// By number: those of this daemon's configuration, and more where other daemons have more.
     pub partitions: Vec<Partition>,
+    /// How many are in use, over all daemons.
+    pub partitions_in_use: Option<u16>,
     /// Rows of the outbox that are not in Redis yet.
     pub outbox_rows: Option<u64>,
     /// Every job and mode that is configured.
@@ -104,10 +106,14 @@ pub struct Partition {
     /// Its queue.
     pub queue: String,
     /// Here: `connecting`, `listening` (the broker gives the messages to another daemon, or there were none), `writing`
-    /// or `stopped`.
+    /// or `stopped`; `elsewhere` of one that this daemon's configuration doesn't have.
     pub standing: String,
     /// Who wrote it last and has not given it back, over all daemons.
     pub owner: Option<String>,
+    /// How often it was taken, by any daemon; none where it never was.
+    pub epoch: Option<u64>,
+    /// When it was taken the last time.
+    pub taken_at: Option<i64>,
     /// Messages that wait in its queue.
     pub messages: Option<u64>,
     /// Its consumers, over all daemons.
@@ -138,6 +144,8 @@ pub struct Job {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Run {
+    /// Its number, which all that it writes is fenced by.
+    pub run: u64,
     /// Host and process.
     pub owner: String,
     /// Since when.

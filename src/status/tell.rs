@@ -1,5 +1,6 @@
 //! What is told: the configuration, what the process knows of itself, and what was seen of the servers.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::trouble::troubles;
@@ -7,11 +8,13 @@ use super::{Partition, Server, State, Status, Wait};
 use crate::config::Config;
 use crate::model::Micros;
 use crate::observer::Observed;
-use crate::store::partitions::Owner;
 use crate::vitals::{PartitionVitals, Process, Standing, Vitals};
 
 /// What fails while a batch can't be written ([`crate::consumer`]).
 const WRITING: &str = "writing partition ";
+
+/// How a partition stands that this daemon's configuration doesn't have.
+pub(super) const ELSEWHERE: &str = "elsewhere";
 
 /// Microseconds that a batch is tried again before events are said not to be written: rivals are over sooner.
 const FAILS_MAX: i64 = 5_000_000;
@@ -43,6 +46,7 @@ impl Status {
             observed_at: seen.at.map(|at| at.0),
             servers: seen.servers.clone(),
             partitions,
+            partitions_in_use: seen.noted_partitions,
             outbox_rows: seen.outbox_rows,
             jobs: seen.jobs.clone(),
             reconciles: seen.reconciles.clone(),
@@ -57,23 +61,26 @@ impl Status {
 }
 
 fn partitions(config: &Config, vitals: &Vitals, seen: &Observed, now: Micros) -> Vec<Partition> {
-    let of = |(number, it): (u16, std::sync::Arc<PartitionVitals>)| {
+    let here = vitals.partitions();
+    // Before the tasks have started nobody knows which are listened to here.
+    let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
+    let more = (known..seen.noted_partitions.unwrap_or_default()).map(|number| (number, None));
+    let of = |(number, it): (u16, Option<Arc<PartitionVitals>>)| {
         let queue = seen.queues.get(&number);
+        let row = seen.owners.iter().find(|row| row.partition == number && row.epoch > 0);
         Partition {
             partition: number,
             queue: format!("{}.events.{number}", config.amqp.prefix),
-            standing: it.standing().name().to_owned(),
-            owner: seen
-                .owners
-                .iter()
-                .find(|owner| owner.partition == number)
-                .and_then(|Owner { owner, .. }| owner.clone()),
+            standing: it.as_ref().map_or(ELSEWHERE, |it| it.standing().name()).to_owned(),
+            owner: row.and_then(|row| row.owner.clone()),
+            epoch: row.map(|row| row.epoch),
+            taken_at: row.map(|row| row.taken_at.0),
             messages: queue.map(|(messages, _)| *messages),
             consumers: queue.map(|(_, consumers)| *consumers),
-            oldest_unacked_s: it.oldest_s(now),
+            oldest_unacked_s: it.map_or(0.0, |it| it.oldest_s(now)),
         }
     };
-    vitals.partitions().into_iter().map(of).collect()
+    here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()
 }
 
 /// Why events may not be written now. Redis is not among it: without it they are.
@@ -94,7 +101,8 @@ fn not_ready(state: State, partitions: &[Partition], servers: &[Server], waits: 
     }
     let fails = |wait: &&Wait| wait.what.starts_with(WRITING) && now.0 - wait.since > FAILS_MAX;
     found.extend(waits.iter().filter(fails).map(|wait| format!("{} fails: {}", wait.what, wait.reason)));
-    let stands = [Standing::Listening.name(), Standing::Writing.name()];
+    // What is elsewhere is other daemons' work.
+    let stands = [Standing::Listening.name(), Standing::Writing.name(), ELSEWHERE];
     for partition in partitions.iter().filter(|partition| !stands.contains(&partition.standing.as_str())) {
         let end = format!("partition {}", partition.partition);
         let wait = waits.iter().find(|wait| wait.what.ends_with(&end));

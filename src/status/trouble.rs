@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::tell::ELSEWHERE;
 use super::{Board, Job, Server, State, Status};
 
 /// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
@@ -54,6 +55,7 @@ pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
     }
     found.extend(told.boards.iter().flat_map(|board| of_board(board, told.now)));
     found.extend(told.jobs.iter().filter_map(of_job));
+    found.extend(too_few(told));
     found.extend(of_messages(told));
     if let Some((at, wrong)) = &told.reload_refused {
         let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
@@ -116,6 +118,18 @@ fn of_job(job: &Job) -> Option<Trouble> {
     };
     let why = last.reason.as_deref().map_or_else(String::new, |reason| format!(": {reason}"));
     Some(Trouble::mild(format!("the last {} {} {what}{why}", job.job, job.mode), Some(last.ended_at)))
+}
+
+/// Other daemons have more partitions: a deployment that is not over, or was forgotten here.
+fn too_few(told: &Status) -> Option<Trouble> {
+    let missing: Vec<u16> =
+        told.partitions.iter().filter(|it| it.standing == ELSEWHERE).map(|it| it.partition).collect();
+    let in_use = told.partitions_in_use.filter(|_| !missing.is_empty())?;
+    let known = usize::from(in_use).saturating_sub(missing.len());
+    let what = format!(
+        "[amqp] partitions is {known} here, and {in_use} are in use: this daemon leaves the others, and the jobs that wait for all of them, to other daemons"
+    );
+    Some(Trouble::mild(what, None).with("tallyd check-config".to_owned()))
 }
 
 fn of_messages(told: &Status) -> Vec<Trouble> {
@@ -203,6 +217,20 @@ mod tests {
         assert_eq!(words, expected);
         assert_eq!((found[0].since, found[4].since, found[5].since), (Some(5), Some(7), Some(39_000_000)));
         assert_eq!(found[2].command.as_deref(), Some("tallyd board restore likes 2026-W47 --dry-run"));
+    }
+
+    #[test]
+    fn a_daemon_that_knows_of_fewer_partitions_says_so() {
+        let partition = |standing: &str| Partition { standing: standing.to_owned(), ..Partition::default() };
+        let mut told = Status {
+            partitions: vec![partition("writing"), partition("elsewhere"), partition("elsewhere")],
+            partitions_in_use: Some(3),
+            ..Status::default()
+        };
+        let found = troubles(&told);
+        assert!(found[0].what.starts_with("[amqp] partitions is 1 here, and 3 are in use"), "{}", found[0].what);
+        told.partitions.truncate(1);
+        assert_eq!(troubles(&told), []);
     }
 
     #[test]

@@ -5,15 +5,16 @@
 //! replication) they don't see each other's locks: there, of two transactions that write one row, the one that commits
 //! second fails, and one that has only locked it does not.
 
+use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::jobs::{FenceOf, run_of};
 use super::likes::{Pair, State};
 use super::text::Text;
-use super::{Result, Tried, datetime, in_shapes, placeholders};
+use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
-use crate::model::{Metric, Number};
+use crate::model::{Metric, Micros, Number};
 
 /// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,6 +154,17 @@ pub struct Owner {
     pub owner: Option<String>,
     /// Grows with each takeover.
     pub epoch: u64,
+    /// When the last one took it.
+    pub taken_at: Micros,
+}
+
+/// How many partitions are in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// So many.
+    pub partitions: u16,
+    /// The daemon that came with so many: host and process.
+    pub raised_by: String,
 }
 
 impl super::Store {
@@ -164,15 +176,65 @@ impl super::Store {
         const ACTION: &str = "read who writes the partitions";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let rows = sqlx::query("SELECT `partition`, owner, epoch FROM partition_owner ORDER BY `partition`")
-                .fetch_all(connection)
-                .await
-                .tried(ACTION)?;
+            let rows =
+                sqlx::query("SELECT `partition`, owner, epoch, taken_at FROM partition_owner ORDER BY `partition`")
+                    .fetch_all(connection)
+                    .await
+                    .tried(ACTION)?;
             let read = |row: &sqlx::mysql::MySqlRow| {
-                Ok(Owner { partition: row.try_get(0)?, owner: row.try_get(1)?, epoch: row.try_get(2)? })
+                let taken_at = micros(row.try_get::<NaiveDateTime, _>(3)?);
+                Ok(Owner { partition: row.try_get(0)?, owner: row.try_get(1)?, epoch: row.try_get(2)?, taken_at })
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
         })
         .await
     }
+
+    /// How many partitions are in use; none where no daemon has ever run.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
+        let mut lent = self.lend().await?;
+        lent.limit("read how many partitions are in use", read_noted).await
+    }
+
+    /// Notes that `partitions` are in use, unless more are, and says how many are. To be called before an event can come to any of them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
+        const ACTION: &str = "note how many partitions are in use";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
+                return Ok(noted.partitions);
+            }
+            // Two may come at once: the higher number stays. Columns are set from left to right.
+            sqlx::query(
+                "INSERT INTO partition_count (one, partitions, raised_at, raised_by) VALUES (1, ?, NOW(6), ?) \
+                 ON DUPLICATE KEY UPDATE raised_at = IF(partitions < VALUES(partitions), VALUES(raised_at), raised_at), \
+                     raised_by = IF(partitions < VALUES(partitions), VALUES(raised_by), raised_by), \
+                     partitions = GREATEST(partitions, VALUES(partitions))",
+            )
+            .bind(partitions)
+            .bind(owner)
+            .execute(&mut *connection)
+            .await
+            .tried(ACTION)?;
+            Ok(read_noted(connection).await?.map_or(partitions, |noted| noted.partitions))
+        })
+        .await
+    }
+}
+
+/// How many partitions are in use, as of the connection's transaction.
+///
+/// # Errors
+/// MySQL's.
+pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
+    const ACTION: &str = "read how many partitions are in use";
+    let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");
+    let row = row.fetch_optional(connection).await.tried(ACTION)?;
+    row.map(|row| Ok(Noted { partitions: row.try_get(0)?, raised_by: row.try_get(1)? })).transpose().tried(ACTION)
 }

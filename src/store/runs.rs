@@ -44,6 +44,8 @@ pub struct RunRow {
 /// Who runs a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningRow {
+    /// Its number: the fencing token.
+    pub run: u64,
     /// The job.
     pub job: String,
     /// The run's mode.
@@ -100,7 +102,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT job_run.job, job_run.mode, job_run.owner, job_run.started_at FROM job_lock \
+                "SELECT job_run.job, job_run.mode, job_run.owner, job_run.started_at, job_run.run FROM job_lock \
                  JOIN job_run ON job_run.run = job_lock.run WHERE job_lock.lease_until > NOW(6)",
             )
             .fetch_all(connection)
@@ -112,6 +114,7 @@ impl Store {
                     mode: row.try_get(1)?,
                     owner: row.try_get(2)?,
                     started_at: micros(row.try_get(3)?),
+                    run: row.try_get(4)?,
                 })
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)

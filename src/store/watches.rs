@@ -6,6 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::counters::{Truth, begin_snapshot, read_counted, target};
+use super::partitions::read_noted;
 use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
 use crate::event::{EventId, LikeEvent};
 use crate::model::{Metric, Micros, Number, Target, UserId};
@@ -198,10 +199,12 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u1
     )
     .bind(partitions)
     .bind(watch)
-    .fetch_one(connection)
+    .fetch_one(&mut *connection)
     .await
     .tried("check the watch")?;
-    Ok(watching == i64::from(partitions))
+    // A partition that was added meanwhile, whose events nobody logged.
+    let all = read_noted(connection).await?.is_none_or(|noted| noted.partitions <= partitions);
+    Ok(all && watching == i64::from(partitions))
 }
 
 async fn read_watched_counts(

@@ -285,6 +285,12 @@ impl Daemon {
         assert!(sent.success(), "kill -{name}");
     }
 
+    /// Whether SIGSTOP has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('T')
+    }
+
     /// SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

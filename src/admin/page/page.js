@@ -95,11 +95,13 @@ function showServers() {
 }
 
 function showPartitions() {
-  const here = { writing: "good", listening: "", connecting: "grave", stopped: "mild" };
+  const here = { writing: "good", listening: "", connecting: "grave", stopped: "mild", elsewhere: "muted" };
   const partition = (one) => [
     [one.queue],
     [styled(here[one.standing] ?? "", one.standing)],
     one.owner ? [one.owner === told.owner ? styled("badge", "this process") : one.owner] : [styled("muted", "nobody")],
+    one.owner && one.taken_at ? [lasting(one.taken_at)] : [],
+    [one.epoch ? `${one.epoch}` : styled("muted", "–")],
     [count(one.messages)],
     [one.consumers === 0 ? styled("mild", "0") : count(one.consumers)],
     [one.oldest_unacked_s > 0 ? span(one.oldest_unacked_s) : styled("muted", "–")],

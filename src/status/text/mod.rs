@@ -5,7 +5,7 @@ mod table;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::{Board, Job, Partition, Server, State, Status, Wait};
+use super::{Board, Job, Partition, Run, Server, State, Status, Wait};
 use crate::runtime::show::spoken;
 use table::{Cell, Style, Table};
 
@@ -122,14 +122,20 @@ impl Status {
     }
 
     fn partitions(&self) -> Table {
-        let header = ["PARTITION", "STANDS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITTEN BY"];
+        let header = ["PARTITION", "STANDS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITTEN BY", "FOR", "EPOCH"];
         let mut table = Table::new(header);
-        for Partition { partition, standing, owner, messages, consumers, oldest_unacked_s, .. } in &self.partitions {
+        for one in &self.partitions {
+            let Partition {
+                partition, standing, owner, epoch, taken_at, messages, consumers, oldest_unacked_s, ..
+            } = one;
             let known =
                 |count: &Option<u64>| Cell::new(count.map_or_else(|| "?".to_owned(), |count| count.to_string()));
-            let is_well = ["listening", "writing"].contains(&standing.as_str());
+            let is_well = ["listening", "writing", "elsewhere"].contains(&standing.as_str());
             let stands = Cell::new(standing).style(if is_well { Style::Plain } else { Style::Grave });
             let oldest = if *oldest_unacked_s > 0.0 { seconds(*oldest_unacked_s) } else { "-".to_owned() };
+            // Nobody has one that was given back in order: since when, nobody has noted.
+            let since = taken_at.filter(|_| owner.is_some()).map_or_else(|| "-".to_owned(), |at| self.ago(at));
+            let epoch = epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
             let owner = owner.as_deref().unwrap_or("nobody");
             table.row([
                 Cell::new(partition.to_string()),
@@ -138,6 +144,8 @@ impl Status {
                 known(consumers),
                 Cell::new(oldest),
                 Cell::new(owner),
+                Cell::new(since),
+                Cell::new(epoch),
             ]);
         }
         table
@@ -151,7 +159,8 @@ impl Status {
                 |run| {
                     let progress = run.progress.map_or_else(String::new, |part| format!(", {:.0} %", part * 100.0));
                     let waits = run.waits_words.as_ref().map_or_else(String::new, |words| format!(", waits: {words}"));
-                    format!("runs for {}{progress} on {}{waits}", self.ago(run.started_at), run.owner)
+                    let Run { run, owner, started_at, .. } = run;
+                    format!("run {run} for {}{progress} on {owner}{waits}", self.ago(*started_at))
                 },
             );
             let last = last.as_ref().map_or_else(
@@ -273,7 +282,23 @@ mod tests {
                 reason: Some("no\u{1b}".to_owned()),
                 ..Server::default()
             }],
-            partitions: vec![Partition { standing: "writing".to_owned(), messages: Some(3), ..Partition::default() }],
+            partitions: vec![
+                Partition {
+                    standing: "writing".to_owned(),
+                    owner: Some("host:1".to_owned()),
+                    epoch: Some(7),
+                    taken_at: Some(60 * second),
+                    messages: Some(3),
+                    ..Partition::default()
+                },
+                Partition {
+                    partition: 1,
+                    standing: "elsewhere".to_owned(),
+                    epoch: Some(2),
+                    taken_at: Some(60 * second),
+                    ..Partition::default()
+                },
+            ],
             jobs: vec![Job {
                 job: "reconcile".to_owned(),
                 mode: "full".to_owned(),
@@ -312,8 +337,9 @@ events   no rate is known yet, 0 since the start
 SERVER  STANDS  FOR         ANSWERS IN  REASON
 mysql   AWAY    1 min 40 s  -           no
 
-PARTITION  STANDS   QUEUED  CONSUMERS  OLDEST UNACKED  WRITTEN BY
-        0  writing       3          ?  -               nobody
+PARTITION  STANDS     QUEUED  CONSUMERS  OLDEST UNACKED  WRITTEN BY  FOR   EPOCH
+        0  writing         3          ?  -               host:1      40 s  7
+        1  elsewhere       ?          ?  -               nobody      -     2
 
 JOB             NOW  LAST RUN                          LAST DONE  NEXT RUN
 reconcile full  -    failed 10 s ago, took 1 min 30 s  never      in 1 min 0 s

@@ -1,0 +1,84 @@
+//! Daemons die, freeze and are cut off in turn, while users click and reconciles run.
+
+use crate::common::proxy::Proxy;
+use crate::common::{Daemon, World};
+use crate::site::{Site, all_held, owners, taken_from};
+
+const SETTINGS: &str = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\ndatabase_away_max = \"1s\"\n\
+    [reconcile]\nfull_cron = \"*/2 * * * * *\"\n";
+
+/// A daemon with a network of its own.
+struct Host {
+    daemon: Daemon,
+    mysql: Proxy,
+    rabbitmq: Proxy,
+    redis: Proxy,
+}
+
+impl Host {
+    async fn new(world: &World) -> Self {
+        let (rabbitmq, amqp_url) = Proxy::before(world.config.amqp.url.expose()).await;
+        let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+        let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+        let urls = [
+            ("TALLYD__AMQP__URL", amqp_url.as_str()),
+            ("TALLYD__MYSQL__URL", mysql_url.as_str()),
+            ("TALLYD__REDIS__URL", redis_url.as_str()),
+        ];
+        Self { daemon: world.daemon_with(&urls), mysql, rabbitmq, redis }
+    }
+}
+
+/// Takes out the one that holds the first partition.
+async fn holder(world: &World, hosts: &mut Vec<Host>) -> Host {
+    all_held(world).await;
+    let owners = owners(world).await;
+    let place = hosts.iter().position(|host| owners[&0].ends_with(&format!(":{}", host.daemon.child.id()))).unwrap();
+    hosts.remove(place)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing() {
+    let world = World::new("dying", SETTINGS).await;
+    world.publisher().await;
+    assert!(world.tallyd(&["reconcile"]).status.code() == Some(0));
+    let mut hosts = vec![Host::new(&world).await, Host::new(&world).await, Host::new(&world).await];
+    let site = Site::open(&world);
+    let dead = holder(&world, &mut hosts).await;
+    dead.daemon.kill();
+    hosts.push(Host::new(&world).await);
+    site.clicked(200).await;
+
+    let frozen = holder(&world, &mut hosts).await;
+    frozen.daemon.signal("STOP");
+    taken_from(&world, &frozen.daemon).await;
+    frozen.daemon.signal("CONT");
+    hosts.push(frozen);
+    site.clicked(200).await;
+
+    // The broker hears nothing more of it; then MySQL, so that it gives its partitions back.
+    let networks: [fn(&Host) -> &Proxy; 2] = [|host| &host.rabbitmq, |host| &host.mysql];
+    for network in networks {
+        let silent = holder(&world, &mut hosts).await;
+        network(&silent).hold();
+        taken_from(&world, &silent.daemon).await;
+        network(&silent).release();
+        network(&silent).cut();
+        hosts.push(silent);
+        site.clicked(200).await;
+    }
+
+    let cut = holder(&world, &mut hosts).await;
+    cut.redis.cut();
+    cut.mysql.cut();
+    cut.rabbitmq.cut();
+    hosts.push(cut);
+    site.clicked(200).await;
+    site.end(&world).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM repair").await, 0, "nothing had drifted");
+    assert!(world.count("SELECT COUNT(*) FROM job_run").await > 2, "daemons reconciled meanwhile");
+    for host in hosts {
+        assert!(host.daemon.stop().success());
+    }
+    world.close().await;
+}

@@ -1,0 +1,52 @@
+//! A daemon that is frozen in the middle of a transaction, and wakes up when another one has its partitions.
+
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+use crate::common::{Dice, Model, World, body, eventually, target};
+use crate::site::taken_from;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
+    let settings = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
+    let world = World::new("frozen", settings).await;
+    let publisher = world.publisher().await;
+    let (mut dice, mut model) = (Dice::new(7), Model::default());
+    let bodies: Vec<_> = (0..5_000)
+        .map(|number| {
+            let (target, user) = (target(1 + dice.below(50)), UserId(1 + dice.below(500)));
+            let at = Micros(1_790_000_000_000_000 + number);
+            let event = LikeEvent { target, user, at, liked: !dice.percent(30) };
+            model.apply(&event);
+            body(&event)
+        })
+        .collect();
+    let points = ["consumer:before-commit"; 3].join(",");
+    let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
+    frozen.logged("\"consuming\"").await;
+    world.publish(&publisher, &bodies).await;
+    // At the second point, some batches are committed and not acknowledged; at the third, too.
+    for _ in 0..2 {
+        eventually("it freezes", || async { frozen.is_stopped() }).await;
+        frozen.signal("CONT");
+    }
+    eventually("it freezes", || async { frozen.is_stopped() }).await;
+    let other = world.daemon();
+    taken_from(&world, &frozen).await;
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    const TABLES: &str = "CHECKSUM TABLE like_record, counter, partition_owner, outbox, applied_event";
+    let sums = || async {
+        let sums: Vec<(String, Option<i64>)> = sqlx::query_as(TABLES).fetch_all(&world.pool).await.unwrap();
+        sums
+    };
+    let before = sums().await;
+    frozen.signal("CONT");
+    let again =
+        || async { frozen.log().contains("\"outage-begun\"") || frozen.log().contains("\"partition-taken-over\"") };
+    eventually("it finds out", again).await;
+    assert!(frozen.stop().success());
+    assert_eq!(sums().await, before);
+    assert!(other.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,96 @@
+//! More partitions while users click, reconciles run, and daemons with the old and the new number stand side by side.
+
+use tallyd::broker::Broker;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+use crate::common::{World, body, drift, eventually, stderr, target};
+use crate::site::{Site, all_held};
+
+fn settings(partitions: u16) -> String {
+    format!("[amqp]\npartitions = {partitions}\n[reconcile]\nfull_cron = \"* * * * * *\"\n")
+}
+
+/// From here on the configuration says so many.
+fn set(world: &mut World, partitions: u16) {
+    world.set(&settings(partitions));
+    world.broker = Broker::new(&world.config.amqp).unwrap();
+}
+
+/// Every event comes to one queue, and to one alone. Only while no daemon runs.
+async fn assert_bound_once(world: &World) {
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let queued = || async {
+        let mut sum = 0;
+        for partition in 0..world.broker.partitions() {
+            let depth = publisher.depth(&world.broker.queue(partition)).await.unwrap();
+            sum += if depth.consumers == 0 { i64::from(depth.messages) } else { i64::MIN / 256 };
+        }
+        sum
+    };
+    eventually("nothing is queued, and nobody listens", || async { queued().await == 0 }).await;
+    let like = |user| LikeEvent { target: target(9_999), user: UserId(user), at: Micros::now(), liked: true };
+    let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
+    world.publish(&publisher, &bodies).await;
+    eventually("all are queued", || async { queued().await >= 300 }).await;
+    assert_eq!(queued().await, 300, "each once");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_grow_from_1_to_4_to_16_under_load_and_every_repair_is_right() {
+    let mut world = World::new("growing", &settings(1)).await;
+    world.publisher().await;
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let mut daemons = vec![world.daemon(), world.daemon()];
+    let site = Site::open(&world);
+    site.clicked(200).await;
+    let mut repairs = 0;
+    for (former, partitions) in [(1_u16, 4), (4, 16)] {
+        set(&mut world, partitions);
+        let former = [("TALLYD__AMQP__PARTITIONS", former.to_string())];
+        let former = former.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let new = world.daemon();
+        all_held(&world).await;
+
+        // One that is started again with the former number changes nothing, and leaves the jobs to others.
+        daemons.remove(0).kill();
+        let old = world.daemon_with(&former);
+        old.logged("\"partitions-behind\"").await;
+        let refused = world.command().envs(former).args(["reconcile", "--full"]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
+        let said = format!("and {partitions} partitions are in use");
+        assert!(stderr(&refused).contains(&said), "{}", stderr(&refused));
+        let checked = world.command().envs(former).arg("check-config").output().unwrap();
+        assert!(stderr(&checked).contains("error    mysql-partitions"), "{}", stderr(&checked));
+        assert_eq!(checked.status.code(), Some(78), "{}", stderr(&checked));
+
+        drift(&world, target(1), 2).await;
+        drift(&world, target(350), -1).await;
+        repairs += 2;
+        eventually("both drifts are repaired", || async {
+            world.count("SELECT COUNT(*) FROM repair WHERE outcome = 'done'").await == repairs
+        })
+        .await;
+        site.clicked(200).await;
+        assert!(old.stop().success());
+        assert!(daemons.remove(0).stop().success());
+        daemons.extend([new, world.daemon()]);
+        site.clicked(200).await;
+    }
+    site.end(&world).await;
+    let added: Vec<(u64, i64)> =
+        sqlx::query_as("SELECT target_id, added FROM repair WHERE outcome = 'done' ORDER BY target_id")
+            .fetch_all(&world.pool)
+            .await
+            .unwrap();
+    assert_eq!(added, [(1, -2), (1, -2), (350, 1), (350, 1)], "that, and nothing else");
+    for daemon in daemons {
+        assert!(daemon.stop().success());
+    }
+    // Not by one that comes with the first number at last, either.
+    let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
+    fewer.logged("\"consuming\"").await;
+    assert!(fewer.stop().success());
+    assert_bound_once(&world).await;
+    world.close().await;
+}

@@ -1,0 +1,80 @@
+//! A job whose daemon dies in the middle is brought to its end by another daemon.
+
+use tallyd::client::Client;
+use tallyd::model::{BoardPeriod, UserId};
+
+use crate::common::{Model, World, assert_redis_equals, drift, eventually, target};
+
+const SETTINGS: &str = "[amqp]\npartitions = 4\n\
+    [reconcile]\nfull_cron = \"* * * * * *\"\npage_targets = 100\n\
+    [archive]\ncron = \"* * * * * *\"\npage_members = 50\n\
+    [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\n";
+
+/// What a process has held is free thirty seconds after it died; here at once.
+async fn end_leases(world: &World) {
+    sqlx::query("UPDATE job_lock SET lease_until = NOW(6)").execute(&world.pool).await.unwrap();
+}
+
+/// Starts a daemon that stops itself at these points of a job, and kills it there.
+async fn die_at(world: &World, points: &str) {
+    let daemon = world.daemon_with(&[("TALLYD_PAUSE_POINT", points)]);
+    eventually("the daemon comes to that point", || async { daemon.is_stopped() }).await;
+    daemon.kill();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one() {
+    let world = World::new("jobs_resumed", SETTINGS).await;
+    let publisher = world.publisher().await;
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let client = Client::new(&world.config).unwrap();
+    let mut model = Model::default();
+    for id in 1..=1_000 {
+        let counted = client.like(target(id), UserId(id), &[]).await.unwrap();
+        model.apply(&counted.counted().unwrap().event);
+    }
+    for (id, by) in [(1, 3), (500, -1), (1_000, 2)] {
+        drift(&world, target(id), by).await;
+    }
+
+    // Pages of the reconcile are done when the first daemon dies.
+    die_at(&world, "reconcile:compared,reconcile:compared,reconcile:compared").await;
+    end_leases(&world).await;
+    let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W40".to_owned() };
+    let (mut redis, key) = (world.redis().await, world.cache.keys.board(&at.board, &at.period));
+    for member in 1..=500 {
+        let _: f64 =
+            redis::cmd("ZINCRBY").arg(&key).arg(member % 7 + 1).arg(member).query_async(&mut redis).await.unwrap();
+    }
+    // The second one dies in the middle of an archive.
+    die_at(&world, "archive:copied-page,archive:copied-page").await;
+    end_leases(&world).await;
+    let daemon = world.daemon();
+    daemon.logged("\"board-archived\"").await;
+    world.drained(&publisher).await;
+    eventually("a full reconcile is done", || async {
+        world.count("SELECT COUNT(*) FROM job_run WHERE job = 'reconcile' AND mode = 'full' AND outcome = 'done'").await
+            > 1
+    })
+    .await;
+    let failed = "SELECT COUNT(*) FROM job_run WHERE outcome = 'failed' AND report LIKE '%its process ended%'";
+    assert!(world.count(failed).await >= 2, "those of the dead are noted");
+    let resumed = || async { daemon.log().contains("\"reconcile-resumed\"") };
+    assert!(resumed().await || world.count("SELECT COUNT(*) FROM repair").await == 3, "{}", daemon.log());
+    assert!(daemon.stop().success());
+
+    let repairs: Vec<(u64, i64)> =
+        sqlx::query_as("SELECT target_id, added FROM repair WHERE outcome = 'done' ORDER BY target_id")
+            .fetch_all(&world.pool)
+            .await
+            .unwrap();
+    assert_eq!(repairs, [(1, -3), (500, 1), (1_000, -2)]);
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    let archived =
+        "SELECT COUNT(DISTINCT member) * 1000000 + COUNT(*) FROM leaderboard_archive WHERE period = '2026-W40'";
+    assert_eq!(world.count(archived).await, 500_000_500);
+    let sum = "SELECT CAST(SUM(score) AS SIGNED) FROM leaderboard_archive WHERE period = '2026-W40'";
+    assert_eq!(world.count(sum).await, (1..=500).map(|member| member % 7 + 1).sum::<i64>());
+    world.close().await;
+}

@@ -1,0 +1,126 @@
+//! Which daemon has which partition, and how everybody sees it.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+use tallyd::consumer::priority::priority;
+
+use crate::common::{Daemon, World, eventually, stderr, stdout};
+use crate::site::{Site, all_held, owners, taken_from};
+
+const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
+
+/// Where the daemon's admin port is.
+async fn url(daemon: &Daemon) -> String {
+    daemon.logged("\"admin-listening\"").await;
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
+    format!("http://{}", serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch() {
+    let world = World::new("sharing", ADMIN).await;
+    world.publisher().await;
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let (first, second, third) = (world.daemon(), world.daemon(), world.daemon());
+    let site = Site::open(&world);
+    all_held(&world).await;
+    first.kill();
+    site.clicked(100).await;
+    let gone = second;
+    gone.signal("KILL");
+    taken_from(&world, &gone).await;
+    let url = url(&third).await;
+    let expected: BTreeMap<u64, (String, u64)> =
+        sqlx::query_as::<_, (u16, String, u64)>("SELECT `partition`, owner, epoch FROM partition_owner")
+            .fetch_all(&world.pool)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|(partition, owner, epoch)| (partition.into(), (owner, epoch)))
+            .collect();
+    let told = || {
+        let status = world.report(&["status", "--url", &url]);
+        let partitions = status["partitions"].as_array().unwrap().iter().filter_map(|one| {
+            let owner = one["owner"].as_str()?.to_owned();
+            let since = one["taken_at"].as_i64()?;
+            assert!(since > 1_700_000_000_000_000, "{one}");
+            Some((one["partition"].as_u64()?, (owner, one["epoch"].as_u64()?)))
+        });
+        partitions.collect::<BTreeMap<_, _>>()
+    };
+    eventually("the status has them", || async { told() == expected }).await;
+    let text = stdout(&world.tallyd(&["status", "--url", &url]));
+    assert!(text.contains("WRITTEN BY") && text.contains("EPOCH"), "{text}");
+
+    // A daemon with fewer partitions tells of the others, too, and what is wrong with that.
+    let fewer = world.daemon_with(&[("TALLYD__AMQP__PARTITIONS", "1")]);
+    let url = self::url(&fewer).await;
+    eventually("all are told", || async {
+        told_by(&world, &url) == ["listening", "elsewhere", "elsewhere", "elsewhere"]
+    })
+    .await;
+    let text = stdout(&world.tallyd(&["status", "--url", &url]));
+    assert!(text.contains("[amqp] partitions is 1 here, and 4 are in use"), "{text}");
+    assert!(fewer.stop().success());
+    site.end(&world).await;
+    assert!(third.stop().success());
+    world.close().await;
+}
+
+fn told_by(world: &World, url: &str) -> Vec<String> {
+    let output = world.tallyd(&["status", "--url", url, "--format", "json"]);
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)));
+    status["partitions"].as_array().unwrap().iter().map(|one| one["standing"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The broker's version, which it says before anything else.
+fn broker_version(url: &str) -> String {
+    let url = url::Url::parse(url).unwrap();
+    let mut broker = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
+    broker.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
+    let mut said = vec![0; 2_048];
+    let length = broker.read(&mut said).unwrap();
+    let said = String::from_utf8_lossy(&said[..length]).into_owned();
+    let (_, rest) = said.split_once("\u{7}versionS").unwrap();
+    rest.chars().skip(4).take_while(|sign| sign.is_ascii_digit() || *sign == '.').collect()
+}
+
+/// RabbitMQ 4 gives a partition to the daemon of the highest priority whenever that comes; before it a partition stays with whoever has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_comes_later_gets_what_is_its_own_in_order_or_disturbs_nobody() {
+    let world = World::new("priority", "[amqp]\npartitions = 8\n").await;
+    world.publisher().await;
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let first = world.daemon();
+    let site = Site::open(&world);
+    all_held(&world).await;
+    let before = owners(&world).await;
+    let host = before[&0].rsplit_once(':').unwrap().0.to_owned();
+    let second = world.daemon();
+    let name = |daemon: &Daemon| format!("{host}:{}", daemon.child.id());
+    let (one, two) = (name(&first), name(&second));
+    let moves = broker_version(world.config.amqp.url.expose()).split('.').next().unwrap().parse::<u32>().unwrap() >= 4;
+    let due = |partition: u16| if priority(&two, partition) > priority(&one, partition) { &two } else { &one };
+    let expected: BTreeMap<u16, String> = before
+        .iter()
+        .map(|(partition, owner)| (*partition, if moves { due(*partition).clone() } else { owner.clone() }))
+        .collect();
+    eventually("the second one listens", || async { second.log().matches("\"consuming\"").count() >= 8 }).await;
+    site.clicked(300).await;
+    eventually("each has its own", || async { owners(&world).await == expected }).await;
+    for daemon in [&first, &second] {
+        for sign in ["\"outage-begun\"", "\"care-taken\"", "\"partition-taken-over\""] {
+            assert!(!daemon.log().contains(sign), "{sign} in {}", daemon.log());
+        }
+    }
+    // What it gives back goes to the first one again, which finds its epoch to be an old one.
+    second.kill();
+    eventually("the first one has all", || async { owners(&world).await.values().all(|owner| *owner == one) }).await;
+    site.end(&world).await;
+    assert!(first.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,124 @@
+//! Users who click all the time, and what must be in both stores in the end.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tallyd::client::Client;
+use tallyd::model::{Target, UserId};
+use tokio::task::JoinSet;
+
+use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, eventually, target};
+
+/// Users that click at once, each on few hot and many cold targets.
+const CLICKERS: u64 = 8;
+const HOT: u64 = 2;
+const COLD: u64 = 300;
+
+/// A site whose users like and unlike through the client until it is stopped. A click that can't be published ends the test.
+pub struct Site {
+    stop: Arc<AtomicBool>,
+    clicks: Arc<AtomicU64>,
+    users: JoinSet<Model>,
+}
+
+impl Site {
+    pub fn open(world: &World) -> Self {
+        let client = Arc::new(Client::new(&world.config).unwrap());
+        let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
+        for clicker in 0..CLICKERS {
+            let (client, stop, clicks) = (Arc::clone(&client), Arc::clone(&site.stop), Arc::clone(&site.clicks));
+            site.users.spawn(click(clicker, client, stop, clicks));
+        }
+        site
+    }
+
+    /// Waits until so many more clicks were made.
+    pub async fn clicked(&self, more: u64) {
+        let until = self.clicks.load(Ordering::Relaxed) + more;
+        eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
+    }
+
+    /// Stops the users and gives what they clicked.
+    async fn close(mut self) -> Model {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Model::default();
+        while let Some(model) = self.users.join_next().await {
+            all.rows.extend(model.unwrap().rows);
+        }
+        all
+    }
+
+    /// Stops the users, and fails unless MySQL and Redis have what they clicked, and a last reconcile finds nothing to do. Gives the model.
+    pub async fn end(self, world: &World) -> Model {
+        let model = self.close().await;
+        world.drained(&world.broker.connect_publisher("test").await.unwrap()).await;
+        reconciled(world, &[]).await;
+        world.assert_equals(&model).await;
+        assert_redis_equals(world, &model).await;
+        model
+    }
+}
+
+/// A full reconcile from a shell, which finds these drifts and repairs them. Waits for one that a daemon is at, and for partitions that are being taken
+/// over.
+pub async fn reconciled(world: &World, drifts: &[i64]) {
+    let ended = || async {
+        let output = world.tallyd(&["reconcile", "--full", "--format", "json"]);
+        let report: serde_json::Value = match output.status.code() {
+            Some(75) => return false,
+            Some(0) => serde_json::from_slice(&output.stdout).unwrap(),
+            code => panic!("{code:?}: {}", crate::common::stderr(&output)),
+        };
+        let sum: i64 = drifts.iter().map(|drift| drift.abs()).sum();
+        for (name, number) in [("drifted", drifts.len() as i64), ("drift_sum", sum), ("left", 0), ("counters_off", 0)] {
+            assert_eq!(report[name], number, "{name} in {report}");
+        }
+        true
+    };
+    eventually("a reconcile ends", ended).await;
+}
+
+/// One clicker plays ten users in turn; half of its clicks are on hot targets.
+async fn click(clicker: u64, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
+    let mut dice = Dice::new(clicker + 1);
+    let mut model = Model::default();
+    let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let user = UserId(1 + clicker * 10 + dice.below(10));
+        let target = if dice.percent(50) { target(1 + dice.below(HOT)) } else { target(100 + dice.below(COLD)) };
+        let liked = likes.entry((target, user)).or_default();
+        *liked = !*liked;
+        let counted =
+            if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+        model.apply(&counted.unwrap().counted().unwrap().event);
+        clicks.fetch_add(1, Ordering::Relaxed);
+    }
+    model
+}
+
+/// The process that holds each partition.
+pub async fn owners(world: &World) -> BTreeMap<u16, String> {
+    let rows: Vec<(u16, Option<String>)> =
+        sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
+            .fetch_all(&world.pool)
+            .await
+            .unwrap();
+    rows.into_iter().filter_map(|(partition, owner)| Some((partition, owner?))).collect()
+}
+
+/// Waits until every partition is held, and none by this process.
+pub async fn taken_from(world: &World, gone: &Daemon) {
+    let (pid, all) = (format!(":{}", gone.child.id()), usize::from(world.broker.partitions()));
+    eventually("others have the partitions", || async {
+        let owners = owners(world).await;
+        owners.len() == all && owners.values().all(|owner| !owner.ends_with(&pid))
+    })
+    .await;
+}
+
+/// Waits until every partition is held by somebody.
+pub async fn all_held(world: &World) {
+    let all = usize::from(world.broker.partitions());
+    eventually("all partitions are held", || async { owners(world).await.len() == all }).await;
+}
