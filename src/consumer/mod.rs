@@ -100,8 +100,8 @@ pub struct Partition {
     broker: Broker,
     store: Store,
     owner: String,
-    /// How much this daemon rather than another one should have it.
-    priority: i32,
+    /// How much this daemon rather than another one should have it; none where the broker isn't told.
+    priority: Option<i32>,
     /// Names and rules may change; what stands below is as it was at the start.
     live: Live,
     metric: Metric,
@@ -130,7 +130,10 @@ impl Partition {
             broker,
             store,
             owner: owner.to_owned(),
-            priority: priority::priority(&priority::name(owner, &config.admin.listen), number),
+            priority: config
+                .amqp
+                .consumer_priority
+                .then(|| priority::priority(&priority::name(owner, &config.admin.listen), number)),
             live: live.clone(),
             metric: config.metrics.like(),
             outbox: Sender::default(),

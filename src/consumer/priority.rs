@@ -1,6 +1,6 @@
 //! Which of several daemons should have a partition. Pure: each computes it for itself, and nobody knows who else is there.
 //!
-//! Each daemon listens to every queue, with a priority that is made of its own name and the partition's number. The broker, which sees all of
+//! With `[amqp] consumer_priority` each daemon listens to every queue with a priority that is made of its own name and the partition's number. The broker, which sees all of
 //! them, gives the partition to the highest: rendezvous hashing. So partitions spread over the daemons by chance; one that comes takes
 //! from the others only what it keeps, and what one leaves is spread over all that are left.
 //!

@@ -133,7 +133,9 @@ async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Li
     link.call("set the prefetch", qos).await?;
     let tag = format!("tallyd-{}", partition.owner);
     let mut arguments = FieldTable::default();
-    arguments.insert("x-priority".into(), AMQPValue::LongInt(partition.priority));
+    if let Some(priority) = partition.priority {
+        arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
+    }
     let consume =
         link.channel.basic_consume(queue.into(), tag.as_str().into(), BasicConsumeOptions::default(), arguments);
     let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;

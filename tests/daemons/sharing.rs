@@ -92,7 +92,7 @@ fn broker_version(url: &str) -> String {
 /// RabbitMQ 4 gives a partition to the daemon of the highest priority whenever that comes; before it a partition stays with whoever has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_comes_later_gets_what_is_its_own_in_order_or_disturbs_nobody() {
-    let world = World::new("priority", "[amqp]\npartitions = 8\n").await;
+    let world = World::new("priority", "[amqp]\npartitions = 8\nconsumer_priority = true\n").await;
     world.publisher().await;
     assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
     let first = world.daemon();

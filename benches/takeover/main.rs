@@ -1,0 +1,229 @@
+//! how long partitions stand still when the daemon that has them stops, dies, freezes, or falls silent
+
+#[path = "../common/mod.rs"]
+mod common;
+mod relay;
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use serde::Serialize;
+use tallyd::broker::Publisher;
+use tallyd::event::{LikeEvent, encode_like};
+use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tokio::task::JoinHandle;
+
+use common::machine::Machine;
+use common::report::{Aim, Results, median, print_figures};
+use common::world::{Setup, World};
+use relay::Relay;
+
+const PARTITIONS: u16 = 4;
+
+/// Between two looks at who has the partitions.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Enough for a daemon to know how large messages are.
+const FIRST: u64 = 10_000;
+
+/// Figures are medians; that of a daemon that is told to stop has none of these.
+const AIMS: [(&str, Aim); 3] = [
+    ("takeover_kill_ms", Aim::AtMost(5_000.0)),
+    ("takeover_stop_ms", Aim::AtMost(30_000.0)),
+    ("takeover_cut_ms", Aim::AtMost(30_000.0)),
+];
+
+/// Two daemons share four partitions under load; what the first one has, the second one takes over.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// How often each is measured; figures are medians.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+
+    /// Events a second.
+    #[arg(long, default_value_t = 500)]
+    rate: u64,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What happens to the first one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum How {
+    /// SIGTERM.
+    Handover,
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP.
+    Stop,
+    /// Nothing that it sends arrives anywhere, and nothing reaches it.
+    Cut,
+}
+
+impl How {
+    const ALL: [Self; 4] = [Self::Handover, Self::Kill, Self::Stop, Self::Cut];
+
+    fn figure(self) -> &'static str {
+        match self {
+            Self::Handover => "handover_ms",
+            Self::Kill => "takeover_kill_ms",
+            Self::Stop => "takeover_stop_ms",
+            Self::Cut => "takeover_cut_ms",
+        }
+    }
+}
+
+/// A daemon, killed when dropped.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+        command.arg("--config").arg(world.config_path()).envs(environment.iter().copied());
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(command.spawn().context("start tallyd")?))
+    }
+
+    fn signal(&self, name: &str) -> Result<()> {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status()?;
+        ensure!(sent.success(), "kill -{name}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = Machine::look().await?;
+    let mut took: BTreeMap<How, Vec<f64>> = BTreeMap::new();
+    for how in How::ALL {
+        for round in 1..=arguments.rounds {
+            let ms = measure(how, arguments.rate).await.with_context(|| format!("{how:?}, round {round}"))?;
+            println!("{how:?}, round {round}: {ms:.0} ms");
+            took.entry(how).or_default().push(ms);
+        }
+    }
+    let figures = took.iter().map(|(how, ms)| (how.figure().to_owned(), median(ms.iter().copied()))).collect();
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: took }.write("takeover")
+}
+
+/// Milliseconds until the second daemon has written every partition.
+async fn measure(how: How, rate: u64) -> Result<f64> {
+    let world = World::new("takeover", Setup { partitions: PARTITIONS, ..Setup::default() }).await?;
+    let publisher = Arc::new(world.broker.connect_publisher("bench").await?);
+    let sent = Arc::new(AtomicU64::new(0));
+    let mut relays = Vec::new();
+    let mut through = async |name: &'static str, url: &str| -> Result<(&'static str, String)> {
+        let (relay, url) = Relay::before(url).await?;
+        relays.push(relay);
+        Ok((name, url))
+    };
+    let urls = [
+        through("TALLYD__AMQP__URL", world.config.amqp.url.expose()).await?,
+        through("TALLYD__MYSQL__URL", world.config.mysql.url.expose()).await?,
+        through("TALLYD__REDIS__URL", world.config.redis.url.expose()).await?,
+    ];
+    let environment = urls.each_ref().map(|(name, url)| (*name, url.as_str()));
+    for _ in 0..FIRST {
+        publish(&world, &publisher, &sent).await?;
+    }
+    let first = Daemon::start(&world, &environment)?;
+    until("the first one has written all", async || Ok(rows(&world).await? == FIRST)).await?;
+    let second = Daemon::start(&world, &[])?;
+    until("the second one listens", async || {
+        let mut all = true;
+        for partition in 0..PARTITIONS {
+            all &= publisher.depth(&world.broker.queue(partition)).await?.consumers == 2;
+        }
+        Ok(all)
+    })
+    .await?;
+    let load = spawn_load(&world, &publisher, &sent, rate);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let began = Instant::now();
+    match how {
+        How::Handover => first.signal("TERM")?,
+        How::Kill => first.signal("KILL")?,
+        How::Stop => first.signal("STOP")?,
+        How::Cut => relays.iter().for_each(Relay::fall_silent),
+    }
+    let owner = format!("%:{}", second.0.id());
+    until("the second one has all", async || {
+        let held: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM partition_owner WHERE owner LIKE ?")
+            .bind(&owner)
+            .fetch_one(&world.pool)
+            .await?;
+        Ok(held == i64::from(PARTITIONS))
+    })
+    .await?;
+    let took = began.elapsed();
+    load.abort();
+    let _ = load.await;
+    drop(first);
+    // One may be on the way that the load had not counted.
+    until("all is written", async || Ok(rows(&world).await? >= sent.load(Ordering::Relaxed))).await?;
+    second.signal("TERM")?;
+    drop((second, relays, publisher));
+    world.close().await?;
+    Ok(took.as_secs_f64() * 1e3)
+}
+
+/// Publishes until it is aborted.
+fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, rate: u64) -> JoinHandle<Result<()>> {
+    let (exchange, publisher, sent) = (world.broker.exchange(), Arc::clone(publisher), Arc::clone(sent));
+    tokio::spawn(async move {
+        let mut tick = tokio::time::interval(Duration::from_secs(1) / u32::try_from(rate)?);
+        loop {
+            tick.tick().await;
+            publish_one(&exchange, &publisher, &sent).await?;
+        }
+    })
+}
+
+async fn publish(world: &World, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
+    publish_one(&world.broker.exchange(), publisher, sent).await
+}
+
+/// One like of a user of its own: each is a row.
+async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
+    let user = UserId(1 + sent.load(Ordering::Relaxed));
+    let target = Target { kind: Kind(1), id: TargetId(1 + user.0 % 1_000) };
+    let event = LikeEvent { target, user, at: Micros::now(), liked: true };
+    publisher.publish(exchange, &user.to_string(), &encode_like(&event, "video", None)).await?;
+    sent.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+async fn rows(world: &World) -> Result<u64> {
+    let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM like_record").fetch_one(&world.pool).await?;
+    Ok(rows.unsigned_abs())
+}
+
+/// Waits until `fact` is true.
+async fn until(what: &str, mut fact: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !fact().await? {
+        ensure!(began.elapsed() < LIMIT, "{what}: not within {} s", LIMIT.as_secs());
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
