@@ -73,7 +73,8 @@ struct Server {
 
 impl Server {
     fn start(dialect: Dialect, id: u8) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        // MySQL overlooks its own files in a folder whose name begins with a dot.
+        let folder = tempfile::Builder::new().prefix("tallyd").tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let install = program(dialect.install[0], folder.path()).args(&dialect.install[1..]).output().unwrap();
         assert!(install.status.success(), "{}", stderr(&install));
