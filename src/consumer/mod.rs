@@ -182,37 +182,48 @@ impl Partition {
     /// One session and what follows from its end: the care that the next one takes, none after the stop.
     async fn consume(&self, care: Care, outage: &mut Outage) -> Option<Care> {
         match session::run(self, care, outage).await {
-            Ok(End::Stop) => return None,
-            Ok(End::Again(next)) if next == care || next > Care::Usual => return Some(next),
-            Ok(End::Again(_)) => {
-                info!(
-                    event = "care-ended",
-                    partition = self.number,
-                    "no message comes back any more: taking as many as usual"
-                );
-                return Some(Care::Usual);
+            Ok(End::Stop) => None,
+            Ok(End::Again(next)) => Some(self.care_after(care, next)),
+            Err(error) if error.is::<NeedsCare>() => Some(self.take_care(&error)),
+            Err(error) => {
+                self.recover(&error, outage).await;
+                Some(care)
             }
-            Err(error) if error.is::<NeedsCare>() => return Some(self.take_care(&error)),
-            Err(error) if is_taken_over(&error) => {
-                info!(
-                    event = "partition-taken-over",
-                    partition = self.number,
-                    "partition {} was written by another daemon meanwhile: beginning anew",
-                    self.number
-                );
-                self.wait(STAND_BACK).await;
-            }
-            Err(error) if self.stop.is_cancelled() => {
-                info!(
-                    event = "partition-given-back",
-                    partition = self.number,
-                    error = format!("{error:#}"),
-                    "stopped with messages that were not written, which the broker keeps: {error:#}"
-                );
-            }
-            Err(error) => self.wait(outage.failed(&format!("{error:#}"))).await,
         }
-        Some(care)
+    }
+
+    /// The care of the session that begins anew in order.
+    fn care_after(&self, care: Care, next: Care) -> Care {
+        if next != care && next == Care::Usual {
+            info!(
+                event = "care-ended",
+                partition = self.number,
+                "no message comes back any more: taking as many as usual"
+            );
+        }
+        next
+    }
+
+    /// Says why a session has failed, and waits until the next one should begin.
+    async fn recover(&self, error: &anyhow::Error, outage: &mut Outage) {
+        if is_taken_over(error) {
+            info!(
+                event = "partition-taken-over",
+                partition = self.number,
+                "partition {} was written by another daemon meanwhile: beginning anew",
+                self.number
+            );
+            self.wait(STAND_BACK).await;
+        } else if self.stop.is_cancelled() {
+            info!(
+                event = "partition-given-back",
+                partition = self.number,
+                error = format!("{error:#}"),
+                "stopped with messages that were not written, which the broker keeps: {error:#}"
+            );
+        } else {
+            self.wait(outage.failed(&format!("{error:#}"))).await;
+        }
     }
 
     /// Makes what is missing on the broker, for as many partitions as are in use: this daemon may be one that knows of fewer, and must not

@@ -204,8 +204,7 @@ async fn eventually_taken(store: &Store) -> u64 {
         }
     })
     .await;
-    let taken = *run.lock().unwrap();
-    taken
+    *run.lock().unwrap()
 }
 
 fn store(config: &Config, url: String) -> Store {
