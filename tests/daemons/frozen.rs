@@ -8,7 +8,7 @@ use crate::site::taken_from;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    let settings = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
+    let settings = "[amqp]\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
     let (mut dice, mut model) = (Dice::new(7), Model::default());
@@ -25,7 +25,7 @@ async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes
     let frozen = world.daemon_with(&[("TALLYD_PAUSE_POINT", &points)]);
     frozen.logged("\"consuming\"").await;
     world.publish(&publisher, &bodies).await;
-    // At the second point, some batches are committed and not acknowledged; at the third, too.
+    // By the third one it has the partition.
     for _ in 0..2 {
         eventually("it freezes", || async { frozen.is_stopped() }).await;
         frozen.signal("CONT");

@@ -338,8 +338,8 @@ SERVER  STANDS  FOR         ANSWERS IN  REASON
 mysql   AWAY    1 min 40 s  -           no
 
 PARTITION  STANDS     QUEUED  CONSUMERS  OLDEST UNACKED  WRITTEN BY  FOR   EPOCH
-        0  writing         3          ?  -               host:1      40 s  7
-        1  elsewhere       ?          ?  -               nobody      -     2
+        0  writing         3          ?  -               host:1      40 s      7
+        1  elsewhere       ?          ?  -               nobody      -         2
 
 JOB             NOW  LAST RUN                          LAST DONE  NEXT RUN
 reconcile full  -    failed 10 s ago, took 1 min 30 s  never      in 1 min 0 s
