@@ -161,6 +161,13 @@ fn is_about_a_row(number: u16) -> bool {
 /// How long the connections may take to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
+/// A connection is closed when it has been there for so long and nobody uses it. Who only reads, as API servers do, learns of a failover in no
+/// other way where nobody cuts the connection.
+const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
+
+/// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
+const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
+
 /// The result of whatever asks MySQL.
 pub type Result<T> = std::result::Result<T, StoreError>;
 
@@ -211,6 +218,8 @@ impl Store {
             // Before the server closes them (wait_timeout, in set_session).
             .idle_timeout(Duration::from_secs(8))
             .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
+            // An address may lead to another server by now, and nobody have closed what leads to the former one.
+            .max_lifetime(CONNECTION_LIFE_MAX)
             .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
@@ -257,12 +266,14 @@ impl Store {
         const ACTION: &str = "ask MySQL for the time";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let row = sqlx::query("SELECT CAST(NOW(6) AS DATETIME(6)), @@read_only")
-                .fetch_one(connection)
-                .await
-                .tried(ACTION)?;
-            let read_only: i64 = row.try_get_unchecked(1).tried(ACTION)?;
-            Ok((micros(row.try_get(0).tried(ACTION)?), read_only == 0))
+            // A word in some versions of MariaDB, a number in all others.
+            let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
+            let row = sqlx::query(asks).fetch_one(connection).await.tried(ACTION)?;
+            let is_writable = row.try_get::<i64, _>(1).tried(ACTION)? != 0;
+            if !is_writable {
+                note_no_primary();
+            }
+            Ok((micros(row.try_get(0).tried(ACTION)?), is_writable))
         })
         .await
     }
@@ -350,15 +361,21 @@ fn spoils<T>(ended: &Result<T>) -> bool {
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn note_failover<T>(ended: &Result<T>) {
-    if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary)
-        && let Ok(mut at) = NO_PRIMARY_AT.lock()
-    {
+    if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary) {
+        note_no_primary();
+    }
+}
+
+fn note_no_primary() {
+    if let Ok(mut at) = NO_PRIMARY_AT.lock() {
         *at = Some(Instant::now());
     }
 }
 
 fn is_from_before_a_failover(age: Duration) -> bool {
-    NO_PRIMARY_AT.lock().is_ok_and(|at| at.is_some_and(|at| at.elapsed() < age))
+    let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
+    // The address may have moved only after that: what was opened meanwhile is closed, too, but not again and again until then.
+    age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }
 
 impl Drop for Lent {
