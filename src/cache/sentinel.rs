@@ -46,7 +46,16 @@ pub(super) struct Sentinels {
     /// How the master is logged in to.
     url: ServerUrl,
     timeout: Duration,
-    told: Mutex<Option<(Instant, RedisResult<Vec<String>>)>>,
+    told: Mutex<Option<(Instant, RedisResult<Told>)>>,
+}
+
+/// Where the master is.
+#[derive(Clone, Debug)]
+struct Told {
+    /// Several where sentinels differ.
+    addresses: Vec<String>,
+    /// Whether most of all sentinels have said so.
+    by_most: bool,
 }
 
 impl Sentinels {
@@ -77,7 +86,7 @@ impl Sentinels {
     /// # Errors
     /// No sentinel answers, or knows it; it is away, or is none.
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> RedisResult<(MultiplexedConnection, String)> {
-        let addresses = self.addresses().await?;
+        let addresses = self.told().await?.addresses;
         let mut failed = no_answer("no sentinel knows a master".to_owned());
         let time = self.timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
         for address in addresses {
@@ -108,25 +117,25 @@ impl Sentinels {
         }
     }
 
-    /// Whether most sentinels say that another one is the master now.
+    /// Whether most sentinels say that another one is the master now. Fewer may be behind the times: a link that works is kept.
     pub(super) async fn have_left(&self, master: &str) -> bool {
-        matches!(self.addresses().await.as_deref(), Ok([address]) if address != master)
+        let told = self.told().await;
+        told.is_ok_and(|told| told.by_most && told.addresses.iter().all(|address| address != master))
     }
 
-    /// Where the master is; several addresses where sentinels differ and none has most of them behind it.
-    async fn addresses(&self) -> RedisResult<Vec<String>> {
-        let mut told = self.told.lock().await;
-        if let Some((at, addresses)) = told.as_ref()
+    async fn told(&self) -> RedisResult<Told> {
+        let mut last = self.told.lock().await;
+        if let Some((at, told)) = last.as_ref()
             && at.elapsed() < ASKED_FOR
         {
-            return addresses.clone();
+            return told.clone();
         }
-        let addresses = self.ask().await;
-        *told = Some((Instant::now(), addresses.clone()));
-        addresses
+        let told = self.ask().await;
+        *last = Some((Instant::now(), told.clone()));
+        told
     }
 
-    async fn ask(&self) -> RedisResult<Vec<String>> {
+    async fn ask(&self) -> RedisResult<Told> {
         let mut asked = JoinSet::new();
         for sentinel in &self.sentinels {
             let (sentinel, name, time) = (Arc::clone(sentinel), self.name.clone(), ANSWER_MAX.min(self.timeout / 2));
@@ -136,10 +145,12 @@ impl Sentinels {
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
             if let Some(address) = votes.take(answer) {
-                return Ok(vec![address]);
+                // The others' connections would be closed with their questions: within `time` they end by themselves.
+                asked.detach_all();
+                return Ok(Told { addresses: vec![address], by_most: true });
             }
         }
-        votes.count(&self.name)
+        votes.count(&self.name).map(|addresses| Told { addresses, by_most: false })
     }
 }
 

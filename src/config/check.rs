@@ -108,6 +108,10 @@ fn sentinel(redis: &Redis, found: &mut Faults) {
         if let Err(error) = redis.url.at(sentinel) {
             found.at(Key::from("redis.sentinels").then(place), format!("[redis] sentinels: \"{sentinel}\" {error}"));
         }
+        if redis.sentinels.iter().take(place).any(|earlier| earlier == sentinel) {
+            let text = format!("[redis] sentinels: \"{sentinel}\" is there twice, and would have two votes");
+            found.at(Key::from("redis.sentinels").then(place), text);
+        }
     }
     if redis.sentinels.is_empty() {
         return;

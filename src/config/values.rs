@@ -72,7 +72,8 @@ impl ServerUrl {
         }
         let mut url = self.parts()?;
         url.set_host(Some(host)).map_err(|_| wrong())?;
-        url.set_port(Some(port.parse().map_err(|_| wrong())?)).map_err(|()| wrong())?;
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+        url.set_port(Some(port)).map_err(|()| wrong())?;
         Ok(Self(url.to_string().into()))
     }
 
