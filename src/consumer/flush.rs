@@ -335,7 +335,12 @@ impl Writer {
 
     /// Locks the partition's row, first of all, and checks or takes the ownership.
     async fn own(&self, tx: &mut MySqlConnection) -> Result<Ownership, StoreError> {
-        let ownership = partitions::lock_owner(tx, self.partition).await?;
+        let mut ownership = partitions::lock_owner(tx, self.partition).await?;
+        if ownership.is_none() && self.epoch.is_none() {
+            // A row that isn't there can't be locked: two would take the same epoch.
+            partitions::make_owner(tx, self.partition).await?;
+            ownership = partitions::lock_owner(tx, self.partition).await?;
+        }
         match (self.epoch, ownership) {
             (Some(ours), Some(now)) if now.epoch == ours => Ok(now),
             (Some(_), _) => Err(StoreError::TakenOver(format!("partition {}", self.partition))),

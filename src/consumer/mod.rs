@@ -234,7 +234,8 @@ impl Partition {
             self.broker.declare_for(link, partitions).await?;
             // Should another daemon have come with more meanwhile, perhaps what it has undone was made again.
             let now = self.store.noted_partitions().await?;
-            if now.is_none_or(|now| now.partitions == partitions) {
+            // A smaller number was read from a server that is behind.
+            if now.is_none_or(|now| now.partitions <= partitions) {
                 return Ok(partitions);
             }
         }

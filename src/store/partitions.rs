@@ -46,6 +46,22 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
         .tried("read the partition's row")
 }
 
+/// Makes the partition's row where there is none, and locks it either way.
+///
+/// # Errors
+/// MySQL's.
+pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, 0, NULL, NOW(6)) \
+         ON DUPLICATE KEY UPDATE batches = batches + 1",
+    )
+    .bind(partition)
+    .execute(connection)
+    .await
+    .tried("make the partition's row")?;
+    Ok(())
+}
+
 /// Makes `owner` the partition's holder, and every earlier holder's epoch void.
 ///
 /// # Errors
