@@ -56,6 +56,7 @@ pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
     found.extend(told.boards.iter().flat_map(|board| of_board(board, told.now)));
     found.extend(told.jobs.iter().filter_map(of_job));
     found.extend(too_few(told));
+    found.extend(abandoned(told));
     found.extend(of_messages(told));
     if let Some((at, wrong)) = &told.reload_refused {
         let what = format!("the last reload was refused, the configuration before it is in force: {wrong}");
@@ -130,6 +131,23 @@ fn too_few(told: &Status) -> Option<Trouble> {
         "[amqp] partitions is {known} here, and {in_use} are in use: this daemon leaves the others, and the jobs that wait for all of them, to other daemons"
     );
     Some(Trouble::mild(what, None).with("tallyd check-config".to_owned()))
+}
+
+/// Queues that only other daemons know, and none of them is there: what comes to them stays there.
+fn abandoned(told: &Status) -> Option<Trouble> {
+    let nobody: Vec<String> = told
+        .partitions
+        .iter()
+        .filter(|it| it.standing == ELSEWHERE && it.consumers == Some(0))
+        .map(|it| it.partition.to_string())
+        .collect();
+    (!nobody.is_empty()).then(|| {
+        let what = format!(
+            "nobody listens to the queues of partitions {}: their events wait until a daemon runs with the larger [amqp] partitions",
+            nobody.join(", ")
+        );
+        Trouble::grave(what, None).with("tallyd check-config".to_owned())
+    })
 }
 
 fn of_messages(told: &Status) -> Vec<Trouble> {
@@ -229,6 +247,12 @@ mod tests {
         };
         let found = troubles(&told);
         assert!(found[0].what.starts_with("[amqp] partitions is 1 here, and 3 are in use"), "{}", found[0].what);
+        // Of the last one nobody is there.
+        told.partitions[1].consumers = Some(1);
+        told.partitions[2] = Partition { partition: 2, consumers: Some(0), ..partition("elsewhere") };
+        let found = troubles(&told);
+        assert!(found[0].grave && found[0].what.contains("partitions 2: their events wait"), "{}", found[0].what);
+        assert_eq!(found.len(), 2);
         told.partitions.truncate(1);
         assert_eq!(troubles(&told), []);
     }
