@@ -158,7 +158,9 @@ stack_versions() {
         *) PROGRAM[$service]=$service-server ;;
         esac
         [[ ${FROM[$service]} ]] || continue
-        row=$(version_row "${FROM[$service]}") || die "$variable is '${FROM[$service]}', which is no version that 'dev/lab --list' shows."
+        # A folder that was made with a version that has gone since can still be stopped and wiped; dev/up refuses it.
+        row=$(version_row "${FROM[$service]}") || { [[ ! ${!variable:-} ]] && continue; } ||
+            die "$variable is '${FROM[$service]}', which is no version that 'dev/lab --list' shows."
         read -r _ of release _ "PROGRAM[$service]" <<<"$row"
         [[ $of == "$service" ]] || die "$variable is '${FROM[$service]}', which is a version of $of."
         [[ $release == "$(own_release)" ]] || ROOT[$service]=$LAB_DIR/roots/$release
@@ -172,6 +174,8 @@ require_recorded_version() {
     [[ $recorded == "${FROM[$1]}" ]] || { [[ ! -d $STACK_DIR/$1/data ]] && ! running_pid "$1" >/dev/null; } ||
         die "$1: $STACK_DIR was made with ${recorded:-what is installed}, not with ${FROM[$1]:-that}: set TALLYD_STACK_DIR to another folder, or" \
             "wipe this one with 'dev/down --wipe $1'."
+    [[ ! ${FROM[$1]} ]] || version_row "${FROM[$1]}" >/dev/null ||
+        die "$1: $STACK_DIR/$1 was made with ${FROM[$1]}, which 'dev/lab --list' has no longer: wipe it with 'dev/down --wipe $1'."
     [[ ! ${ROOT[$1]} || -d ${ROOT[$1]} ]] || die "$1: ${FROM[$1]} is not here: make it with 'dev/lab --build'."
 }
 

@@ -1,4 +1,4 @@
-//! what saturates first, and how much of everything a rate needs: a model, held against 1, 2 and 4 partitions
+//! how much of everything a rate needs, and of what the most: a model, held against 1, 2 and 4 partitions
 
 #[path = "../common/mod.rs"]
 mod common;

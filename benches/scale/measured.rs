@@ -83,6 +83,8 @@ impl Measured {
     pub fn costs(&self) -> Result<Costs> {
         let (noop, large, small) = (self.of("noop")?, self.of("floor")?, self.of("floor-1000")?);
         // The time of a batch is a + b * events: in MySQL's processor, and by the clock of its one connection.
+        let (far, near) = (large.events_per_batch(), small.events_per_batch());
+        ensure!(far > near * 2.0, "batches of {near:.0} and {far:.0} events are no line: more --events are needed");
         let (batch, row) = line(&large, &small, |run| run.mysql_us * run.events_per_batch());
         let (batch_s, row_s) = line(&large, &small, |run| 1e6 / run.events_per_second * run.events_per_batch());
         let build = large.consumer_us;

@@ -31,7 +31,7 @@ pub struct Plan {
     rabbitmq_cores: f64,
     daemon_cores: f64,
     mysql_cores: f64,
-    saturates_first: &'static str,
+    needs_most: &'static str,
     events_per_batch: f64,
     lag_p50_ms: f64,
     lag_p99_ms: f64,
@@ -64,7 +64,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
             let (daemons, mysql) = (cores(costs.consume), cores(costs.row + costs.batch / per_batch));
             let outcome = at(Cores::Own { rabbitmq, daemons, mysql });
             let needs = [("RabbitMQ", rabbitmq), ("the daemons", daemons), ("MySQL", mysql)];
-            let (saturates_first, _) =
+            let (needs_most, _) =
                 needs.into_iter().fold(("", 0.0), |most, next| if next.1 > most.1 { next } else { most });
             Plan {
                 events_per_second: *rate,
@@ -73,7 +73,7 @@ pub fn plans(costs: Costs, measured: &Measured, rates: &[f64]) -> Result<Vec<Pla
                 rabbitmq_cores: rabbitmq,
                 daemon_cores: daemons,
                 mysql_cores: mysql,
-                saturates_first,
+                needs_most,
                 events_per_batch: outcome.events_per_batch,
                 lag_p50_ms: outcome.lag_p50_ms,
                 lag_p99_ms: outcome.lag_p99_ms,
@@ -104,7 +104,7 @@ fn print(plans: &[Plan]) {
         row("cores of RabbitMQ, for each copy", &|plan| number(plan.rabbitmq_cores)),
         row("cores of daemons", &|plan| number(plan.daemon_cores)),
         row("cores of MySQL", &|plan| number(plan.mysql_cores)),
-        row("needs the most", &|plan| plan.saturates_first.to_owned()),
+        row("needs the most", &|plan| plan.needs_most.to_owned()),
         row("events/batch", &|plan| number(plan.events_per_batch)),
         row("committed/s", &|plan| number(plan.committed_per_second)),
         row("lag p50, ms", &|plan| number(plan.lag_p50_ms)),

@@ -19,6 +19,7 @@ use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 use tokio::task::JoinHandle;
 
 use common::machine::Machine;
+use common::preload;
 use common::report::{Aim, Results, median, print_figures};
 use common::world::{Setup, World};
 use relay::Relay;
@@ -129,6 +130,15 @@ async fn main() -> Result<()> {
 /// Milliseconds until the second daemon has written every partition.
 async fn measure(how: How, rate: u64) -> Result<f64> {
     let world = World::new("takeover", Setup { partitions: PARTITIONS, ..Setup::default() }).await?;
+    let took = measure_in(&world, how, rate).await;
+    // Also after a failure: what is left would be there in the next round.
+    let closed = world.close().await;
+    let took = took?;
+    closed?;
+    Ok(took)
+}
+
+async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     let publisher = Arc::new(world.broker.connect_publisher("bench").await?);
     let sent = Arc::new(AtomicU64::new(0));
     let mut relays = Vec::new();
@@ -143,12 +153,12 @@ async fn measure(how: How, rate: u64) -> Result<f64> {
         through("TALLYD__REDIS__URL", world.config.redis.url.expose()).await?,
     ];
     let environment = urls.each_ref().map(|(name, url)| (*name, url.as_str()));
-    for _ in 0..FIRST {
-        publish(&world, &publisher, &sent).await?;
-    }
-    let first = Daemon::start(&world, &environment)?;
-    until("the first one has written all", async || Ok(rows(&world).await? == FIRST)).await?;
-    let second = Daemon::start(&world, &[])?;
+    let first_events = (1..=FIRST).map(|user| preload::message(&like(user), None));
+    preload::preload_messages(world, first_events).await?;
+    sent.store(FIRST, Ordering::Relaxed);
+    let first = Daemon::start(world, &environment)?;
+    until("the first one has written all", async || Ok(rows(world).await? == FIRST)).await?;
+    let second = Daemon::start(world, &[])?;
     until("the second one listens", async || {
         let mut all = true;
         for partition in 0..PARTITIONS {
@@ -157,7 +167,7 @@ async fn measure(how: How, rate: u64) -> Result<f64> {
         Ok(all)
     })
     .await?;
-    let load = spawn_load(&world, &publisher, &sent, rate);
+    let load = spawn_load(world, &publisher, &sent, rate);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let began = Instant::now();
     match how {
@@ -168,6 +178,7 @@ async fn measure(how: How, rate: u64) -> Result<f64> {
     }
     let owner = format!("%:{}", second.0.id());
     until("the second one has all", async || {
+        ensure!(!load.is_finished(), "nothing is published any more");
         let held: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM partition_owner WHERE owner LIKE ?")
             .bind(&owner)
             .fetch_one(&world.pool)
@@ -180,10 +191,9 @@ async fn measure(how: How, rate: u64) -> Result<f64> {
     let _ = load.await;
     drop(first);
     // One may be on the way that the load had not counted.
-    until("all is written", async || Ok(rows(&world).await? >= sent.load(Ordering::Relaxed))).await?;
+    until("all is written", async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed))).await?;
     second.signal("TERM")?;
     drop((second, relays, publisher));
-    world.close().await?;
     Ok(took.as_secs_f64() * 1e3)
 }
 
@@ -199,18 +209,17 @@ fn spawn_load(world: &World, publisher: &Arc<Publisher>, sent: &Arc<AtomicU64>, 
     })
 }
 
-async fn publish(world: &World, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
-    publish_one(&world.broker.exchange(), publisher, sent).await
-}
-
 /// One like of a user of its own: each is a row.
 async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) -> Result<()> {
-    let user = UserId(1 + sent.load(Ordering::Relaxed));
-    let target = Target { kind: Kind(1), id: TargetId(1 + user.0 % 1_000) };
-    let event = LikeEvent { target, user, at: Micros::now(), liked: true };
-    publisher.publish(exchange, &user.to_string(), &encode_like(&event, "video", None)).await?;
+    let event = like(1 + sent.load(Ordering::Relaxed));
+    publisher.publish(exchange, &event.user.to_string(), &encode_like(&event, "video", None)).await?;
     sent.fetch_add(1, Ordering::Relaxed);
     Ok(())
+}
+
+fn like(user: u64) -> LikeEvent {
+    let target = Target { kind: Kind(1), id: TargetId(1 + user % 1_000) };
+    LikeEvent { target, user: UserId(user), at: Micros::now(), liked: true }
 }
 
 async fn rows(world: &World) -> Result<u64> {

@@ -1,16 +1,15 @@
 //! A network of one daemon's own, which falls silent when it is told to: what is sent arrives nowhere, and nobody is told.
 
-use std::net::SocketAddr;
-
 use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 pub struct Relay {
-    address: SocketAddr,
     silent: watch::Sender<bool>,
+    accepting: AbortHandle,
 }
 
 impl Relay {
@@ -19,18 +18,18 @@ impl Relay {
         let mut url = url::Url::parse(url)?;
         let server = format!("{}:{}", url.host_str().context("no host")?, url.port().context("no port")?);
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let relay = Self { address: listener.local_addr()?, silent: watch::Sender::new(false) };
-        let silent = relay.silent.clone();
-        tokio::spawn(async move {
+        let address = listener.local_addr()?;
+        let (sender, silent) = watch::channel(false);
+        let accepting = tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
                 let Ok(far) = TcpStream::connect(&server).await else { continue };
                 let ((from_near, to_near), (from_far, to_far)) = (near.into_split(), far.into_split());
-                tokio::spawn(copy(from_near, to_far, silent.subscribe()));
-                tokio::spawn(copy(from_far, to_near, silent.subscribe()));
+                tokio::spawn(copy(from_near, to_far, silent.clone()));
+                tokio::spawn(copy(from_far, to_near, silent.clone()));
             }
         });
-        url.set_port(Some(relay.address.port())).map_err(|()| anyhow::anyhow!("no port"))?;
-        Ok((relay, url.to_string()))
+        url.set_port(Some(address.port())).map_err(|()| anyhow::anyhow!("no port"))?;
+        Ok((Self { silent: sender, accepting: accepting.abort_handle() }, url.to_string()))
     }
 
     /// From now on nothing goes through, and nothing is closed.
@@ -39,10 +38,16 @@ impl Relay {
     }
 }
 
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) {
     let mut bytes = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut bytes).await {
-        // Its sender lives as long as the measurement: then both ends are closed.
+        // Its sender lives as long as the relay: then both ends are closed.
         if silent.wait_for(|silent| !silent).await.is_err() {
             return;
         }
