@@ -180,6 +180,14 @@ impl Cluster {
         self.is_ready(place).await;
     }
 
+    /// Waits until every queue could do without this node, as who restarts one node after the other has to.
+    pub fn awaits_quorum(&self, place: usize) {
+        let mut wait = self.script(place, "rabbitmq-upgrade");
+        wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one", "--timeout", "60"]);
+        let output = wait.output().unwrap();
+        assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    }
+
     /// Sends a signal to all processes of a node.
     pub fn signal(&self, place: usize, name: &str) {
         let group = format!("-{}", self.nodes[place].child.as_ref().unwrap().id());
