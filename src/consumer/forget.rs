@@ -16,7 +16,7 @@ use crate::store::Store;
 /// How often it is looked whether a day is over. Any number of daemons may do it.
 const EVERY: Duration = Duration::from_secs(3_600);
 
-/// How long it is left alone after a failure: whoever holds the table keeps every batch with counts waiting while this waits for it.
+/// How long it is left alone where somebody holds the table, who keeps every batch with counts waiting while this waits for it.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Forgets what is older than `[consumer] applied_event_keep`, until the stop.
@@ -38,8 +38,8 @@ pub async fn forget(store: Store, live: Live, beat: Beat, stop: CancellationToke
                 EVERY
             }
             Err(error) => {
-                outage.failed(&chain(&error));
-                AGAIN_AFTER
+                let soon = outage.failed(&chain(&error));
+                if error.is_lock_timeout() { AGAIN_AFTER } else { soon }
             }
         };
         beat.pause(pause, &stop).await;
