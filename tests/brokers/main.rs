@@ -114,7 +114,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
 
     stage.cluster.lead(0, &stage.world).await;
     stage.cluster.cut_off(0, CUT_OFF_S);
-    stage.cluster.pauses(0).await;
+    stage.cluster.is_alone(0).await;
     stage.goes_on("the leader was cut off").await;
     // Its fences go through the nodes that are left.
     let report = stage.world.report(&["reconcile"]);
