@@ -1,7 +1,9 @@
 //! Daemons die, freeze and are cut off in turn, while users click and reconciles run.
 
+use std::cell::OnceCell;
+
 use crate::common::proxy::Proxy;
-use crate::common::{Daemon, World};
+use crate::common::{Daemon, World, eventually};
 use crate::site::{Site, all_held, owners, taken_from};
 
 const SETTINGS: &str = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\ndatabase_away_max = \"1s\"\n\
@@ -29,12 +31,17 @@ impl Host {
     }
 }
 
-/// Takes out the one that holds the first partition.
+/// Takes out the one that holds the first partition, as soon as one of them does.
 async fn holder(world: &World, hosts: &mut Vec<Host>) -> Host {
-    all_held(world).await;
-    let owners = owners(world).await;
-    let place = hosts.iter().position(|host| owners[&0].ends_with(&format!(":{}", host.daemon.child.id()))).unwrap();
-    hosts.remove(place)
+    let found = OnceCell::new();
+    eventually("a living one has the first partition", || async {
+        let owners = owners(world).await;
+        let Some(owner) = owners.get(&0) else { return false };
+        let place = hosts.iter().position(|host| owner.ends_with(&format!(":{}", host.daemon.child.id())));
+        place.is_some_and(|place| found.set(place).is_ok())
+    })
+    .await;
+    hosts.remove(*found.get().unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -44,8 +51,10 @@ async fn daemons_that_die_freeze_and_are_cut_off_in_turn_lose_and_double_nothing
     assert!(world.tallyd(&["reconcile"]).status.code() == Some(0));
     let mut hosts = vec![Host::new(&world).await, Host::new(&world).await, Host::new(&world).await];
     let site = Site::open(&world);
+    all_held(&world).await;
     let dead = holder(&world, &mut hosts).await;
-    dead.daemon.kill();
+    dead.daemon.signal("KILL");
+    taken_from(&world, &dead.daemon).await;
     hosts.push(Host::new(&world).await);
     site.clicked(200).await;
 

@@ -8,7 +8,8 @@ use crate::site::taken_from;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {
-    let settings = "[amqp]\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
+    // One partition: of two that come to the point at once, one stop would be lost in the other.
+    let settings = "[amqp]\npartitions = 1\nheartbeat_s = 1\n[consumer]\nbatch_events_max = 100\n";
     let world = World::new("frozen", settings).await;
     let publisher = world.publisher().await;
     let (mut dice, mut model) = (Dice::new(7), Model::default());

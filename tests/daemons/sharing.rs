@@ -8,7 +8,7 @@ use serde_json::Value;
 use tallyd::consumer::priority::priority;
 
 use crate::common::{Daemon, World, eventually, stderr, stdout};
-use crate::site::{Site, all_held, owners, taken_from};
+use crate::site::{Site, all_held, has_all, owners};
 
 const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 
@@ -30,9 +30,8 @@ async fn each_daemon_tells_who_has_every_partition_since_when_and_in_which_epoch
     all_held(&world).await;
     first.kill();
     site.clicked(100).await;
-    let gone = second;
-    gone.signal("KILL");
-    taken_from(&world, &gone).await;
+    second.kill();
+    has_all(&world, &third).await;
     let url = url(&third).await;
     let told = || {
         let status = world.report(&["status", "--url", &url]);
@@ -118,7 +117,7 @@ async fn a_daemon_that_comes_later_gets_what_is_its_own_in_order_or_disturbs_nob
     }
     // What it gives back goes to the first one again, which finds its epoch to be an old one.
     second.kill();
-    eventually("the first one has all", || async { owners(&world).await.values().all(|owner| *owner == one) }).await;
+    has_all(&world, &first).await;
     site.end(&world).await;
     assert!(first.stop().success());
     world.close().await;

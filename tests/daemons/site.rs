@@ -117,6 +117,16 @@ pub async fn taken_from(world: &World, gone: &Daemon) {
     .await;
 }
 
+/// Waits until this process holds every partition.
+pub async fn has_all(world: &World, daemon: &Daemon) {
+    let (pid, all) = (format!(":{}", daemon.child.id()), usize::from(world.broker.partitions()));
+    eventually("one has all partitions", || async {
+        let owners = owners(world).await;
+        owners.len() == all && owners.values().all(|owner| owner.ends_with(&pid))
+    })
+    .await;
+}
+
 /// Waits until every partition is held by somebody.
 pub async fn all_held(world: &World) {
     let all = usize::from(world.broker.partitions());

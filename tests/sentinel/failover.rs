@@ -90,6 +90,7 @@ async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_m
     stage.group.is_promoted_over(old).await;
     assert!(stage.group.says(old, "role:master").await, "the test came too late");
     kept.push(unaware.like(target(1), UserId(2), &[]).await.map(|clicked| clicked.counted().unwrap()));
+    eventually("its replicas have left it", || stage.group.says(old, "connected_slaves:0")).await;
     stage.group.set(old, "min-replicas-to-write", "1").await;
     let refused = unaware.like(target(1), UserId(3), &[]).await;
     assert!(
