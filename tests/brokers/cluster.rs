@@ -185,11 +185,13 @@ impl Cluster {
     }
 
     /// Waits until every queue could do without this node, as who restarts one node after the other has to.
-    pub fn awaits_quorum(&self, place: usize) {
-        let mut wait = self.script(place, "rabbitmq-upgrade");
-        wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one", "--timeout", "60"]);
-        let output = wait.output().unwrap();
-        assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    pub async fn awaits_quorum(&self, place: usize) {
+        eventually("every queue could do without the node", || async {
+            let mut wait = self.script(place, "rabbitmq-upgrade");
+            // A node lets clients in before it answers this.
+            wait.args(["-n", &Self::name(place), "await_online_quorum_plus_one"]).output().unwrap().status.success()
+        })
+        .await;
     }
 
     /// Sends a signal to all processes of a node.

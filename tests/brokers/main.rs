@@ -133,7 +133,7 @@ async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_no
         stage.cluster.stop(place, End::InOrder);
         stage.goes_on("a node stopped in order").await;
         stage.cluster.start_again(place).await;
-        stage.cluster.awaits_quorum(place);
+        stage.cluster.awaits_quorum(place).await;
     }
     stage.close().await;
 }
