@@ -82,8 +82,7 @@ impl Stage {
         let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
         assert_eq!(views, counted, "views");
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
-        assert!(again > 0, "no click had to be tried again");
-        // Clicks that were taken back, though their events had arrived, and made again.
+        // Whether a click met a fault is luck; that the daemon did is asked below. Clicks that were taken back, though their events had arrived, and made again.
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
