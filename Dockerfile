@@ -17,8 +17,7 @@ COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
 # Readable by the user below, whatever the mode in the sources.
 COPY --chmod=644 config.toml /etc/tallyd/config.toml
 # A relative password_file is looked for here: where Docker, Podman and Compose put secrets.
-ENV CREDENTIALS_DIRECTORY=/run/secrets \
-    TALLYD__ADMIN__LISTEN=0.0.0.0:9464
+ENV CREDENTIALS_DIRECTORY=/run/secrets
 # Nobody's account, by number, so that Kubernetes can see that it isn't root (runAsNonRoot).
 USER 65532:65532
 EXPOSE 9464

@@ -39,7 +39,8 @@ CREATE TABLE IF NOT EXISTS dead_letter (
     refusals    INT UNSIGNED    NOT NULL DEFAULT 1 COMMENT 'a replay is noted only where nobody has refused it since',
     PRIMARY KEY (id),
     UNIQUE KEY dead_letter_digest (digest),
-    KEY dead_letter_open (replayed_at, reason)
+    -- By queue, because each partition may have so many.
+    KEY dead_letter_open (replayed_at, queue, reason)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- Which `count` events were applied. Entries of one time lie together; a day that is over is emptied at once. 32 days go round.

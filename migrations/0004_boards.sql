@@ -47,3 +47,13 @@ CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
     taken_at     DATETIME(6)     NULL COMMENT 'when the last complete one began',
     PRIMARY KEY (board, period)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- Which versions of tallyd can work with this schema: those that know of this step. A step that older ones can't live with raises it; one that
+-- only adds leaves it, so that daemons of both versions run side by side while they are replaced.
+CREATE TABLE IF NOT EXISTS schema_floor (
+    one  TINYINT UNSIGNED NOT NULL COMMENT 'always 1: there is one row',
+    step BIGINT           NOT NULL COMMENT 'the number of a file of migrations/',
+    PRIMARY KEY (one)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+INSERT INTO schema_floor (one, step) VALUES (1, 4) ON DUPLICATE KEY UPDATE step = GREATEST(step, 4);

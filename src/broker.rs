@@ -9,6 +9,7 @@ mod nodes;
 pub mod probe;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,14 +20,15 @@ use lapin::options::{
     QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
-use lapin::tcp::OwnedTLSConfig;
+use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::uri::AMQPScheme;
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
 
 use nodes::{Node, Nodes};
 
-use crate::config::{Amqp, QueueType};
+use crate::config::{Amqp, Identity, QueueType};
+use crate::runtime::tls::{self, Distrust};
 use crate::vitals::vitals;
 
 /// How often a message may come back before the broker sets it aside.
@@ -74,20 +76,23 @@ pub struct Depth {
 }
 
 impl Broker {
-    /// Reads the address and the certificates.
+    /// Reads the address.
     ///
     /// # Errors
-    /// The address or the certificate file can't be used.
+    /// The address can't be used.
     pub fn new(config: &Amqp) -> Result<Self> {
         let nodes = Nodes::new(config)?;
         let uri = nodes.all().first().map(|node| node.uri.clone()).unwrap_or_default();
         let tls = match uri.scheme {
             AMQPScheme::AMQP => OwnedTLSConfig::default(),
-            AMQPScheme::AMQPS => {
-                let certificates = std::fs::read_to_string(&config.ca_file)
-                    .with_context(|| format!("read [amqp] ca_file {}", config.ca_file))?;
-                OwnedTLSConfig { identity: None, cert_chain: Some(certificates) }
-            }
+            AMQPScheme::AMQPS => OwnedTLSConfig {
+                identity: config.tls.identity.as_ref().map(|Identity { certificate, key }| OwnedIdentity::PKCS8 {
+                    pem: certificate.clone().into_bytes(),
+                    key: key.expose().as_bytes().to_vec(),
+                }),
+                // The library adds the system's.
+                cert_chain: config.tls.authorities.clone(),
+            },
         };
         Ok(Self { config: config.clone(), nodes: Arc::new(nodes), vhost: uri.vhost, tls })
     }
@@ -147,10 +152,26 @@ impl Broker {
             let runtime = lapin::runtime::default_runtime()?;
             Connection::connect_uri_with_config(node.uri.clone(), properties, self.tls.clone(), runtime).await
         };
-        let connection = limit(timeout, "connect to RabbitMQ", connecting).await?;
+        let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
+        let connection = connected.map_err(|error| self.told(node, error))?;
         vitals().opened.add("rabbitmq", 1);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         Ok(Link { channel, connection, timeout })
+    }
+
+    /// Says what is wrong with a certificate, in place of the library.
+    fn told(&self, node: &Node, error: anyhow::Error) -> anyhow::Error {
+        let has_certificate = self.config.tls.identity.is_some();
+        let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
+        match Distrust::of(&*error, server) {
+            Some(distrust) => distrust.into(),
+            // It says why only after the handshake, and then the connection is gone, often with what it said.
+            None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(&error) => error.context(format!(
+                "RabbitMQ at {} ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)",
+                node.name
+            )),
+            None => error,
+        }
     }
 
     /// Connects a publisher.
@@ -281,6 +302,17 @@ impl Link {
         limit(self.timeout, action, call).await
     }
 
+    /// Asks for a queue's length. An answer costs the broker little; a missing queue costs this link its channel.
+    ///
+    /// # Errors
+    /// The broker is away, or there is no such queue.
+    pub async fn depth(&self, queue: &str) -> Result<Depth> {
+        let passive = QueueDeclareOptions::durable().passive();
+        let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
+        let queue = self.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
+        Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
+    }
+
     /// Takes one message from a queue, none where it is empty. What is not acknowledged goes back when the link is dropped.
     ///
     /// # Errors
@@ -324,16 +356,12 @@ impl Publisher {
         self.0.call("ask RabbitMQ anything", select).await
     }
 
-    /// Asks for a queue's length. An answer costs the broker little; a missing queue costs this link its channel.
+    /// Asks for a queue's length; likewise.
     ///
     /// # Errors
     /// The broker is away, or there is no such queue.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
-        let passive = QueueDeclareOptions::durable().passive();
-        let declare = self.0.channel.queue_declare(queue.into(), passive, FieldTable::default());
-        let queue =
-            self.0.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
-        Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
+        self.0.depth(queue).await
     }
 }
 
@@ -342,6 +370,19 @@ pub fn is_refusal(error: &anyhow::Error) -> bool {
     let told = error.chain().find_map(|cause| cause.downcast_ref::<lapin::Error>());
     matches!(told.map(lapin::Error::kind), Some(lapin::ErrorKind::ProtocolError(error))
         if matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND | AMQPSoftError::ACCESSREFUSED)))
+}
+
+/// Whether the other side has ended the connection.
+fn was_ended(error: &anyhow::Error) -> bool {
+    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof
+        )
+    })
 }
 
 async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {

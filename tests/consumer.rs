@@ -290,6 +290,30 @@ async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
     world.close().await;
 }
 
+/// RabbitMQ says nothing to who consumes such a queue, and what it sends is lost on the way, until no more may be on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
+    let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let likes = |id: u64| -> Vec<(UserId, Vec<u8>)> {
+        let at = Micros(1_790_000_000_000_000);
+        (1..=300).map(|user| body(&LikeEvent { target: target(id), user: UserId(user), at, liked: true })).collect()
+    };
+    world.publish(&publisher, &likes(1)).await;
+    world.drained(&publisher).await;
+    let link = world.broker.connect("test").await.unwrap();
+    let deleted = link.channel.queue_delete(world.broker.queue(0).into(), Default::default());
+    let (deleted, made) = tokio::join!(deleted, world.broker.declare(&link));
+    deleted.unwrap();
+    made.unwrap();
+    world.publish(&publisher, &likes(2)).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 600);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
 /// A rival locks rows of the batches in the opposite order, again and again: the server rolls one of the two back.
 #[tokio::test(flavor = "multi_thread")]
 async fn deadlocks_with_a_rival_lose_and_double_nothing() {

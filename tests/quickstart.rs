@@ -185,9 +185,9 @@ async fn the_documented_rights_are_enough() {
     let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&world.pool).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {}", tables.join(", ")))).execute(&world.pool).await.unwrap();
     permit(&world, &daemon_account, "rabbitmqctl set_permissions tallyd ");
-    permit(&world, &producer, "rabbitmqctl set_permissions api ");
+    permit(&world, &producer, "rabbitmqctl set_permissions tallyd_api ");
     let mut redis = world.redis().await;
-    for (account, beginning) in [(&daemon_account, "ACL SETUSER tallyd "), (&producer, "ACL SETUSER api ")] {
+    for (account, beginning) in [(&daemon_account, "ACL SETUSER tallyd "), (&producer, "ACL SETUSER tallyd_api ")] {
         allow(&world, account, beginning).await;
     }
 

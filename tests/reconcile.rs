@@ -4,72 +4,21 @@
 
 mod common;
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Dice, Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
+use common::clicker::Clicker;
+use common::site::Site;
+use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
-use tallyd::model::{Micros, Target, UserId};
-use tokio::task::JoinSet;
+use tallyd::model::{Micros, UserId};
 
 /// Users that click at once, each on few hot and many cold targets.
 const CLICKERS: u64 = 16;
 const HOT: u64 = 3;
 const COLD: u64 = 2_000;
 
-/// A site whose users like and unlike through the client until it is stopped.
-struct Site {
-    stop: Arc<AtomicBool>,
-    clicks: Arc<AtomicU64>,
-    users: JoinSet<Model>,
-}
-
-impl Site {
-    fn open(client: &Arc<Client>) -> Self {
-        let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
-        for clicker in 0..CLICKERS {
-            let (client, stop, clicks) = (Arc::clone(client), Arc::clone(&site.stop), Arc::clone(&site.clicks));
-            site.users.spawn(click(clicker, client, stop, clicks));
-        }
-        site
-    }
-
-    /// Waits until so many more clicks were made.
-    async fn clicked(&self, more: u64) {
-        let until = self.clicks.load(Ordering::Relaxed) + more;
-        eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
-    }
-
-    /// Stops the users and gives what they really clicked.
-    async fn close(mut self) -> Model {
-        self.stop.store(true, Ordering::Relaxed);
-        let mut all = Model::default();
-        while let Some(model) = self.users.join_next().await {
-            all.rows.extend(model.unwrap().rows);
-        }
-        all
-    }
-}
-
-/// One clicker plays twenty users in turn. Half of its clicks are on hot targets, so that the same user flips the same
-/// target many times a second: nothing is ever quiet there.
-async fn click(clicker: u64, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
-    let mut dice = Dice::new(clicker + 1);
-    let mut model = Model::default();
-    let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
-    while !stop.load(Ordering::Relaxed) {
-        let user = UserId(1 + clicker * 20 + dice.below(20));
-        let target = if dice.percent(50) { target(1 + dice.below(HOT)) } else { target(100 + dice.below(COLD)) };
-        let liked = likes.entry((target, user)).or_default();
-        *liked = !*liked;
-        let counted =
-            if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
-        model.apply(&counted.unwrap().counted().unwrap().event);
-        clicks.fetch_add(1, Ordering::Relaxed);
-    }
-    model
-}
+/// Each of the clickers.
+const EACH: Clicker = Clicker { number: 0, users: 20, hot: HOT, cold: COLD };
 
 fn number(report: &serde_json::Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("{name} in {report}"))
@@ -82,7 +31,7 @@ async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
     let client = Arc::new(Client::new(&world.config).unwrap());
     let daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
-    let site = Site::open(&client);
+    let site = Site::of(&client, CLICKERS, EACH);
     site.clicked(1_000).await;
     let mut busy = 0;
     for mode in ["--full", "--changed", "--full", "--changed"] {
@@ -110,7 +59,7 @@ async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
     let client = Arc::new(Client::new(&world.config).unwrap());
     let daemon = world.daemon();
     assert_eq!(world.report(&["reconcile"])["drifted"], 0);
-    let site = Site::open(&client);
+    let site = Site::of(&client, CLICKERS, EACH);
     site.clicked(2_000).await;
     let mut repaired = 0;
     for round in 0..3 {
@@ -147,7 +96,7 @@ async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
     let daemon = world.daemon();
     let loaded = world.report(&["reconcile"]);
     assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
-    let site = Site::open(&client);
+    let site = Site::of(&client, CLICKERS, EACH);
     site.clicked(2_000).await;
     lose(&world).await;
     site.clicked(500).await;

@@ -24,7 +24,7 @@ fn read(path: impl AsRef<Path>) -> String {
 /// The documents, by their paths.
 fn documents() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
-        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"].into_iter().map(PathBuf::from).collect();
+        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"].into_iter().map(PathBuf::from).collect();
     for entry in fs::read_dir(root().join("docs")).unwrap() {
         let path = Path::new("docs").join(entry.unwrap().file_name());
         if path.extension().is_some_and(|extension| extension == "md") {
@@ -175,7 +175,7 @@ fn the_bounds_in_config_toml_are_the_bounds() {
         }
         comment.clear();
     }
-    assert_eq!(checked, 17, "keys with bounds");
+    assert_eq!(checked, 18, "keys with bounds");
 }
 
 /// "(1 to 3600)", but not of the codes in [kinds] and [metrics], which have no key of their own.
@@ -316,6 +316,45 @@ fn the_readme_gives_the_same_rights_as_the_operations_manual() {
 }
 
 #[test]
+fn the_manual_gives_the_accounts_of_the_files_under_ops() {
+    assert_eq!(blocks("docs/operations.md", "sql")[0], read("ops/mysql/grants.sql"));
+    let manual = read("docs/operations.md");
+    for file in [
+        "rabbitmq/permissions.sh",
+        "redis/accounts.txt",
+        "redis/cluster.txt",
+        "redis/sentinel.txt",
+        "redis/layouts.txt",
+        "redis/filters.txt",
+    ] {
+        assert!(manual.contains(&format!("](../ops/{file})")), "the manual does not name {file}");
+        for line in read(format!("ops/{file}")).lines().filter(|line| !line.starts_with('#') && *line != "set -eu") {
+            assert!(manual.lines().any(|known| known == line), "not in the manual: {line}");
+        }
+    }
+    let of_files: Vec<String> = ["accounts", "cluster", "sentinel", "layouts", "filters"]
+        .iter()
+        .flat_map(|name| read(format!("ops/redis/{name}.txt")).lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let of_manual: Vec<&str> = manual.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
+    assert_eq!(of_manual, of_files);
+}
+
+#[test]
+fn nothing_is_unsafe() {
+    assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
+    for folder in ["src", "tests", "benches", "torture", "examples"] {
+        for (path, text) in sources(folder) {
+            // This line names it, too.
+            let named = text
+                .lines()
+                .filter(|line| line.contains("unsafe_code") && !line.contains("forbid") && !line.contains("named"));
+            assert_eq!(named.count(), 0, "{} allows what is forbidden", path.display());
+        }
+    }
+}
+
+#[test]
 fn links_lead_somewhere() {
     for document in documents() {
         let text = read(&document);
@@ -347,7 +386,7 @@ fn slug(line: &str) -> String {
 
 #[test]
 fn every_test_that_the_documents_name_exists() {
-    let code: String = sources("src").into_iter().chain(sources("tests")).map(|(_, text)| text).collect();
+    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let mut named = 0;
     for document in documents() {
         let text = read(&document);
@@ -357,7 +396,8 @@ fn every_test_that_the_documents_name_exists() {
             span.matches('_').count() >= 3 && span.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_')
         };
         // Names of other programs' settings and plugins, and of metrics, that look like it.
-        let others = ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange"];
+        let others =
+            ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
         let is_metric = |name: &&str| name.starts_with("tallyd_") || name.starts_with("process_");
         for name in spans.filter(is_name).filter(|name| !others.contains(name) && !is_metric(name)) {
             assert!(
@@ -375,10 +415,11 @@ fn every_test_that_the_documents_name_exists() {
 fn every_file_that_the_architecture_names_exists() {
     let text = read("ARCHITECTURE.md");
     for span in text.split('`').skip(1).step_by(2) {
-        let is_path = ["src/", "lua/", "tests/", "dev/", "migrations/", "docs/", "systemd/", "examples/", ".ci/"]
-            .iter()
-            .any(|folder| span.starts_with(folder))
-            && !span.contains([' ', '*', '{']);
+        let is_path =
+            ["src/", "lua/", "tests/", "torture/", "dev/", "migrations/", "docs/", "systemd/", "examples/", ".ci/"]
+                .iter()
+                .any(|folder| span.starts_with(folder))
+                && !span.contains([' ', '*', '{']);
         assert!(!is_path || root().join(span).exists(), "there is no {span}");
     }
 }
@@ -485,8 +526,9 @@ fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
 #[test]
 fn the_unit_passes_the_credentials_that_config_toml_names() {
     let config = parsed(&with_examples()).unwrap();
-    let redis = config.redis;
-    let files =
-        [config.amqp.password_file, config.mysql.password_file, redis.password_file, redis.sentinel_password_file];
-    assert_eq!(settings("LoadCredential"), files.map(Option::unwrap));
+    let (amqp, mysql, redis) = (config.amqp, config.mysql, config.redis);
+    let passwords = [amqp.password_file, mysql.password_file, redis.password_file, redis.sentinel_password_file];
+    let keys = [amqp.tls_key_file, mysql.tls_key_file, redis.tls_key_file, config.admin.token_file];
+    let files: Vec<Option<String>> = passwords.into_iter().chain(keys).collect();
+    assert_eq!(settings("LoadCredential"), files.into_iter().map(Option::unwrap).collect::<Vec<_>>());
 }

@@ -83,7 +83,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_status_that_is_watched_goes_on_while_the_daemon_is_away_until_it_is_told_to_stop() {
     let port = closed_port();
-    let world = World::new("status_watch", &format!("[admin]\nlisten = \"0.0.0.0:{port}\"\n")).await;
+    let world = World::new("status_watch", &format!("[admin]\nlisten = \"127.0.0.1:{port}\"\n")).await;
     let daemon = world.daemon();
     url(&daemon).await;
     // Of this no server can be connected to, and no password be read; and it is wrong.

@@ -11,6 +11,8 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use url::{Host, Url};
 
+use crate::config::Secret;
+
 /// How long a daemon may take to answer: it asks no server meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
@@ -38,17 +40,26 @@ pub struct NoDaemon {
     pub reason: String,
 }
 
-/// Asks for `path`, which is below that of `url`.
+/// A daemon's admin port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Where it is.
+    pub url: Url,
+    /// What it asks for.
+    pub token: Option<Secret>,
+}
+
+/// Asks for `path`, which is below that of the port's address.
 ///
 /// # Errors
 /// [`NoDaemon`], also when the answer is late or too large, or no HTTP.
-pub async fn get(url: &Url, path: &str) -> Result<Answer, NoDaemon> {
-    let answer = tokio::time::timeout(ANSWER_MAX, exchange(url, path)).await;
+pub async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
+    let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, path)).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
-    answer.map_err(|error| NoDaemon { url: url.to_string(), reason: format!("{error:#}") })
+    answer.map_err(|error| NoDaemon { url: port.url.to_string(), reason: format!("{error:#}") })
 }
 
-async fn exchange(url: &Url, path: &str) -> Result<Answer> {
+async fn exchange(Port { url, token }: &Port, path: &str) -> Result<Answer> {
     let port = url.port_or_known_default().context("the address has no port")?;
     let stream = match url.host().context("the address names no host")? {
         Host::Domain(name) => TcpStream::connect((name, port)).await,
@@ -61,8 +72,12 @@ async fn exchange(url: &Url, path: &str) -> Result<Answer> {
     driver.spawn(connection);
     let request = Request::get(format!("{}{path}", url.path().trim_end_matches('/')))
         .header(header::HOST, format!("{}:{port}", url.host_str().unwrap_or_default()))
-        .header(header::ACCEPT, "application/json")
-        .body(Body::empty())?;
+        .header(header::ACCEPT, "application/json");
+    let request = match token {
+        Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {}", token.expose())),
+        None => request,
+    };
+    let request = request.body(Body::empty())?;
     let answer = sender.send_request(request).await?;
     let status = answer.status();
     let body = to_bytes(Body::new(answer.into_body()), ANSWER_BYTES_MAX).await.context("read the answer")?;

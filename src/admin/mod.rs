@@ -1,8 +1,8 @@
 //! The admin port: what the daemon tells those who look after it, over HTTP.
 //!
 //! It must never slow the tasks: its connections to the servers are its own and few, and requests are bounded in number and
-//! time. One connection is one request. It has no password and changes nothing; a browser is kept out by the name that a request is
-//! sent to (`hosts`), and gets no CORS header.
+//! time. One connection is one request. It changes nothing. On this machine's own addresses it asks for no token unless one is set, on
+//! others it does (`token`); a page on the Web is kept out by the name that a request is sent to (`hosts`), and gets no CORS header.
 
 pub mod ask;
 mod counters;
@@ -10,6 +10,7 @@ pub mod health;
 mod hosts;
 mod metrics;
 mod page;
+mod token;
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -19,8 +20,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, X_CONTENT_TYPE_OPTIONS};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::header::{
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -43,6 +46,7 @@ use crate::runtime::progress::{Beat, Progress};
 use crate::status::Status;
 use crate::store::Store;
 use crate::vitals::vitals;
+use token::Token;
 
 /// Connections at once. Others wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
@@ -52,6 +56,9 @@ const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
 /// How long the head of a request may take to come: who connects and asks nothing must not keep others out.
 const HEAD_MAX: Duration = Duration::from_secs(3);
+
+/// Bytes of the head of a request.
+const HEAD_BYTES_MAX: usize = 16 << 10;
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -87,6 +94,8 @@ struct Asked {
     owner: Arc<str>,
     /// Who may ask servers.
     asking: Arc<Semaphore>,
+    /// What a request must have.
+    token: Option<Token>,
 }
 
 impl Asked {
@@ -127,6 +136,7 @@ impl Admin {
             progress: progress.clone(),
             owner: owner.into(),
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
+            token: config.admin.token.as_ref().map(Token::new),
         };
         Ok(Some((Self { listener, routes: routes(asked) }, observer)))
     }
@@ -172,7 +182,6 @@ fn routes(asked: Asked) -> Router {
         .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.told())))
         .route("/v1/history", get(async || json(StatusCode::OK, &vitals().pulse.points())))
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
-        .method_not_allowed_fallback(async || refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)
 }
@@ -184,6 +193,7 @@ async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
         http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_MAX)
+            .max_buf_size(HEAD_BYTES_MAX)
             .keep_alive(false)
             .serve_connection(TokioIo::new(stream), routes)
     );
@@ -199,9 +209,18 @@ async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
 
 /// What holds for every route: who may ask, and for how long.
 async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
-    let host = request.headers().get(axum::http::header::HOST).map(|host| host.to_str().unwrap_or("?"));
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"));
+    }
+    let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or("?"));
     if !hosts::may_be_called(host, &asked.live.now().admin.hosts) {
         return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
+    }
+    if asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION))) {
+        let mut answer = refused(StatusCode::UNAUTHORIZED, "the token of [admin] token_file is missing or another one");
+        // A browser asks for a user, who may be anybody, and a password.
+        answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
+        return Ok(answer);
     }
     let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
     let late = |_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()));

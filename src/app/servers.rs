@@ -164,16 +164,12 @@ impl Servers {
         registry::compare(&self.store, config).await.map(drop)
     }
 
-    /// Whether MySQL has the schema that this version needs.
+    /// Whether MySQL has a schema that this version can work with.
     ///
     /// # Errors
     /// [`ConfigError`] when it hasn't; MySQL's.
-    pub async fn check_schema(&self) -> Result<()> {
-        let problem = match self.store.schema().await? {
-            Schema::Current => return Ok(()),
-            Schema::Behind(steps) => format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`"),
-            Schema::Ahead => "MySQL's schema was made by a newer tallyd: run that version".to_owned(),
-        };
-        Err(ConfigError(vec![problem]).into())
+    pub async fn check_schema(&self) -> Result<Schema> {
+        let schema = self.store.schema().await?;
+        schema.problem().map_or(Ok(schema), |problem| Err(ConfigError(vec![problem]).into()))
     }
 }

@@ -10,6 +10,7 @@ use crate::config::{Config, ConfigError, Live};
 use crate::registry::{self, Change};
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
+use crate::store::schema::Schema;
 
 /// How long the start waits for Redis: systemd gives up on one that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
@@ -42,13 +43,23 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &Live) -> Result<
 }
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
-    servers.check_schema().await?;
+    look_at_schema(servers).await?;
     let changes = registry::agree(&servers.store, config).await?;
     tell(&changes);
     let (version, warnings) = servers.store.durability().await?;
     info!(event = "mysql", version, "MySQL is {version}");
     for warning in warnings {
         warn!(event = "mysql-not-durable", "{warning}");
+    }
+    Ok(())
+}
+
+async fn look_at_schema(servers: &Servers) -> Result<()> {
+    if let Schema::Newer(steps) = servers.check_schema().await? {
+        info!(
+            event = "schema-newer",
+            steps, "a newer tallyd has made {steps} steps of the schema more: this version can work with them"
+        );
     }
     Ok(())
 }

@@ -283,15 +283,7 @@ impl Cache {
     }
 
     pub(super) async fn change(&self, action: &'static str, call: Call) -> Result<Changed> {
-        let answer = self.eval(action, &[call]).await?.pop().unwrap_or(Value::Nil);
-        match answer {
-            Value::Int(-1) => Ok(Changed::Refused),
-            Value::Int(-2) => Ok(Changed::Absent),
-            Value::Int(-3) => Ok(Changed::Lost),
-            Value::Int(put) if put < -3 => Ok(Changed::Put(put.unsigned_abs() - 4)),
-            Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
-            other => Err(unexpected(action, &other)),
-        }
+        changed(action, self.eval(action, &[call]).await?.pop().unwrap_or(Value::Nil))
     }
 
     pub(super) async fn answer(&self, action: &'static str, command: Cmd) -> Result<Value> {
@@ -306,8 +298,20 @@ impl Cache {
     }
 }
 
+/// What a script that changes a board returns.
+pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
+    match answer {
+        Value::Int(-1) => Ok(Changed::Refused),
+        Value::Int(-2) => Ok(Changed::Absent),
+        Value::Int(-3) => Ok(Changed::Lost),
+        Value::Int(put) if put < -3 => Ok(Changed::Put(put.unsigned_abs() - 4)),
+        Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
+        other => Err(unexpected(action, &other)),
+    }
+}
+
 /// What lua/board_read.lua returns: how many members the board has, what is before the page, and the page.
-fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
+pub(super) fn read_part(answer: &Value) -> Option<(u64, Before, Vec<BoardMember>)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(members), Value::Int(before), Value::Int(higher), page @ ..] = parts.as_slice() else {
         return parts.is_empty().then(Default::default);

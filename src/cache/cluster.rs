@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::link::Link;
+use super::login::Login;
 use super::slots::{SlotMap, redirected, slot_of};
-use crate::config::{Redis, ServerUrl};
+use crate::config::Redis;
 
 /// How long a command is sent on and on: whoever counts a like must publish it soon. Most keys have moved by then.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,13 +30,10 @@ const AT_ONCE: u32 = 3;
 /// The first pause; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Where Redis listens, unless an address says otherwise.
-const PORT: u16 = 6_379;
-
 /// The nodes of a Cluster.
 pub(super) struct Cluster {
     /// How every node is logged in to.
-    url: ServerUrl,
+    login: Login,
     timeout: Duration,
     /// Nodes that are asked which others there are.
     seeds: Vec<String>,
@@ -64,16 +62,14 @@ struct Answers {
 }
 
 impl Cluster {
-    /// The Cluster that `config` names, of which a pipeline may take `timeout`.
+    /// The Cluster that `config` names.
     ///
     /// # Errors
     /// An address can't be used.
-    pub(super) fn new(config: &Redis, timeout: Duration) -> RedisResult<Self> {
-        let url = config.url.parts().map_err(wrong_address)?;
-        let seed = format!("{}:{}", url.host_str().unwrap_or_default(), url.port().unwrap_or(PORT));
-        let seeds: Vec<String> = [seed].into_iter().chain(config.seeds.iter().cloned()).collect();
+    pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
+        let seeds: Vec<String> = [login.address()].into_iter().chain(config.seeds.iter().cloned()).collect();
         let (links, map) = (Mutex::default(), tokio::sync::Mutex::default());
-        let cluster = Self { url: config.url.clone(), timeout, seeds, links, map };
+        let cluster = Self { timeout: login.timeout, login, seeds, links, map };
         cluster.seeds.iter().try_for_each(|seed| cluster.link(seed).map(drop))?;
         Ok(cluster)
     }
@@ -235,7 +231,7 @@ impl Cluster {
         if let Some(link) = links.get(node) {
             return Ok(Arc::clone(link));
         }
-        let link = Arc::new(Link::new(&self.url.at(node).map_err(wrong_address)?, self.timeout, true)?);
+        let link = Arc::new(Link::new(self.login.at(node)?, true)?);
         links.insert(node.to_owned(), Arc::clone(&link));
         Ok(link)
     }
@@ -283,10 +279,6 @@ impl Answers {
 /// The host of a `host:port`.
 fn host(node: &str) -> &str {
     node.rsplit_once(':').map_or(node, |(host, _)| host)
-}
-
-fn wrong_address(why: String) -> RedisError {
-    RedisError::from((ErrorKind::InvalidClientConfig, "a node's address can't be used", why))
 }
 
 fn not_served(slot: u16) -> RedisError {

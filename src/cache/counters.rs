@@ -316,16 +316,21 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
 }
 
 /// How many fields of a bucket are no targets', by its fields `_` and `_o`.
-fn count_beside(beside: &[Value]) -> u64 {
+pub(super) fn count_beside(beside: &[Value]) -> u64 {
     let field = |place: usize| beside.get(place).and_then(text);
     // `_o` itself, the marks that it counts, and the one for what reconciles correct.
-    let marks = field(1).and_then(|count| count.parse::<u64>().ok()).map_or(0, |count| count + 2);
-    u64::from(field(0).is_some()) + marks
+    let marks = field(1).and_then(|count| count.parse::<u64>().ok()).map_or(0, |count| count.saturating_add(2));
+    marks.saturating_add(u64::from(field(0).is_some()))
 }
 
 /// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
 /// unknown: it is nobody's to repair.
-fn read_sample(answer: &Value, layout: &Layout, metric: Metric, members: usize) -> Option<Vec<Option<Sample>>> {
+pub(super) fn read_sample(
+    answer: &Value,
+    layout: &Layout,
+    metric: Metric,
+    members: usize,
+) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);
     let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);

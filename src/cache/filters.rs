@@ -298,16 +298,16 @@ impl Cache {
     async fn scanned(&self, action: &'static str, pipeline: &Pipeline) -> Result<(String, Vec<Value>)> {
         let answer = self.run(action, pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
         let answer = answer.map_err(|source| CacheError { action, source })?;
-        let read = match &answer {
-            Value::Array(parts) => match parts.as_slice() {
-                [cursor, Value::Array(found) | Value::Set(found)] => text(cursor).map(|cursor| (cursor, found)),
-                _ => None,
-            },
-            _ => None,
-        };
-        let (cursor, found) = read.ok_or_else(|| unexpected(action, &answer))?;
-        Ok((cursor.to_owned(), found.clone()))
+        let (cursor, found) = read_scan(&answer).ok_or_else(|| unexpected(action, &answer))?;
+        Ok((cursor.to_owned(), found.to_vec()))
     }
+}
+
+/// A step of a scan.
+pub(super) fn read_scan(answer: &Value) -> Option<(&str, &[Value])> {
+    let Value::Array(parts) = answer else { return None };
+    let [cursor, Value::Array(found) | Value::Set(found)] = parts.as_slice() else { return None };
+    Some((text(cursor)?, found))
 }
 
 /// The fields of a filter's config: Redisson's, then ours.
@@ -324,7 +324,7 @@ const FIELDS: [&str; 9] = [
 ];
 
 /// What a config says, and how many users it says are noted beside the filter; none where there is no config.
-fn read_config(config: &Value) -> Option<(FilterState, u64)> {
+pub(super) fn read_config(config: &Value) -> Option<(FilterState, u64)> {
     let Value::Array(fields) = config else { return None };
     if fields.iter().all(|field| *field == Value::Nil) {
         return None;

@@ -13,6 +13,9 @@ use crate::model::{Metric, TargetId};
 /// 2^28 hashes of about 122 targets: more than there are targets.
 pub const BUCKET_BITS_MAX: u8 = 28;
 
+/// What goes beyond it was put there by somebody's hand, and is no number of ours: the difference of any two that are can be held.
+const NUMBER_MAX: i64 = 1 << 62;
+
 /// How numbers are laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -132,7 +135,7 @@ impl Layout {
         match self.form {
             Form::Packed => value(text, metric),
             Form::Entity | Form::String if text.is_empty() => Some(0),
-            Form::Entity | Form::String => text.parse().ok(),
+            Form::Entity | Form::String => number(text),
         }
     }
 }
@@ -161,8 +164,12 @@ pub fn value(text: &str, metric: Metric) -> Option<i64> {
     match text.split(',').nth(usize::from(metric.0) - 1) {
         None => Some(0),
         Some("") if text.is_empty() => Some(0),
-        Some(number) => number.parse().ok(),
+        Some(text) => number(text),
     }
+}
+
+fn number(text: &str) -> Option<i64> {
+    text.parse().ok().filter(|number| (-NUMBER_MAX..=NUMBER_MAX).contains(number))
 }
 
 /// The packed field of these numbers, each of the metric in its place; empty where all are zero.
@@ -248,6 +255,9 @@ mod tests {
             ("-3", 1, Some(-3)),
             ("x", 1, None),
             ("12,,4", 2, None),
+            ("4611686018427387904", 1, Some(1 << 62)),
+            ("-4611686018427387905", 1, None),
+            ("0,-9223372036854775808", 2, None),
         ] {
             assert_eq!(value(text, Metric(metric)), expected, "{text}");
         }

@@ -6,15 +6,12 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
-use redis::{
-    AsyncConnectionConfig, Client, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisResult, ServerErrorKind,
-    Value,
-};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
+use super::login::Login;
 use super::sentinel::Sentinels;
 use super::text;
-use crate::config::ServerUrl;
 use crate::vitals::vitals;
 
 /// What a server says to writes that too few replicas would get (`min-replicas-to-write`).
@@ -32,6 +29,7 @@ pub(super) struct Link {
     timeout: Duration,
     /// Whether it shall be a node of a Cluster.
     node: bool,
+    login: Login,
     connection: Arc<Mutex<Option<Connected>>>,
 }
 
@@ -52,19 +50,19 @@ struct Connected {
 }
 
 impl Link {
-    /// A link to that server, of which a pipeline may take `timeout`.
+    /// A link to that server.
     ///
     /// # Errors
     /// The address can't be used.
-    pub(super) fn new(url: &ServerUrl, timeout: Duration, node: bool) -> RedisResult<Self> {
-        let info = url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(timeout));
-        let server = Server::Known(Box::new(Client::open(info)?));
-        Ok(Self { server, timeout, node, connection: Arc::default() })
+    pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
+        let server = Server::Known(Box::new(login.client()?));
+        Ok(Self { server, timeout: login.timeout, node, login, connection: Arc::default() })
     }
 
     /// A link to the master that sentinels watch.
-    pub(super) fn watched(sentinels: Sentinels, timeout: Duration) -> Self {
-        Self { server: Server::Watched(Arc::new(sentinels)), timeout, node: false, connection: Arc::default() }
+    pub(super) fn watched(sentinels: Sentinels, login: Login) -> Self {
+        let (server, timeout) = (Server::Watched(Arc::new(sentinels)), login.timeout);
+        Self { server, timeout, node: false, login, connection: Arc::default() }
     }
 
     /// The master that it is connected to, as sentinels gave it; none without sentinels.
@@ -90,7 +88,8 @@ impl Link {
                     Some(error) => error,
                 }
             }
-            Ok(Err(error)) => error,
+            // A server may refuse our certificate after the handshake.
+            Ok(Err(error)) => self.login.told(error),
             Err(_) => RedisError::from((ErrorKind::Io, "no answer in time")),
         };
         *self.connection.lock().await = None;

@@ -18,11 +18,13 @@ pub mod keys;
 pub mod layout;
 mod link;
 pub mod load;
+mod login;
 pub mod missing;
 pub mod probe;
 pub mod ranks;
 pub mod read;
 pub mod recent;
+pub mod replies;
 pub mod score;
 mod sentinel;
 mod slots;
@@ -42,6 +44,7 @@ use crate::model::Micros;
 use cluster::Cluster;
 use keys::Keys;
 use link::{Link, NO_REPLICAS};
+use login::Login;
 use sentinel::Sentinels;
 
 /// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
@@ -75,6 +78,11 @@ impl CacheError {
     /// Whether a script refused it, or the key is of another type: no later try would do better, until somebody mends the key.
     pub(crate) fn is_for_ever(&self) -> bool {
         matches!(self.source.code(), Some("ERR" | "WRONGTYPE"))
+    }
+
+    /// Whether TLS says that a server is another one than is meant, or the server that we are.
+    pub fn is_distrust(&self) -> bool {
+        login::is_distrust(&self.source)
     }
 
     /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round; no such sentinel, or master.
@@ -207,12 +215,14 @@ impl Cache {
     /// An address can't be used.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
+        let login = Login::new(config, timeout);
         let servers = if config.cluster {
-            Cluster::new(config, timeout).map(|cluster| Servers::Cluster(Arc::new(cluster)))
+            Cluster::new(config, login).map(|cluster| Servers::Cluster(Arc::new(cluster)))
         } else if config.sentinels.is_empty() {
-            Link::new(&config.url, timeout, false).map(|link| Servers::One(Arc::new(link)))
+            Link::new(login, false).map(|link| Servers::One(Arc::new(link)))
         } else {
-            Sentinels::new(config, timeout).map(|sentinels| Servers::One(Arc::new(Link::watched(sentinels, timeout))))
+            Sentinels::new(config, login.clone())
+                .map(|sentinels| Servers::One(Arc::new(Link::watched(sentinels, login))))
         };
         let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
         let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;

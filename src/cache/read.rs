@@ -71,7 +71,7 @@ impl Cache {
 }
 
 /// What one target's answer says; none where it is something else.
-fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
+pub(super) fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) -> Option<Found> {
     let (loaded, numbers): (&str, Vec<Option<i64>>) = match answer {
         Value::Array(parts) => {
             let [loaded, field] = parts.as_slice() else { return None };

@@ -10,16 +10,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError,
-    RedisResult, Value,
-};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, Value};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::link::tcp_settings;
+use super::login::{Login, is_distrust};
 use super::text;
-use crate::config::{Redis, ServerUrl};
+use crate::config::Redis;
 
 /// How long sentinels are waited for at most.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -32,8 +29,7 @@ const MASTER: &str = "master";
 
 /// One sentinel.
 struct Sentinel {
-    /// `host:port`.
-    address: String,
+    login: Login,
     client: Client,
     connection: Mutex<Option<MultiplexedConnection>>,
 }
@@ -44,7 +40,7 @@ pub(super) struct Sentinels {
     /// What they call the master.
     name: String,
     /// How the master is logged in to.
-    url: ServerUrl,
+    login: Login,
     timeout: Duration,
     told: Mutex<Option<(Instant, RedisResult<Told>)>>,
 }
@@ -58,27 +54,30 @@ struct Told {
     by_most: bool,
 }
 
+impl Told {
+    fn have_left(&self, master: &str) -> bool {
+        self.by_most && self.addresses.iter().all(|address| address != master)
+    }
+}
+
 impl Sentinels {
     /// The sentinels that `config` names.
     ///
     /// # Errors
     /// An address can't be used.
-    pub(super) fn new(config: &Redis, timeout: Duration) -> RedisResult<Self> {
-        let mut login = RedisConnectionInfo::default();
+    pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
+        let mut account = RedisConnectionInfo::default();
         if let Some(password) = &config.sentinel_password {
-            login = login.set_password(password.expose());
+            account = account.set_password(password.expose());
         }
-        let client = |address: &String| {
-            let info = info_at(&config.url, address, timeout)?.set_redis_settings(login.clone());
-            Ok(Arc::new(Sentinel {
-                address: address.clone(),
-                client: Client::open(info)?,
-                connection: Mutex::default(),
-            }))
+        let sentinel = |address: &String| {
+            let login = login.at(address)?;
+            let (client, connection) = (login.client_as(Some(account.clone()))?, Mutex::default());
+            Ok(Arc::new(Sentinel { login, client, connection }))
         };
-        let sentinels = config.sentinels.iter().map(client).collect::<RedisResult<_>>()?;
-        let (name, url) = (config.sentinel_master.clone(), config.url.clone());
-        Ok(Self { sentinels, name, url, timeout, told: Mutex::default() })
+        let sentinels = config.sentinels.iter().map(sentinel).collect::<RedisResult<_>>()?;
+        let (name, timeout) = (config.sentinel_master.clone(), login.timeout);
+        Ok(Self { sentinels, name, login, timeout, told: Mutex::default() })
     }
 
     /// Connects to the master; its `host:port`, too.
@@ -101,8 +100,9 @@ impl Sentinels {
     }
 
     async fn connect_to(&self, address: &str, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
-        let client = Client::open(info_at(&self.url, address, self.timeout)?)?;
-        let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
+        let login = self.login.at(address)?;
+        let connected = login.client()?.get_multiplexed_async_connection_with_config(config).await;
+        let mut connection = connected.map_err(|error| login.told(error))?;
         let role = redis::cmd("ROLE").query_async::<Value>(&mut connection).await?;
         let role = if let Value::Array(parts) = &role { parts.first().and_then(text) } else { None };
         match role {
@@ -119,8 +119,7 @@ impl Sentinels {
 
     /// Whether most sentinels say that another one is the master now. Fewer may be behind the times: a link that works is kept.
     pub(super) async fn have_left(&self, master: &str) -> bool {
-        let told = self.told().await;
-        told.is_ok_and(|told| told.by_most && told.addresses.iter().all(|address| address != master))
+        self.told().await.is_ok_and(|told| told.have_left(master))
     }
 
     async fn told(&self) -> RedisResult<Told> {
@@ -144,13 +143,13 @@ impl Sentinels {
         let mut votes = Votes::new(self.sentinels.len());
         while let Some(answer) = asked.join_next().await {
             let answer = answer.unwrap_or_else(|_| Err(no_answer("a sentinel could not be asked".to_owned())));
-            if let Some(address) = votes.take(answer) {
+            if let Some(told) = votes.take(answer) {
                 // The others' connections would be closed with their questions: within `time` they end by themselves.
                 asked.detach_all();
-                return Ok(Told { addresses: vec![address], by_most: true });
+                return Ok(told);
             }
         }
-        votes.count(&self.name).map(|addresses| Told { addresses, by_most: false })
+        votes.count(&self.name)
     }
 }
 
@@ -168,13 +167,13 @@ impl Votes {
         Self { sentinels, of: BTreeMap::new(), unknown: 0, failed: Vec::new() }
     }
 
-    /// Counts an answer; the address that most sentinels have named.
-    fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<String> {
+    /// Counts an answer; what is told once most sentinels have named one address.
+    fn take(&mut self, answer: RedisResult<Option<String>>) -> Option<Told> {
         match answer {
             Ok(Some(address)) => {
                 let votes = self.of.entry(address.clone()).or_default();
                 *votes += 1;
-                (*votes * 2 > self.sentinels).then_some(address)
+                (*votes * 2 > self.sentinels).then(|| Told { addresses: vec![address], by_most: true })
             }
             Ok(None) => {
                 self.unknown += 1;
@@ -188,7 +187,7 @@ impl Votes {
     }
 
     /// When all have answered, or not in time: what was named, the most often first.
-    fn count(self, name: &str) -> RedisResult<Vec<String>> {
+    fn count(self, name: &str) -> RedisResult<Told> {
         if self.unknown == self.sentinels {
             let text = format!("no sentinel watches a master \"{name}\": mend [redis] sentinel_master");
             return Err(RedisError::from((ErrorKind::InvalidClientConfig, "read [redis] sentinel_master", text)));
@@ -200,7 +199,7 @@ impl Votes {
         }
         let mut named: Vec<(String, usize)> = self.of.into_iter().collect();
         named.sort_by_key(|(_, votes)| std::cmp::Reverse(*votes));
-        Ok(named.into_iter().map(|(address, _)| address).collect())
+        Ok(Told { addresses: named.into_iter().map(|(address, _)| address).collect(), by_most: false })
     }
 }
 
@@ -225,12 +224,12 @@ impl Sentinel {
         let answer = tokio::time::timeout(time, asking).await;
         match answer.unwrap_or_else(|_| Err(no_answer("it does not answer in time".to_owned()))) {
             Ok(answer) => Ok(address(&answer)),
-            Err(error) => Err(of_sentinel(&self.address, &error)),
+            Err(error) => Err(of_sentinel(&self.login, error)),
         }
     }
 }
 
-fn address(answer: &Value) -> Option<String> {
+pub(super) fn address(answer: &Value) -> Option<String> {
     let Value::Array(parts) = answer else { return None };
     let [host, port] = parts.as_slice() else { return None };
     let (host, port) = (text(host)?, text(port)?);
@@ -238,8 +237,12 @@ fn address(answer: &Value) -> Option<String> {
 }
 
 /// The same error with the sentinel's name.
-fn of_sentinel(sentinel: &str, error: &RedisError) -> RedisError {
-    let detail = format!("{sentinel}: {error}");
+fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
+    let error = sentinel.told(error);
+    if is_distrust(&error) {
+        return error;
+    }
+    let detail = format!("{}: {error}", sentinel.address());
     let is_password =
         matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) || error.kind() == ErrorKind::AuthenticationFailed;
     if is_password {
@@ -254,12 +257,6 @@ fn of_sentinel(sentinel: &str, error: &RedisError) -> RedisError {
     }
 }
 
-fn info_at(url: &ServerUrl, address: &str, timeout: Duration) -> RedisResult<ConnectionInfo> {
-    let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "an address can't be used", error));
-    let url = url.at(address).map_err(wrong)?;
-    Ok(url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(timeout)))
-}
-
 fn no_answer(text: String) -> RedisError {
     RedisError::from((ErrorKind::Io, "ask the sentinels for the master", text))
 }
@@ -268,34 +265,39 @@ fn no_answer(text: String) -> RedisError {
 mod tests {
     use super::*;
 
-    /// What is known after each answer, and in the end.
-    fn told(sentinels: usize, answers: &[Option<&str>]) -> (Option<String>, RedisResult<Vec<String>>) {
+    /// What is told once that is known, or in the end.
+    fn told(sentinels: usize, answers: &[Option<&str>]) -> RedisResult<Told> {
         let mut votes = Votes::new(sentinels);
         for answer in answers {
-            if let Some(address) = votes.take(Ok(answer.map(str::to_owned))) {
-                return (Some(address), Ok(Vec::new()));
+            if let Some(told) = votes.take(Ok(answer.map(str::to_owned))) {
+                return Ok(told);
             }
         }
-        (None, votes.count("mymaster"))
+        votes.count("mymaster")
     }
 
     #[test]
     fn what_most_sentinels_say_is_taken_before_all_have_answered() {
-        assert_eq!(told(3, &[Some("a:1"), Some("a:1")]).0.as_deref(), Some("a:1"));
-        assert_eq!(told(3, &[Some("b:1"), Some("a:1"), Some("a:1")]).0.as_deref(), Some("a:1"));
-        assert_eq!(told(1, &[Some("a:1")]).0.as_deref(), Some("a:1"));
+        for answers in [vec![Some("a:1"), Some("a:1")], vec![Some("b:1"), Some("a:1"), Some("a:1")]] {
+            let told = told(3, &answers).unwrap();
+            assert_eq!(told.addresses, ["a:1"]);
+            assert!(told.have_left("b:1") && !told.have_left("a:1"));
+        }
+        assert_eq!(told(1, &[Some("a:1")]).unwrap().addresses, ["a:1"]);
     }
 
     #[test]
-    fn where_too_few_answer_what_was_said_most_often_comes_first() {
-        assert_eq!(told(5, &[Some("a:1"), Some("b:1"), Some("b:1")]).1.unwrap(), ["b:1", "a:1"]);
-        assert_eq!(told(3, &[None, Some("b:1")]).1.unwrap(), ["b:1"]);
+    fn where_too_few_answer_what_was_said_most_often_comes_first_and_no_link_is_left() {
+        assert_eq!(told(5, &[Some("a:1"), Some("b:1"), Some("b:1")]).unwrap().addresses, ["b:1", "a:1"]);
+        let one = told(3, &[None, Some("b:1")]).unwrap();
+        assert_eq!(one.addresses, ["b:1"]);
+        assert!(!one.have_left("a:1"), "one sentinel alone decides nothing");
     }
 
     #[test]
     fn a_name_that_none_knows_is_a_mistake_and_silence_is_not() {
-        assert_eq!(told(2, &[None, None]).1.unwrap_err().kind(), ErrorKind::InvalidClientConfig);
-        assert_eq!(told(2, &[None]).1.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(told(2, &[None, None]).unwrap_err().kind(), ErrorKind::InvalidClientConfig);
+        assert_eq!(told(2, &[None]).unwrap_err().kind(), ErrorKind::Io);
     }
 
     #[test]

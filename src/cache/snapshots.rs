@@ -95,8 +95,7 @@ impl Cache {
             command.arg(&member.member);
         }
         let answer = self.answer(ACTION, command).await?;
-        let Value::Array(scores) = &answer else { return Err(unexpected(ACTION, &answer)) };
-        Ok(scores.iter().map(|score| text(score)?.parse().ok()).collect())
+        scores(&answer).ok_or_else(|| unexpected(ACTION, &answer))
     }
 
     /// About `count` members of a live board that has the mark `run` and at least `members_min` members. Each member that is there
@@ -115,13 +114,7 @@ impl Cache {
         const ACTION: &str = "read a board for its snapshot";
         let call = self.scan_call(at, run, members_min).arg("scan").arg(from.unwrap_or("0")).number(count);
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        scanned(answer, |answer| {
-            let Value::Array(parts) = answer else { return None };
-            let [next, members] = parts.as_slice() else { return None };
-            let next = text(next).filter(|next| *next != "0").map(str::to_owned);
-            Some(ScanPage { next, members: read_members(members)? })
-        })
-        .map_err(|answer| unexpected(ACTION, &answer))
+        scanned(answer, scan_page).map_err(|answer| unexpected(ACTION, &answer))
     }
 
     /// The scores of `members` in a live board, in their order, under the same conditions.
@@ -142,11 +135,7 @@ impl Cache {
         let call = self.scan_call(at, run, members_min).arg("have");
         let call = members.iter().fold(call, |call, member| call.arg(&member.member));
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        scanned(answer, |answer| {
-            let Value::Array(scores) = answer else { return None };
-            Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())
-        })
-        .map_err(|answer| unexpected(ACTION, &answer))
+        scanned(answer, scores).map_err(|answer| unexpected(ACTION, &answer))
     }
 
     /// Whether the whole of a zset that is being restored is there, and whether it is the only one that has what was added since
@@ -229,11 +218,28 @@ fn with_member(call: Call, member: &BoardMember) -> Call {
 }
 
 /// What lua/board_scan.lua returns; the answer itself where it is something else.
-fn scanned<T>(answer: Value, read: impl FnOnce(Value) -> Option<T>) -> std::result::Result<Scanned<T>, Value> {
+pub(super) fn scanned<T>(
+    answer: Value,
+    read: impl FnOnce(&Value) -> Option<T>,
+) -> std::result::Result<Scanned<T>, Value> {
     match answer {
         Value::Int(-1) => Ok(Scanned::Lost),
         Value::Int(-2) => Ok(Scanned::Frozen),
         Value::Int(-3) => Ok(Scanned::Shrunk),
-        answer => read(answer.clone()).map(Scanned::Page).ok_or(answer),
+        answer => read(&answer).map(Scanned::Page).ok_or(answer),
     }
+}
+
+/// A page of a board.
+pub(super) fn scan_page(answer: &Value) -> Option<ScanPage> {
+    let Value::Array(parts) = answer else { return None };
+    let [next, members] = parts.as_slice() else { return None };
+    let next = text(next).filter(|next| *next != "0").map(str::to_owned);
+    Some(ScanPage { next, members: read_members(members)? })
+}
+
+/// The scores of members, none for one that isn't there.
+pub(super) fn scores(answer: &Value) -> Option<Vec<Option<f64>>> {
+    let Value::Array(scores) = answer else { return None };
+    Some(scores.iter().map(|score| text(score)?.parse().ok()).collect())
 }

@@ -17,10 +17,15 @@ use crate::app::Servers;
 use crate::cache::CacheError;
 use crate::config::{Config, ConfigError, Problem};
 use crate::model::Micros;
+use crate::runtime::tls::Distrust;
 use crate::store::StoreError;
 
 /// How far two clocks may be apart before it is said, in microseconds.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
+
+/// What to do about a certificate.
+const DISTRUSTED: &str =
+    "mend the certificate or the settings of TLS, as docs/operations.md says; the daemon waits for it meanwhile";
 
 /// What is looked at. Its name is stable, and the manual says what to do about each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -160,6 +165,7 @@ impl Check {
     /// A server that is away, or one that refuses.
     fn failed(what: What, error: &Error, away: &str, refused: &str) -> Self {
         let passes = !is_refusal(error);
+        let refused = if is_distrust(error) { DISTRUSTED } else { refused };
         let advice = if passes { away } else { refused };
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
@@ -196,11 +202,21 @@ impl fmt::Display for Check {
 fn is_refusal(error: &Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
+            || cause.is::<Distrust>()
             || cause
                 .downcast_ref::<CacheError>()
                 .is_some_and(|error| error.is_of_the_configuration() || error.is_refusal())
             || cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_refusal)
             || cause.downcast_ref::<lapin::Error>().is_some_and(crate::broker::probe::is_refusal)
+    })
+}
+
+/// TLS says that the server is another one than is meant, or the server that we are.
+fn is_distrust(error: &Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<Distrust>()
+            || matches!(cause.downcast_ref(), Some(StoreError::Distrust(_)))
+            || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_distrust)
     })
 }
 

@@ -7,6 +7,7 @@ use crate::model::Micros;
 use crate::recounter::Recounter;
 use crate::registry;
 use crate::store::Store;
+use crate::store::schema::Schema;
 
 use super::{Check, What, clock};
 
@@ -56,12 +57,21 @@ fn version(version: &str) -> Check {
 }
 
 async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
-    if let Err(error) = servers.check_schema().await {
-        let advice = "tallyd migrate, with an account that may create tables";
-        checks.push(Check::failed(What::MysqlSchema, &error, AWAY, advice));
-        return;
+    let advice = match servers.store.schema().await {
+        Ok(Schema::TooNew) => "install the version that made it, or a later one",
+        _ => "tallyd migrate, with an account that may create tables",
+    };
+    match servers.check_schema().await {
+        Err(error) => {
+            checks.push(Check::failed(What::MysqlSchema, &error, AWAY, advice));
+            return;
+        }
+        Ok(Schema::Newer(steps)) => {
+            let found = format!("{steps} steps of a newer tallyd more, which this version can work with");
+            checks.push(Check::ok(What::MysqlSchema, found));
+        }
+        Ok(_) => checks.push(Check::ok(What::MysqlSchema, "up to date")),
     }
-    checks.push(Check::ok(What::MysqlSchema, "up to date"));
     match registry::compare(&servers.store, config).await {
         Ok(changes) if changes.is_empty() => checks.push(Check::ok(What::MysqlNames, "codes mean what they meant")),
         Ok(changes) => checks.extend(changes.iter().map(|change| {

@@ -139,7 +139,7 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     let servers = Servers::new(config)?;
     match &command {
         // They name no code, and what is wrong with the configuration may be what made the letters.
-        DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await?,
+        DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
     match command {

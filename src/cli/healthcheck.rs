@@ -22,14 +22,14 @@ pub(super) struct HealthcheckArgs {
 }
 
 pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
-    let url = args.port.url(config)?;
-    let answer = ask::get(&url, if args.live { "/livez" } else { "/readyz" }).await?;
+    let port = args.port.port(config)?;
+    let answer = ask::get(&port, if args.live { "/livez" } else { "/readyz" }).await?;
     let told = if args.live {
         serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
     } else {
         serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
     };
-    let (well, lines) = told.unwrap_or_else(|_| (false, vec![refusal(&url, &answer)]));
+    let (well, lines) = told.unwrap_or_else(|_| (false, vec![refusal(&port, &answer)]));
     let mut out = std::io::stdout();
     lines.iter().try_for_each(|line| writeln!(out, "{}", printable(line))).context("print")?;
     Ok(if well { EXIT_DONE } else { EXIT_FAILED })

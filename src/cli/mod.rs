@@ -37,9 +37,10 @@ use crate::model::{Target, TargetId};
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, Order};
 use crate::runtime::show::Show;
-use crate::runtime::{log, shutdown, stack};
+use crate::runtime::tls::Distrust;
+use crate::runtime::{dump, log, shutdown, stack};
 use crate::show;
-use crate::store::schema::MigrateError;
+use crate::store::migrate::MigrateError;
 use crate::store::{Fate, StoreError};
 
 /// Done.
@@ -227,6 +228,7 @@ pub fn main() -> u8 {
 
 fn run(cli: Cli) -> Result<u8> {
     stack::ensure();
+    dump::forbid();
     let command = match cli.command {
         Some(Any::Alone(command)) => return run_alone(command, &cli.config),
         Some(Any::Configured(command)) => Some(command),
@@ -388,6 +390,7 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<ConfigError>()
             || cause.is::<TooFew>()
+            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::TooNew))
             || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_of_the_configuration)
         {
             return EXIT_CONFIG;
@@ -396,8 +399,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             return EXIT_USAGE;
         }
         let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
-            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::Locked | MigrateError::Store(_)))
+            || matches!(
+                cause.downcast_ref::<MigrateError>(),
+                Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
+            )
             || cause.is::<NoAnswer>()
+            || cause.is::<Distrust>()
             || cause.is::<NoDaemon>()
             || cause.is::<CacheError>()
             || cause.is::<NotNow>()

@@ -1,30 +1,42 @@
 //! Where the daemon's admin port is that a command asks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use url::Url;
 
 use super::Usage;
-use crate::admin::ask::Answer;
-use crate::config;
+use crate::admin::ask::{Answer, Port};
+use crate::config::{self, Secret};
 
 #[derive(Debug, Args)]
 pub(super) struct PortArgs {
     /// The daemon's admin port; by default where [admin] listen of the configuration says.
     #[arg(long, value_name = "URL", value_parser = parse)]
     url: Option<Url>,
+    /// With --url: a file with the token that the daemon asks for, if it does ([admin] token_file).
+    #[arg(long, value_name = "FILE", requires = "url")]
+    token_file: Option<PathBuf>,
 }
 
 impl PortArgs {
     /// The port that is asked. Reads no configuration where it is given.
-    pub(super) fn url(&self, config: &Path) -> Result<Url> {
+    pub(super) fn port(&self, config: &Path) -> Result<Port> {
         match &self.url {
-            Some(url) => Ok(url.clone()),
-            None => of_listener(config::load_admin(config)?.address()?),
+            Some(url) => Ok(Port { url: url.clone(), token: self.token()? }),
+            None => {
+                let admin = config::load_admin(config)?;
+                Ok(Port { url: of_listener(admin.address()?)?, token: admin.token })
+            }
         }
+    }
+
+    fn token(&self) -> Result<Option<Secret>> {
+        let Some(file) = &self.token_file else { return Ok(None) };
+        let file = std::path::absolute(file).with_context(|| format!("find {}", file.display()))?;
+        config::read_token(&file).map(Some).map_err(|problem| Usage(format!("--token-file: {problem}")).into())
     }
 }
 
@@ -33,7 +45,9 @@ fn parse(text: &str) -> Result<Url, String> {
     let url = Url::parse(text).map_err(|error| format!("{error}; write an address, {example}"))?;
     match url.scheme() {
         "http" if url.username().is_empty() && url.password().is_none() => Ok(url),
-        "http" => Err(format!("the admin port has no password; write an address without one, {example}")),
+        "http" => {
+            Err(format!("write an address without a user and password, and the token with --token-file, {example}"))
+        }
         other => Err(format!("the admin port doesn't speak {other}; write {example}")),
     }
 }
@@ -57,7 +71,8 @@ fn of_listener(listens: Option<SocketAddr>) -> Result<Url> {
 }
 
 /// What an answer says that isn't the one that was asked for.
-pub(super) fn refusal(url: &Url, answer: &Answer) -> String {
+pub(super) fn refusal(port: &Port, answer: &Answer) -> String {
+    let url = &port.url;
     let error = serde_json::from_str::<serde_json::Value>(&answer.body).ok();
     let error = error.as_ref().and_then(|error| error["error"].as_str()).unwrap_or("is it tallyd's admin port?");
     format!("{url} answers {}: {}", answer.status, error.replace(char::is_control, " "))
@@ -83,7 +98,7 @@ mod tests {
         for (wrong, said) in [
             ("127.0.0.1:9464", "write an address"),
             ("https://localhost", "doesn't speak https"),
-            ("http://user:secret@localhost", "has no password"),
+            ("http://user:secret@localhost", "the token with --token-file"),
         ] {
             let error = parse(wrong).unwrap_err();
             assert!(error.contains(said) && !error.contains("secret"), "{error}");

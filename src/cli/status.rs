@@ -9,11 +9,10 @@ use axum::http::StatusCode;
 use clap::Args;
 use terminal_size::{Height, Width, terminal_size};
 use tokio_util::sync::CancellationToken;
-use url::Url;
 
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, Format};
-use crate::admin::ask;
+use crate::admin::ask::{self, Port};
 use crate::runtime::shutdown;
 use crate::status::{Status, Text, printable};
 
@@ -45,11 +44,11 @@ pub(super) struct StatusArgs {
 }
 
 pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
-    let url = args.port.url(config)?;
+    let port = args.port.port(config)?;
     let colour = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let text = asked(&url, args.format, colour).await?;
+    let text = asked(&port, args.format, colour).await?;
     if args.watch {
-        watch(&url, args.format, colour, text).await?;
+        watch(&port, args.format, colour, text).await?;
     } else {
         write!(std::io::stdout(), "{text}").context("print")?;
     }
@@ -57,10 +56,10 @@ pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
 }
 
 /// What is shown: the daemon's own JSON, or text.
-async fn asked(url: &Url, format: Format, colour: bool) -> Result<String> {
-    let answer = ask::get(url, "/v1/status").await?;
+async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
+    let answer = ask::get(port, "/v1/status").await?;
     let told: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
-    let told = told.ok_or_else(|| anyhow!(refusal(url, &answer)))?;
+    let told = told.ok_or_else(|| anyhow!(refusal(port, &answer)))?;
     Ok(match format {
         Format::Json => format!("{}\n", answer.body.trim_end()),
         Format::Text => Text { status: &told, colour }.to_string(),
@@ -68,7 +67,7 @@ async fn asked(url: &Url, format: Format, colour: bool) -> Result<String> {
 }
 
 /// Shows it again and again. A daemon that doesn't answer is waited for, with what it has told before.
-async fn watch(url: &Url, format: Format, colour: bool, first: String) -> Result<()> {
+async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Result<()> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let mut out = std::io::stdout();
@@ -88,7 +87,7 @@ async fn watch(url: &Url, format: Format, colour: bool, first: String) -> Result
         if stop.run_until_cancelled(tokio::time::sleep(WATCH_EVERY)).await.is_none() {
             return Ok(());
         }
-        let Some(answer) = stop.run_until_cancelled(asked(url, format, colour)).await else { return Ok(()) };
+        let Some(answer) = stop.run_until_cancelled(asked(port, format, colour)).await else { return Ok(()) };
         shown = match (answer, format) {
             (Ok(text), _) => {
                 known.clone_from(&text);

@@ -99,7 +99,7 @@ impl Client {
             }
             Answer::Same { at, count } => {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
-                Ok((Clicked::Same { count }, Some(counted)))
+                Ok((Clicked::Same { count, at }, Some(counted)))
             }
             Answer::Unknown(_) => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
         }

@@ -20,7 +20,7 @@ use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{self, Board, Config, Kinds, PartitionBy, Rules};
 use crate::event::{LikeEvent, encode_like};
-use crate::model::Metric;
+use crate::model::{Metric, Micros};
 use crate::store::Store;
 use numbers::Unasked;
 pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
@@ -89,6 +89,8 @@ pub enum Clicked {
     Same {
         /// The target's number; none where that is unknown.
         count: Option<i64>,
+        /// The `at` of that event.
+        at: Micros,
     },
     /// The user clicks too often: nothing was counted or published.
     Limited {

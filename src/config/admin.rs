@@ -1,11 +1,13 @@
-//! `[admin]`: the port for those who look after the daemon.
+//! `[admin]`: the port for those who look after the daemon, and who may ask there.
 
 use std::net::{AddrParseError, SocketAddr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Secret;
 use super::key::Key;
+use super::password::read_password;
 use super::problem::Faults;
 
 /// `[admin]`
@@ -16,11 +18,17 @@ pub struct Admin {
     pub listen: String,
     /// Names by which it is called beside `localhost` and addresses.
     pub hosts: Vec<String>,
+    /// A file that holds what whoever asks must show; a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
+    pub token_file: Option<String>,
+    /// The same, from the environment only.
+    #[schemars(skip)]
+    pub token: Option<Secret>,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:9464".to_owned(), hosts: Vec::new() }
+        Self { listen: "127.0.0.1:9464".to_owned(), hosts: Vec::new(), token_file: None, token: None }
     }
 }
 
@@ -34,6 +42,19 @@ impl Admin {
     }
 }
 
+/// Characters of a token at least: nobody guesses 16 that are chosen at random.
+const TOKEN_MIN: usize = 16;
+
+/// Reads the token, where it is in a file.
+pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
+    if let (None, Some(file)) = (&admin.token, &admin.token_file) {
+        match read_password("token_file", file) {
+            Ok(token) => admin.token = Some(token),
+            Err(problem) => found.at("admin.token_file", format!("[admin] {problem}")),
+        }
+    }
+}
+
 /// What can't be listened on, or be called so.
 pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     if admin.address().is_err() {
@@ -42,6 +63,23 @@ pub(super) fn problems(admin: &Admin, found: &mut Faults) {
             admin.listen
         );
         found.at("admin.listen", text);
+    }
+    let is_others = admin.address().is_ok_and(|address| address.is_some_and(|address| !address.ip().is_loopback()));
+    if is_others && admin.token.is_none() && admin.token_file.is_none() {
+        let text = format!(
+            "[admin] listen is \"{}\", which others reach: set token_file to a file with a token that they must show, or listen on 127.0.0.1",
+            admin.listen
+        );
+        found.between(&["admin.listen".into(), "admin.token_file".into()], text);
+    }
+    if let Some(token) = &admin.token {
+        let text = token.expose();
+        if text.len() < TOKEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let text = format!(
+                "[admin] token_file must hold {TOKEN_MIN} or more letters, digits and signs: openssl rand -hex 32"
+            );
+            found.between(&["admin.token_file".into(), "admin.token".into()], text);
+        }
     }
     for (place, host) in admin.hosts.iter().enumerate() {
         if host.is_empty() || host.contains([':', '/', ' ']) {
@@ -56,16 +94,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_token_that_can_be_guessed_is_refused() {
+        let found = |token: &str| {
+            let mut found = Faults::default();
+            let token = Some(Secret::new(token.to_owned()));
+            problems(&Admin { listen: "0.0.0.0:1".to_owned(), token, ..Admin::default() }, &mut found);
+            found.texts().join(" ")
+        };
+        assert_eq!(found("0123456789abcdef"), "");
+        for token in ["", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\u{e4}"] {
+            assert!(found(token).contains("must hold 16 or more"), "{token}");
+        }
+    }
+
+    #[test]
     fn what_can_not_be_listened_on_is_said() {
         let found = |listen: &str, host: &str| {
             let mut found = Faults::default();
-            problems(&Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()] }, &mut found);
+            problems(
+                &Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() },
+                &mut found,
+            );
             found.texts().join(" ")
         };
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");
         assert!(found("localhost:9464", "a").contains("[admin] listen is \"localhost:9464\""));
         assert!(found("9464", "a").contains("write ADDRESS:PORT"));
+        assert!(found("0.0.0.0:9464", "a").contains("which others reach: set token_file"));
+        assert!(found("10.0.0.7:9464", "a").contains("or listen on 127.0.0.1"));
         assert!(found("", "http://a").contains("[admin] hosts: \"http://a\" is no name"));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule};
+use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule, tls};
 use crate::archiver::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{Form, Layout};
 use crate::cache::score::Tie;
@@ -26,6 +26,7 @@ const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 /// What can't be used together, or at all; nothing when the configuration can be used.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     urls(config, found);
+    tls::problems(config, found);
     bounds(config, found);
     schedules(config, found);
     names("kinds", &config.kinds.0, found);
@@ -57,7 +58,7 @@ fn urls(config: &Config, found: &mut Faults) {
     check("mysql", &config.mysql.url, &["mysql", "mariadb"]);
     check("redis", &config.redis.url, &["redis", "rediss"]);
     if let Ok(parts) = config.amqp.url.parts() {
-        if parts.username().is_empty() {
+        if parts.username().is_empty() && !tls::is_external(&config.amqp.url) {
             // The library would log in as guest.
             found.at("amqp.url", "[amqp] url names no user");
         }

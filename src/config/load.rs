@@ -1,4 +1,4 @@
-//! File, environment and password files become one [`Config`].
+//! File, environment, and the files of passwords and certificates become one [`Config`].
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::key::{Key, Origin, Origins, place};
 use super::password::{read_password, set_password};
 use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
-use super::{Admin, Config, ConfigError, EventClock, check, schema, shape};
+use super::{Admin, Config, ConfigError, EventClock, check, schema, shape, tls};
 
 /// Where the configuration is looked for when nothing else is said.
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
@@ -48,7 +48,7 @@ struct Read {
     problems: Vec<Problem>,
 }
 
-/// Reads `path`, lays the environment over it, reads the password files and checks the whole.
+/// Reads `path`, lays the environment over it, reads the files of passwords and certificates and checks the whole.
 ///
 /// # Errors
 /// Every problem found, each naming the file and line, or the variable, it comes from.
@@ -67,6 +67,8 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let mut loaded = Loaded { config: typed(table, &mut problems), origins };
     let mut more = Faults::default();
     set_passwords(&mut loaded.config, &mut more);
+    tls::read(&mut loaded.config, &mut more);
+    super::admin::read_token(&mut loaded.config.admin, &mut more);
     check::problems(&loaded.config, &mut more);
     faults.0.extend(more.0.into_iter().filter(|fault| is_certain(fault, &removed, &loaded.origins)));
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &loaded.origins)));
@@ -74,13 +76,14 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     if problems.is_empty() { Ok(loaded) } else { Err(in_order(problems)) }
 }
 
-/// `[admin]` alone, for commands that ask a daemon: needs no password, and finds no fault with what else is there.
+/// `[admin]` alone, for commands that ask a daemon: needs no password of a server, and finds no fault with what else is there.
 ///
 /// # Errors
 /// The file can't be read or is no TOML, or something is wrong with `[admin]`.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
-    let admin = typed(table, &mut problems).admin;
+    let mut admin = typed(table, &mut problems).admin;
+    super::admin::read_token(&mut admin, &mut faults);
     super::admin::problems(&admin, &mut faults);
     problems.extend(faults.0.into_iter().map(|fault| Problem::new(fault, &origins)));
     problems.retain(|problem| problem.key.as_ref().is_none_or(|key| key.section() == "admin"));
@@ -160,7 +163,8 @@ fn set(table: &mut Table, dotted: &str, text: &str, faults: &mut Faults) -> Opti
     for part in &parts {
         let schema_above = known.unwrap_or(&Json::Null);
         (key, known) = (key.then(part), below(schema_above, part));
-        let is_password = part == "password" && below(schema_above, "password_file").is_some();
+        let is_password =
+            matches!(part.as_str(), "password" | "token") && below(schema_above, &format!("{part}_file")).is_some();
         if known.is_none() && !is_password {
             faults.at(key.clone(), shape::unknown(part, &value, &key, schema_above, schema()));
             return None;

@@ -1,8 +1,8 @@
 //! The configuration: typed, validated, redacted. config.toml at the repository's root explains every key; a test
 //! holds that file against these types and their defaults.
 //!
-//! The way: file -> schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), held against the schema, too -> types -> password
-//! files -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
+//! The way: file -> schema (names, types, bounds) -> environment (`TALLYD__SECTION__KEY`), held against the schema, too -> types -> files of
+//! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
 mod board;
@@ -22,6 +22,7 @@ mod rule;
 mod schema;
 mod shape;
 mod shown;
+mod tls;
 mod values;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,7 @@ pub use filter::Filter;
 pub use key::{Key, Origin, Origins};
 pub use live::{Current, Live};
 pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
+pub use password::read_token;
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
@@ -44,6 +46,7 @@ pub use reload::Reload;
 pub use retired::Retired;
 pub use rule::{Rule, Ruled, Rules, Writes};
 pub use schema::schema;
+pub use tls::{Identity, Tls};
 pub use values::{Pause, Secret, ServerUrl, parse_pause};
 
 use crate::model::{Kind, Metric, Target, UserId};
@@ -167,8 +170,18 @@ pub struct Amqp {
     /// A file that holds the password; a relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
-    /// The certificates that an `amqps://` broker is checked against, PEM, beside the system's own.
-    pub ca_file: String,
+    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    #[schemars(with = "String")]
+    pub tls_ca_file: Option<String>,
+    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    #[schemars(with = "String")]
+    pub tls_cert_file: Option<String>,
+    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
+    pub tls_key_file: Option<String>,
+    /// What was read from these.
+    #[serde(skip)]
+    pub tls: Tls,
     /// What every name on the broker starts with: `{prefix}.events`, `{prefix}.partitions`, `{prefix}.returned`.
     pub prefix: String,
     /// How many queues the events are spread over, each with one active consumer.
@@ -199,7 +212,10 @@ impl Default for Amqp {
             seeds: Vec::new(),
             password: None,
             password_file: None,
-            ca_file: "/etc/ssl/certs/ca-certificates.crt".to_owned(),
+            tls_ca_file: None,
+            tls_cert_file: None,
+            tls_key_file: None,
+            tls: Tls::default(),
             prefix: "tally".to_owned(),
             partitions: 1,
             partition_by: PartitionBy::User,
@@ -262,6 +278,18 @@ pub struct Mysql {
     /// A file that holds the password; a relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
+    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    #[schemars(with = "String")]
+    pub tls_ca_file: Option<String>,
+    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    #[schemars(with = "String")]
+    pub tls_cert_file: Option<String>,
+    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
+    pub tls_key_file: Option<String>,
+    /// What was read from these.
+    #[serde(skip)]
+    pub tls: Tls,
     /// Milliseconds that connecting may take.
     #[schemars(range(min = 100, max = 30_000))]
     pub connect_timeout_ms: u64,
@@ -276,6 +304,10 @@ impl Default for Mysql {
             url: ServerUrl::from("mysql://tallyd@127.0.0.1:3306/tally"),
             password: None,
             password_file: None,
+            tls_ca_file: None,
+            tls_cert_file: None,
+            tls_key_file: None,
+            tls: Tls::default(),
             connect_timeout_ms: 10_000,
             transaction_timeout_ms: 30_000,
         }
@@ -312,6 +344,11 @@ pub struct Consumer {
     pub batch_bytes_max: usize,
     /// How long the ledger remembers which `count` events were applied; older ones are refused.
     pub applied_event_keep: Pause,
+    /// Dead letters that are open at most, each partition's a part of it: beyond half of that, what no configuration would take is only counted.
+    #[schemars(range(min = 1_000, max = 10_000_000))]
+    pub dead_letters_max: u64,
+    /// What becomes of an event that another configuration may take when its partition's part is full.
+    pub dead_letters_full: WhenFull,
     /// Milliseconds that a batch waits for more events, from its first one.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
@@ -323,18 +360,35 @@ pub struct Consumer {
     pub database_away_max: Pause,
 }
 
+/// How many dead letters of one of so many partitions may be open, where `max` may be of all.
+pub fn dead_letters_part(max: u64, partitions: u16) -> u64 {
+    max / u64::from(partitions.max(1))
+}
+
 impl Default for Consumer {
     fn default() -> Self {
         Self {
             batch_events_max: 10_000,
             batch_bytes_max: 8 << 20,
             applied_event_keep: Pause::from_secs(7 * 86_400),
+            dead_letters_max: 100_000,
+            dead_letters_full: WhenFull::Wait,
             linger_ms: 5,
             reads_first: false,
             future_max: Pause::from_secs(300),
             database_away_max: Pause::from_secs(600),
         }
     }
+}
+
+/// What becomes of an event that may be good and can't be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// The partition waits until there is room, and the broker keeps what comes.
+    Wait,
+    /// It is counted and gone.
+    Drop,
 }
 
 /// `[archive]`

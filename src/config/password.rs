@@ -1,7 +1,7 @@
-//! Passwords from files: only those that nobody else can read.
+//! Passwords and keys from files: only those that nobody else can read.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{Secret, ServerUrl};
@@ -20,18 +20,37 @@ pub(super) fn set_password(
     url.set_password(&password).map_err(|error| ("url", format!("url {error}")))
 }
 
-/// Reads the file that the key `name` names. A relative path is one of systemd's credentials (`LoadCredential=`).
-pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
-    let mut path = PathBuf::from(file);
-    if path.is_relative() {
-        let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
-            return Err(format!(
-                "{name} is the credential {file}, but systemd passed none: \
-                 write an absolute path, or LoadCredential={file}:/path in the unit"
-            ));
-        };
-        path = Path::new(&directory).join(file);
+/// Where the file is that the key `name` names. A relative path is one of systemd's credentials (`LoadCredential=`).
+pub(super) fn located(name: &str, file: &str) -> Result<PathBuf, String> {
+    if Path::new(file).is_absolute() {
+        return Ok(PathBuf::from(file));
     }
+    let Some(directory) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
+        return Err(format!(
+            "{name} is the credential {file}, but systemd passed none: \
+             write an absolute path, or LoadCredential={file}:/path in the unit"
+        ));
+    };
+    Ok(Path::new(&directory).join(file))
+}
+
+/// Reads the file that the key `name` names, in which a line's end at its end doesn't count.
+pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
+    let text = read_secret(name, file)?;
+    Ok(Secret::new(text.expose().trim_end_matches(['\n', '\r']).to_owned()))
+}
+
+/// Reads a token from a file that is not everybody's to read.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn read_token(file: &Path) -> Result<Secret, String> {
+    read_password("the token in", &file.display().to_string())
+}
+
+/// Reads the file that the key `name` names as it is.
+pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
+    let path = located(name, file)?;
     let failed = |error: std::io::Error| {
         let advice = match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
@@ -49,19 +68,18 @@ pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
             own_user()
         ));
     }
-    let text = fs::read_to_string(&path).map_err(failed)?;
-    Ok(Secret::new(text.trim_end_matches(['\n', '\r']).to_owned()))
+    fs::read_to_string(&path).map(Secret::new).map_err(failed)
 }
 
 /// Whom this process runs as, for advice.
 fn own_user() -> String {
-    // The kernel has the folder belong to who the process acts as.
-    fs::metadata("/proc/self")
-        .map_or_else(|_| "tallyd's user".to_owned(), |own| format!("the user {} that tallyd runs as", own.uid()))
+    format!("the user {} that tallyd runs as", rustix::process::geteuid().as_raw())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, ServerUrl};
+use super::{Secret, ServerUrl, Tls};
 use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
 
 /// `[redis]`
@@ -32,6 +32,18 @@ pub struct Redis {
     /// A file that holds the password; a relative path is one of systemd's credentials.
     #[schemars(with = "String")]
     pub password_file: Option<String>,
+    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
+    #[schemars(with = "String")]
+    pub tls_ca_file: Option<String>,
+    /// A file with the certificate (PEM) that is shown to a server that asks for one.
+    #[schemars(with = "String")]
+    pub tls_cert_file: Option<String>,
+    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
+    #[schemars(with = "String")]
+    pub tls_key_file: Option<String>,
+    /// What was read from these.
+    #[serde(skip)]
+    pub tls: Tls,
     /// What every key starts with; empty by default.
     pub key_prefix: String,
     /// How counters are laid out.
@@ -108,6 +120,10 @@ impl Default for Redis {
             sentinel_password: None,
             password: None,
             password_file: None,
+            tls_ca_file: None,
+            tls_cert_file: None,
+            tls_key_file: None,
+            tls: Tls::default(),
             key_prefix: String::new(),
             layout: Form::Packed,
             bucket_bits: 13,

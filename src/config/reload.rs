@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::problem::{Fault, Faults};
-use super::{Config, ConfigError, EventClock, LIKE, ServerUrl, check};
+use super::tls::Tls;
+use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, check};
 
 /// What becomes of the configuration that is in force, given another one.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ impl Config {
         config.log.level.clone_from(&new.log.level);
         config.filter.false_positive = new.filter.false_positive;
         config.consumer.future_max = new.consumer.future_max;
+        config.consumer.dead_letters_max = new.consumer.dead_letters_max;
+        config.consumer.dead_letters_full = new.consumer.dead_letters_full;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
             // As when it is loaded: API servers go on counting in two layouts.
@@ -75,6 +78,22 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
         let seen = |url: &ServerUrl| url.to_string();
         if seen(one) == seen(other) && one.expose() != other.expose() {
             found.push(format!("[{section}] url or password"));
+        }
+    }
+    let text = |secret: &Option<Secret>| secret.as_ref().map(|secret| secret.expose().to_owned());
+    let held = |tls: &Tls| {
+        let identity = tls.identity.as_ref();
+        (tls.authorities.clone(), identity.map(|own| (own.certificate.clone(), own.key.expose().to_owned())))
+    };
+    for (name, is_new) in [
+        ("[admin] token", text(&one.admin.token) != text(&other.admin.token)),
+        ("[redis] sentinel_password", text(&one.redis.sentinel_password) != text(&other.redis.sentinel_password)),
+        ("[amqp] what its tls_ files hold", held(&one.amqp.tls) != held(&other.amqp.tls)),
+        ("[mysql] what its tls_ files hold", held(&one.mysql.tls) != held(&other.mysql.tls)),
+        ("[redis] what its tls_ files hold", held(&one.redis.tls) != held(&other.redis.tls)),
+    ] {
+        if is_new {
+            found.push(name.to_owned());
         }
     }
     found
@@ -156,6 +175,20 @@ mod tests {
         assert_eq!((changed, needs_restart), (vec![], names(&["[mysql] url or password"])));
         let written = serde_json::to_string(&config(&with("s3cr3t"))).unwrap();
         assert!(!written.contains("s3cr3t") && written.contains("mysql://h/db"), "{written}");
+    }
+
+    #[test]
+    fn a_token_and_what_certificates_files_hold_are_seen_to_change() {
+        let with = |secret: &str| {
+            let mut config = config("");
+            config.admin.token = Some(Secret::new(secret.to_owned()));
+            config.redis.sentinel_password = Some(Secret::new(secret.to_owned()));
+            config.amqp.tls.authorities = Some(secret.to_owned());
+            config
+        };
+        let Reload { changed, needs_restart, .. } = with("one").reloaded(with("two")).unwrap();
+        let expected = ["[admin] token", "[redis] sentinel_password", "[amqp] what its tls_ files hold"];
+        assert_eq!((changed, needs_restart), (vec![], names(&expected)));
     }
 
     #[test]

@@ -78,10 +78,10 @@ fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, fa
 /// What is said of a name that is not known.
 pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root: &Json) -> String {
     let above = key.above();
-    if name == "password" && below(schema, "password_file").is_some() {
-        let variable = format!("TALLYD__{}__PASSWORD", key.section().to_uppercase());
+    if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {
+        let variable = format!("TALLYD__{}__{}", key.section().to_uppercase(), name.to_uppercase());
         return format!(
-            "{above} `password` belongs in a file of its own (password_file) or in the environment ({variable})"
+            "{above} `{name}` belongs in a file of its own ({name}_file) or in the environment ({variable})"
         );
     }
     let (what, of) = match above.parts().is_empty() {
@@ -140,7 +140,8 @@ fn wrong_text(text: &str, schema: &Json) -> Option<String> {
 
 /// A value as it is written, without what may be a secret.
 fn shown(value: &Value, key: &Key) -> String {
-    let is_secret = key.parts().last().is_some_and(|name| name.contains("password") || name == "url");
+    let is_secret =
+        key.parts().last().is_some_and(|name| name.contains("password") || matches!(name.as_str(), "url" | "token"));
     let text = match value {
         Value::Float(number) => number.to_string(),
         Value::Table(_) => return "a table".to_owned(),

@@ -55,7 +55,7 @@ impl Loaded {
             .filter(|(_, value)| is_setting(value))
             .map(|(name, value)| {
                 // A password in the file is refused.
-                let mark = if name == "password" { "#" } else { "" };
+                let mark = if matches!(name.as_str(), "password" | "token") { "#" } else { "" };
                 (format!("{mark}{name} = {value}"), key.then(name))
             })
             .collect();

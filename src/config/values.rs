@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(format!("{url} {url:?}"), "amqp://host:5672/%2f \"amqp://host:5672/%2f\"");
         assert_eq!(url.masked(), "amqp://user:***@host:5672/%2f?password=***");
         assert_eq!(ServerUrl::from("redis://secret@h/0").masked(), "redis://***@h/0");
-        let options = "mysql://u@h/t?ssl-mode=VERIFY_CA&ssl-ca=/a%20b";
+        let options = "mysql://u@h/t?ssl-mode=VERIFY_IDENTITY&socket=/a%20b";
         assert_eq!(ServerUrl::from(options).masked(), options);
         assert_eq!(format!("{:?}", Secret::new("secret".to_owned())), "***");
     }

@@ -1,7 +1,7 @@
 //! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tracing::{debug, info, warn};
 use super::batch::{Batch, Received, before, coalesce, differences};
 use super::consumed::Consumed;
 use super::dead;
+use super::room::{Kept, Room};
 use super::seen::Seen;
 use super::sight::Sights;
 use super::vital::{self, Steps};
@@ -54,6 +55,8 @@ pub(super) struct Writer {
     pub rules_now: Current<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
+    /// How many dead letters are kept.
+    pub room: Room,
     /// The numbers of which events say another value than `counter`.
     pub sights: Sights,
     pub consumed: Consumed,
@@ -85,6 +88,7 @@ enum End {
 }
 
 /// What a transaction found out, to be remembered once it is committed.
+#[derive(Default)]
 pub(super) struct Found {
     pub epoch: u64,
     pub coalesced: usize,
@@ -92,6 +96,10 @@ pub(super) struct Found {
     pub outboxed: bool,
     /// Numbers whose newest event said what Redis has, each with that event's `at`, what it said and what MySQL counts.
     pub said: Vec<(Number, Micros, i64, Counted)>,
+    /// Dead letters that are open now and were not, as far as is known.
+    pub kept: u64,
+    /// Those that were only counted, by reason.
+    pub dropped: BTreeMap<&'static str, u64>,
 }
 
 impl Writer {
@@ -124,6 +132,7 @@ impl Writer {
                     tries.outage.over();
                     vital::committed(batch, found.coalesced);
                     self.remember(found.epoch);
+                    self.note_letters(&found);
                     if found.outboxed {
                         self.outbox.send_replace(());
                     }
@@ -143,6 +152,8 @@ impl Writer {
         let code = error.code();
         match error {
             StoreError::TakenOver(_) => return Err(error),
+            // What there is room for goes through.
+            StoreError::NoRoom(_) if batch.can_split() => tries.together = true,
             _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
             _ if error.fate() == Fate::Row && spell_in_ascii(batch) => {}
             // Each is fine alone, and together they aren't: two that fill a number.
@@ -267,6 +278,8 @@ impl Writer {
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
         self.learn_watch(&mut tx, watch).await?;
+        // First of all: without room the rest is for nothing.
+        let kept = if end == End::Commit { self.room(&mut tx, &batch.refused).await? } else { Kept::default() };
         steps.end("lock");
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
@@ -295,9 +308,9 @@ impl Writer {
         let counted = likes::add_differences(&mut tx, self.partition, &differences, &wanted, outbox).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
-            return Ok(Found { epoch, coalesced, outboxed: false, said: Vec::new() });
+            return Ok(Found { epoch, coalesced, ..Found::default() });
         }
-        letters::keep_dead_letters(&mut tx, &batch.refused).await?;
+        letters::keep_dead_letters(&mut tx, &kept.letters).await?;
         for fence in batch.fences.iter().flatten() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
@@ -309,7 +322,8 @@ impl Writer {
         steps.end("commit");
         let counted: HashMap<Number, Counted> = counted.into_iter().collect();
         let with = |(number, at, said): (Number, Micros, i64)| Some((number, at, said, *counted.get(&number)?));
-        Ok(Found { epoch, coalesced, outboxed, said: said.into_iter().filter_map(with).collect() })
+        let said = said.into_iter().filter_map(with).collect();
+        Ok(Found { epoch, coalesced, outboxed, said, kept: kept.added, dropped: kept.dropped })
     }
 
     /// Writes rows by reading their old states first, and logs the events of watched targets.

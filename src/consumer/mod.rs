@@ -34,11 +34,14 @@ mod dead;
 mod flush;
 pub mod forget;
 pub mod priority;
+mod room;
 mod seen;
 mod session;
 pub mod settle;
 pub mod sight;
+mod silence;
 mod vital;
+mod waiting;
 mod watch;
 
 use std::sync::Arc;
@@ -52,6 +55,7 @@ use tracing::{info, warn};
 use care::{Care, Sizes};
 use consumed::Consumed;
 use flush::Writer;
+use room::{Bounds, Room};
 use seen::Seen;
 use session::{End, NeedsCare};
 use sight::Sights;
@@ -62,7 +66,6 @@ use crate::config::{Config, Consumer as Limits, Live, Rules};
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
-use crate::store::schema::Schema;
 use crate::store::{Store, StoreError};
 use crate::vitals::{Standing, vitals};
 
@@ -223,7 +226,33 @@ impl Partition {
             );
         } else {
             self.wait(outage.failed(&format!("{error:#}"))).await;
+            if matches!(error.downcast_ref(), Some(StoreError::NoRoom(_))) {
+                self.wait_for_room(outage).await;
+            }
         }
+    }
+
+    /// What was given back has an event for which there is no room among the dead letters. It isn't asked for again before there is: each
+    /// time that it came back it would be counted, and at last be set aside.
+    async fn wait_for_room(&self, outage: &mut Outage) {
+        while !self.stop.is_cancelled() {
+            self.beat.beat();
+            let full = match self.beat.during(self.is_full()).await {
+                Ok(false) => return,
+                Ok(true) => {
+                    "dead letters are at their bound, and an event that must not be dropped is the next".to_owned()
+                }
+                Err(error) => format!("{error:#}"),
+            };
+            self.wait(outage.failed(&full)).await;
+        }
+    }
+
+    async fn is_full(&self) -> Result<bool> {
+        let partitions = self.store.noted_partitions().await?.map_or(1, |noted| noted.partitions);
+        let bounds = Bounds::new(&self.live.now());
+        let open = self.store.open_dead_letters_of(&self.queue(), bounds.counted_max(partitions)).await?;
+        Ok(bounds.must_wait(partitions, open))
     }
 
     /// Makes what is missing on the broker, for as many partitions as are in use: this daemon may be one that knows of fewer, and must not
@@ -259,10 +288,8 @@ impl Partition {
     }
 
     async fn database_is_ready(&self) -> Result<()> {
-        match self.store.schema().await.context("ask for the schema")? {
-            Schema::Current => {}
-            Schema::Behind(steps) => bail!("the schema lacks {steps} steps: run `tallyd migrate`"),
-            Schema::Ahead => bail!("the schema was made by a newer tallyd: run that version"),
+        if let Some(problem) = self.store.schema().await.context("ask for the schema")?.problem() {
+            bail!(problem);
         }
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
@@ -276,6 +303,11 @@ impl Partition {
     /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
     fn prefetch(&self) -> u16 {
         self.sizes.prefetch(self.prefetch, self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES))
+    }
+
+    /// With more bytes than that in no batch yet, the broker is asked for fewer messages: twice what is meant to be on the way.
+    fn waiting_bytes_max(&self) -> usize {
+        self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2)
     }
 
     fn linger(&self) -> Duration {
@@ -299,6 +331,7 @@ impl Partition {
             live: self.live.clone(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
+            room: Room::new(self.live.current(Bounds::new), partitions),
             sights: Sights::new(drift_stays(&self.live.now(), partitions)),
             consumed: Consumed::default(),
             seen: Seen::default(),

@@ -4,14 +4,16 @@
 //! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
 //! first message, or when it is full, or at the stop. Every exit but the stop is an error: the outer loop rebuilds.
 
+mod ending;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicNackOptions, BasicQosOptions};
+use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -23,7 +25,9 @@ use super::batch::{Batch, Event, Origin, Received};
 use super::care::{self, Care};
 use super::dead;
 use super::flush::Writer;
+use super::silence::Silence;
 use super::vital::{Oldest, ReceivedCounts};
+use super::waiting::{self, Waiting};
 use crate::broker::Link;
 use crate::config::Current;
 use crate::event::{self, Message, Terms};
@@ -106,10 +110,12 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
         link: &link,
         deliveries,
         ends,
+        waiting: Waiting::default(),
         open: Open::default(),
         writer,
         writing: None,
         refused: Flood::default(),
+        silence: Silence::default(),
         unacked: Oldest::default(),
         vitals: vitals().partition(partition.number),
     };
@@ -160,11 +166,14 @@ struct Session<'a> {
     deliveries: lapin::Consumer,
     /// Cancelled at the stop, and when the session fails: a database that is away is then waited for no longer.
     ends: CancellationToken,
+    /// Received and in no batch yet.
+    waiting: Waiting,
     open: Open,
     /// While idle. Exactly one of `writer` and `writing` is there.
     writer: Option<Writer>,
     writing: Option<Writing>,
     refused: Flood,
+    silence: Silence,
     unacked: Oldest,
     vitals: Arc<PartitionVitals>,
 }
@@ -182,27 +191,43 @@ impl Session<'_> {
                 self.partition.beat.beat();
             }
             self.unacked.note(&self.vitals);
+            if let Some(care) = self.fill()? {
+                return Ok(End::Again(care));
+            }
             if self.is_due() {
                 self.start_writing("size")?;
+                continue;
             }
-            let looks = gather.is_none() && !self.is_full();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(End::Stop),
                 written = join(&mut self.writing) => self.acknowledge(written?).await?,
-                delivery = self.deliveries.next(), if looks => {
-                    if let Some(care) = self.receive(delivery)? {
-                        return Ok(End::Again(care));
-                    }
+                delivery = self.deliveries.next(), if gather.is_none() => {
+                    self.take_in(delivery)?;
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
                 () = until(self.open.since.map(|since| since + self.partition.linger())), if self.writing.is_none() => self.start_writing("linger")?,
-                _ = tick.tick() => if self.began.elapsed() > PROBATION {
-                    self.outage.over();
-                },
+                _ = tick.tick() => self.look().await?,
             }
         }
+    }
+
+    /// Nothing has to be done: whether that is right.
+    async fn look(&mut self) -> Result<()> {
+        if self.began.elapsed() > PROBATION {
+            self.outage.over();
+        }
+        let is_idle = self.writing.is_none() && self.open.batch.is_empty();
+        if is_idle && self.silence.is_long(Instant::now()) {
+            let queue = self.partition.queue();
+            let messages = self.partition.beat.during(self.link.depth(&queue)).await?.messages;
+            ensure!(
+                !self.silence.is_wrong(messages, Instant::now()),
+                "{queue} has {messages} messages, and the broker sends none of them"
+            );
+        }
+        Ok(())
     }
 
     fn is_full(&self) -> bool {
@@ -214,23 +239,37 @@ impl Session<'_> {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and those that are here already. A care when another number should be taken at once.
-    fn receive(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<Option<Care>> {
+    /// Takes one message, and those that are here already: what the library holds nobody counts.
+    fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<()> {
+        self.silence.broken(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
             let delivery = delivery.ok_or_else(|| anyhow!("the broker cancelled the consumer"))?.context("receive")?;
-            let returns = care::returns(&delivery.properties);
+            self.waiting.push(delivery);
+            next = self.deliveries.next().now_or_never();
+        }
+        Ok(())
+    }
+
+    /// Moves what waits into the open batch. A care when another number should be taken at once.
+    fn fill(&mut self) -> Result<Option<Care>> {
+        if self.waiting.bytes > self.partition.waiting_bytes_max() {
+            // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
+            return Ok(Some(self.care));
+        }
+        while !self.is_full() {
+            let Some(message) = self.waiting.pop() else { break };
+            let returns = care::returns(&message.delivery.properties);
             let needed = Care::needed(returns);
             if needed > self.care {
                 return Err(NeedsCare { care: needed, returns }.into());
             }
-            self.push(delivery);
+            self.push(message);
             self.calm = if needed < self.care { self.calm + 1 } else { 0 };
             let care = self.care.after(self.calm);
             if care != self.care || self.prefetch_is_off() {
                 return Ok(Some(care));
             }
-            next = if self.is_full() { None } else { self.deliveries.next().now_or_never() };
         }
         Ok(None)
     }
@@ -246,8 +285,9 @@ impl Session<'_> {
         wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
-    fn push(&mut self, delivery: Delivery) {
-        let Delivery { data: body, properties, acker, redelivered, .. } = delivery;
+    fn push(&mut self, message: waiting::Arrived) {
+        let bytes = message.bytes();
+        let (Delivery { data: body, acker, redelivered, .. }, headers) = (message.delivery, message.headers);
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
@@ -256,9 +296,9 @@ impl Session<'_> {
         open.received.redelivered += u64::from(redelivered);
         open.last = Some(acker);
         open.batch.messages += 1;
-        open.batch.bytes += body.len();
-        self.partition.sizes.note(body.len());
-        let origin = Arc::new(Origin { body, headers: dead::headers(&properties) });
+        open.batch.bytes += bytes;
+        self.partition.sizes.note(bytes);
+        let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
             let (event, count) = match verdict {
                 Ok(Message::Like(event, count)) => (Event::Like(event), count),
@@ -304,7 +344,7 @@ impl Session<'_> {
                 event = "dead-letters",
                 partition = self.partition.number,
                 refused,
-                "{refused} messages that can never be applied were kept in dead_letter"
+                "{refused} messages can never be applied: they are dead letters, as far as there is room"
             );
         }
         let Some(acker) = open.last else { return Ok(()) };
@@ -319,82 +359,6 @@ impl Session<'_> {
         vitals().step("acknowledge", began.elapsed().as_secs_f64());
         self.outage.over();
         Ok(())
-    }
-
-    /// After an error: gives everything back and waits for the transaction under way, which commits or not.
-    async fn break_off(mut self) {
-        self.ends.cancel();
-        self.open.received.note();
-        // First of all the broker takes back what we hold, or a fence could pass it by.
-        let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
-        if let Err(error) = self.partition.beat.during(self.link.call("close the channel", closed)).await {
-            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
-        }
-        if self.writing.is_some()
-            && let Err(error) = join(&mut self.writing).await
-        {
-            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
-        }
-    }
-
-    /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
-    async fn finish(mut self, end: End) -> Result<()> {
-        let beat = self.partition.beat.clone();
-        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
-        if end == End::Stop {
-            self.ends.cancel();
-            self.write_open().await?;
-            beat.during(self.link.call("cancel the consumer", cancel)).await?;
-            beat.during(self.give_back()).await?;
-        } else {
-            // What was delivered is written, not returned: each return counts.
-            beat.during(self.link.call("cancel the consumer", cancel)).await?;
-            self.write_delivered().await?;
-        }
-        let close = self.link.channel.close(REPLY_SUCCESS, "done".into());
-        beat.during(self.link.call("close the channel", close)).await?;
-        if let Some(writer) = &self.writer {
-            beat.during(writer.release()).await;
-        }
-        Ok(())
-    }
-
-    /// Writes and acknowledges the batch under way and the open one.
-    async fn write_open(&mut self) -> Result<()> {
-        if self.writing.is_some() {
-            let written = join(&mut self.writing).await?;
-            self.acknowledge(written).await?;
-        }
-        if self.open.batch.is_empty() {
-            return Ok(());
-        }
-        self.start_writing("stop")?;
-        let written = join(&mut self.writing).await?;
-        self.acknowledge(written).await
-    }
-
-    /// Writes and acknowledges all that was delivered before the cancel.
-    async fn write_delivered(&mut self) -> Result<()> {
-        while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
-            self.push(delivery.context("receive")?);
-            if self.is_full() {
-                self.partition.beat.beat();
-                self.write_open().await?;
-            }
-        }
-        self.write_open().await
-    }
-
-    /// What was delivered and never looked at goes back to the front of the queue. Only after the cancel, or the broker
-    /// would send it again at once.
-    async fn give_back(&mut self) -> Result<()> {
-        let mut last = None;
-        while let Some(Some(Ok(delivery))) = self.deliveries.next().now_or_never() {
-            last = Some(delivery.acker);
-        }
-        let Some(last) = last else { return Ok(()) };
-        let options = BasicNackOptions { multiple: true, requeue: true };
-        self.link.call("give messages back", last.nack(options)).await.map(drop)
     }
 }
 

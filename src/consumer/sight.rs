@@ -67,7 +67,8 @@ impl Sights {
             // Something newer was applied: the two are not of one instant.
             return None;
         }
-        let drift = said - counted.value;
+        // Whoever publishes may say any number.
+        let drift = said.saturating_sub(counted.value);
         if drift == 0 {
             self.known.remove(&number);
             return None;
@@ -112,6 +113,14 @@ mod tests {
         let mut sights = Sights::new(Duration::from_micros(20));
         let seen = [(100, 7), (110, 8), (121, 9), (130, 10)].map(|(at, said)| note(&mut sights, at, said, said - 2));
         assert_eq!(seen, [None, None, Some(2), None]);
+    }
+
+    #[test]
+    fn whatever_an_event_says_the_difference_can_be_held() {
+        let mut sights = Sights::new(Duration::from_micros(20));
+        for (at, said, value) in [(100, i64::MIN, 1), (110, i64::MAX, -1), (120, i64::MIN, i64::MAX)] {
+            assert_eq!(note(&mut sights, at, said, value), None, "{said}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micr
     let error = format!("the broker set it aside ({why}) and it was never written; in {queue} it came back too often");
     let refusal = Refusal { reason: Reason::ReturnedByBroker, error };
     let since = death.at.filter(|at| (1..=now.0).contains(&at.0)).unwrap_or(now);
-    refused(refusal, body, &headers(properties), &queue, since)
+    refused(refusal, body, &headers(properties).json, &queue, since)
 }
 
 /// What the broker notes with a message that it sets aside.
@@ -74,8 +74,17 @@ impl Death {
     }
 }
 
-/// The message's headers and what else names its sender, as JSON; empty where there is nothing.
-pub fn headers(properties: &BasicProperties) -> String {
+/// What is kept of a message's headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Headers {
+    /// As JSON; empty where there are none.
+    pub json: String,
+    /// How long that would be with what was left out.
+    pub bytes: usize,
+}
+
+/// The message's headers and what else names its sender.
+pub fn headers(properties: &BasicProperties) -> Headers {
     let mut all = match properties.headers() {
         Some(headers) => table(headers, 0),
         None => Map::new(),
@@ -90,8 +99,21 @@ pub fn headers(properties: &BasicProperties) -> String {
             all.insert(name.to_owned(), json!(value.as_str()));
         }
     }
-    if all.is_empty() { String::new() } else { Value::Object(all).to_string() }
+    if all.is_empty() {
+        return Headers::default();
+    }
+    let json = Value::Object(all).to_string();
+    let bytes = json.len();
+    if bytes <= HEADERS_BYTES_MAX {
+        return Headers { json, bytes };
+    }
+    // Each event of a list that is refused has them, and a frame's worth of headers would be a hundred times their bodies.
+    let said = format!("{bytes} bytes of headers, at most {HEADERS_BYTES_MAX} are kept");
+    Headers { json: json!({ "(left out)": said }).to_string(), bytes }
 }
+
+/// So many bytes of headers are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
+const HEADERS_BYTES_MAX: usize = 8 * 1024;
 
 /// What `dead_letter.queue` holds. AMQP's names have 255 bytes; what is only said to be one may have any.
 const QUEUE_CHARS_MAX: usize = 255;
@@ -133,12 +155,12 @@ mod tests {
 
     #[test]
     fn headers_become_json() {
-        assert_eq!(headers(&BasicProperties::default()), "");
+        assert_eq!(headers(&BasicProperties::default()), Headers::default());
         let mut fields = FieldTable::default();
         fields.insert("x-delivery-count".into(), AMQPValue::LongLongInt(3));
         fields.insert("trace".into(), AMQPValue::LongString("a\"b".into()));
         let properties = BasicProperties::default().with_headers(fields).with_app_id("api".into());
-        assert_eq!(headers(&properties), r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
+        assert_eq!(headers(&properties).json, r#"{"app_id":"api","trace":"a\"b","x-delivery-count":3}"#);
     }
 
     #[test]
@@ -158,6 +180,15 @@ mod tests {
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
         assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));
+    }
+
+    #[test]
+    fn headers_that_are_made_to_fill_the_table_are_left_out_and_that_is_said() {
+        let mut fields = FieldTable::default();
+        fields.insert("x".into(), AMQPValue::LongString(vec![b'x'; HEADERS_BYTES_MAX].into()));
+        let said = headers(&BasicProperties::default().with_headers(fields));
+        assert!(said.json.len() < 100 && said.json.contains("(left out)"), "{said:?}");
+        assert!(said.bytes > HEADERS_BYTES_MAX);
     }
 
     #[test]

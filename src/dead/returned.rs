@@ -8,7 +8,10 @@ use lapin::options::BasicAckOptions;
 use serde::Serialize;
 
 use super::letter;
+use super::verdict::judge;
 use crate::broker::{Broker, Link};
+use crate::config::Config;
+use crate::event::Terms;
 use crate::model::Micros;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError};
@@ -32,6 +35,8 @@ pub struct Returned {
     pub queue: String,
     /// Messages that are rows now.
     pub taken_in: u64,
+    /// Fences: markers of runs that are over. They are thrown away.
+    pub fences: u64,
     /// Messages that are still there, where one call doesn't take more.
     pub left: u32,
     /// Why it could not be looked at, or not to its end.
@@ -51,12 +56,15 @@ async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result
     // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
     store.may_keep_dead_letters().await?;
     let link = broker.connect("dead letters").await?;
-    while returned.taken_in < TAKEN_MAX {
-        let Some(mut taken) = gather(&link, &returned.queue).await? else { break };
+    // What a fence is doesn't depend on the configuration.
+    let terms = Terms::new(&Config::default());
+    while returned.taken_in + returned.fences < TAKEN_MAX {
+        let Some(mut taken) = gather(&link, &returned.queue, &terms).await? else { break };
         keep(store, &mut taken.letters).await?;
         let acknowledged = taken.last.ack(BasicAckOptions { multiple: true });
         ensure!(link.call("acknowledge", acknowledged).await?, "the delivery is stale: the broker has taken it back");
         returned.taken_in += taken.letters.len() as u64;
+        returned.fences += taken.fences;
         returned.left = taken.left;
     }
     // The answer says that the acknowledgements have arrived.
@@ -66,24 +74,27 @@ async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result
 /// Messages in hand.
 struct Taken {
     letters: Vec<DeadLetter>,
+    fences: u64,
     /// Acknowledges the last one and, with `multiple`, all before it.
     last: Acker,
     left: u32,
 }
 
-async fn gather(link: &Link, queue: &str) -> Result<Option<Taken>> {
-    let mut taken: Option<Taken> = None;
-    let mut bytes = 0;
-    while taken.as_ref().is_none_or(|taken| taken.letters.len() < AT_ONCE && bytes < BYTES_AT_ONCE) {
+async fn gather(link: &Link, queue: &str, terms: &Terms) -> Result<Option<Taken>> {
+    let (mut letters, mut fences, mut bytes) = (Vec::new(), 0, 0);
+    let mut last = None;
+    while letters.len() + fences < AT_ONCE && bytes < BYTES_AT_ONCE {
         let Some(message) = link.get(queue).await? else { break };
-        let (delivery, left) = (message.delivery, message.message_count);
+        let (delivery, now) = (message.delivery, Micros::now());
         bytes += delivery.data.len();
-        let letter = letter::returned(&delivery.data, &delivery.properties, queue, Micros::now());
-        let mut letters = taken.map(|taken| taken.letters).unwrap_or_default();
-        letters.push(letter);
-        taken = Some(Taken { letters, last: delivery.acker, left });
+        if judge(&delivery.data, terms, now).is_fence {
+            fences += 1;
+        } else {
+            letters.push(letter::returned(&delivery.data, &delivery.properties, queue, now));
+        }
+        last = Some((delivery.acker, message.message_count));
     }
-    Ok(taken)
+    Ok(last.map(|(last, left)| Taken { letters, fences: fences as u64, last, left }))
 }
 
 /// Writes them; in ASCII where the table's character set has not all of a header's or a queue's characters.
@@ -103,10 +114,13 @@ async fn keep(store: &Store, letters: &mut [DeadLetter]) -> Result<(), StoreErro
 
 impl fmt::Display for Returned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, taken_in, left, problem } = self;
+        let Self { queue, taken_in, fences, left, problem } = self;
         let mut parts = Vec::new();
         if *taken_in > 0 {
             parts.push(format!("{taken_in} messages were taken in from {queue}"));
+        }
+        if *fences > 0 {
+            parts.push(format!("{fences} fences, markers of runs that are over, were thrown away from {queue}"));
         }
         if *left > 0 {
             parts.push(format!("{left} more wait there: list again"));

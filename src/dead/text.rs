@@ -10,6 +10,9 @@ use crate::model::Micros;
 /// Bytes in a line of a hex dump.
 const DUMPED: usize = 16;
 
+/// How deep JSON is indented. Half a million brackets fit into a body, each of which would be indented by all before it.
+const INDENTED_MAX: usize = 40;
+
 /// Text that does nothing to a terminal: what is not printable, escape sequences and marks that turn the reading direction
 /// among it, as `\u{1b}`.
 pub fn printable(text: &str) -> String {
@@ -80,7 +83,7 @@ pub fn pretty_json(body: &[u8]) -> Option<String> {
     let (mut depth, mut is_string, mut is_escaped, mut opened) = (0_usize, false, false, false);
     let line = |out: &mut String, depth: usize| {
         out.push('\n');
-        out.extend(std::iter::repeat_n("  ", depth));
+        out.extend(std::iter::repeat_n("  ", depth.min(INDENTED_MAX)));
     };
     for character in text.chars() {
         if is_string {
@@ -184,6 +187,13 @@ mod tests {
         assert_eq!(pretty_json(body).unwrap(), expected);
         assert_eq!(pretty_json(b"{\"a\":"), None);
         assert_eq!(pretty_json(b"\"\xff\""), None);
+    }
+
+    #[test]
+    fn json_that_is_nested_to_hurt_is_shown_in_little_room() {
+        let body = [vec![b'['; 100_000], vec![b']'; 100_000]].concat();
+        let pretty = pretty_json(&body).unwrap();
+        assert!(pretty.len() < body.len() * 100, "{}", pretty.len());
     }
 
     #[test]

@@ -200,8 +200,11 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(refuse(Reason::MalformedJson, "the body is no JSON object".to_owned()));
     }
-    let raw: Raw<'_> =
-        serde_json::from_slice(body).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
+    // Of the fields that are ignored a parser would not look at the bytes.
+    let text = std::str::from_utf8(body).map_err(|error| {
+        refuse(Reason::MalformedJson, format!("the body is no UTF-8 from byte {} on", error.valid_up_to()))
+    })?;
+    let raw: Raw<'_> = serde_json::from_str(text).map_err(|error| refuse(Reason::MalformedJson, error.to_string()))?;
     match raw.event_type.text() {
         Some("like") => like(&raw, true, terms, now),
         Some("unlike") => like(&raw, false, terms, now),

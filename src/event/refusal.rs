@@ -67,6 +67,22 @@ impl Reason {
         Self::ReturnedByBroker,
     ];
 
+    /// Whether another configuration, another clock or a newer version may take what was refused with that code, or nobody has judged it.
+    /// What other versions say is taken for such.
+    pub fn may_be_good(code: &str) -> bool {
+        let never = [
+            Self::TooLarge,
+            Self::MalformedJson,
+            Self::TargetIdOutOfRange,
+            Self::UserIdOutOfRange,
+            Self::DeltaOutOfRange,
+            Self::ValueOutOfRange,
+            Self::EventIdOutOfRange,
+            Self::AtOutOfRange,
+        ];
+        never.into_iter().all(|reason| reason.code() != code)
+    }
+
     /// The code as it stands in `dead_letter.reason`, in logs and metrics.
     pub fn code(self) -> &'static str {
         match self {

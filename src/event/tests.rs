@@ -199,6 +199,10 @@ fn what_is_no_object_is_malformed() {
     }
     let refused = |body: &[u8]| decode(body, &terms(), NOW).expect_err("refused").reason;
     assert_eq!(refused(b"{\"type\":\"\xff\"}"), Reason::MalformedJson);
+    let ignored =
+        [br#"{"type":"like","kind":"video","target_id":1,"user_id":2,"at":3,"x":""#.as_slice(), b"\xff\"}"].concat();
+    assert_eq!(refused(&ignored), Reason::MalformedJson, "in a field that is ignored");
+    assert_eq!(refused(&[b"[".as_slice(), &ignored, b"]"].concat()), Reason::MalformedJson);
     assert_eq!(refused(&vec![b'['; 60_000]), Reason::MalformedJson);
     assert_eq!(refused(&vec![b' '; BODY_BYTES_MAX + 1]), Reason::TooLarge);
 }

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::cache::Cache;
-use crate::config::{Config, Live};
+use crate::config::{self, Config, Live};
 use crate::marks::Marks;
 use crate::model::Micros;
 use crate::runtime::progress::Beat;
@@ -75,6 +75,8 @@ pub struct Observed {
     pub boards: Vec<Board>,
     /// Open dead letters by reason.
     pub dead_letters: Option<BTreeMap<String, u64>>,
+    /// Those of the fullest partition, by how many it may have.
+    pub dead_letters_full: Option<f64>,
 }
 
 /// What all look at.
@@ -211,9 +213,21 @@ impl Observer {
                 self.letters.pause(LETTERS_SLOWLY);
             }
             if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
-                self.seen.dead_letters = Some(open.into_iter().collect());
+                self.see_letters(config, &open);
             }
         }
+    }
+
+    fn see_letters(&mut self, config: &Config, open: &[(String, String, u64)]) {
+        let (mut reasons, mut queues) = (BTreeMap::new(), BTreeMap::new());
+        for (queue, reason, count) in open {
+            *reasons.entry(reason.clone()).or_default() += count;
+            *queues.entry(queue).or_insert(0) += count;
+        }
+        let partitions = self.seen.noted_partitions.unwrap_or(config.amqp.partitions);
+        let part = config::dead_letters_part(config.consumer.dead_letters_max, partitions);
+        self.seen.dead_letters_full = Some(queues.into_values().max().unwrap_or(0) as f64 / part as f64);
+        self.seen.dead_letters = Some(reasons);
     }
 
     async fn look_at_boards(&mut self, config: &Config) {

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
@@ -110,9 +112,15 @@ pub fn start(log: &Log) -> Result<()> {
             .with_writer(|| Stderr)
             .boxed(),
     };
+    let lines = lines.with_filter(filter_fn(holds_no_secret));
     tracing_subscriber::registry().with(filter).with(lines).try_init().context("start logging")?;
     let _ = FILTER.set(handle);
     Ok(())
+}
+
+/// At this level libraries log each byte that they send: lapin the password, in the frame that logs in. No filter has these lines logged.
+fn holds_no_secret(line: &Metadata<'_>) -> bool {
+    *line.level() != Level::TRACE || line.target().split("::").next() == Some(env!("CARGO_CRATE_NAME"))
 }
 
 fn resolve(format: LogFormat) -> LogFormat {

@@ -1,5 +1,6 @@
 //! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
 
+pub mod dump;
 pub mod fault;
 pub mod log;
 pub mod progress;
@@ -9,3 +10,4 @@ pub mod show;
 pub mod shutdown;
 pub mod stack;
 pub mod systemd;
+pub mod tls;

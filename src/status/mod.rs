@@ -62,6 +62,8 @@ pub struct Status {
     pub boards: Vec<Board>,
     /// Open dead letters by reason.
     pub dead_letters: Option<BTreeMap<String, u64>>,
+    /// Those of the fullest partition, by how many it may have: 1 is full.
+    pub dead_letters_full: Option<f64>,
     /// Messages in the queue of what the broker has given up on.
     pub returned: Option<u64>,
     /// What fails now and is tried again.

@@ -52,6 +52,7 @@ impl Status {
             reconciles: seen.reconciles.clone(),
             boards: seen.boards.clone(),
             dead_letters: seen.dead_letters.clone(),
+            dead_letters_full: seen.dead_letters_full,
             returned: seen.returned,
             waits,
         };

@@ -8,6 +8,9 @@ use super::{Board, Job, Server, State, Status};
 /// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
 const UNACKED_MAX_S: f64 = 60.0;
 
+/// From there on a partition keeps no dead letters that can never be applied.
+const HALF_FULL: f64 = 0.5;
+
 /// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
 const LOOK_MAX: i64 = 30_000_000;
 
@@ -165,6 +168,19 @@ fn of_messages(told: &Status) -> Vec<Trouble> {
         let what = format!("dead letters are open, events that could not be applied: {}", letters.join(", "));
         found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()));
     }
+    if let Some(full) = told.dead_letters_full.filter(|full| *full >= HALF_FULL) {
+        let percent = (full * 100.0).floor();
+        let then = if full < 1.0 {
+            "what can never be applied is only counted now"
+        } else {
+            "what may be good waits, or is dropped where dead_letters_full says so"
+        };
+        let what = format!(
+            "dead letters: a partition has {percent} % of those that [consumer] dead_letters_max leaves it, {then}"
+        );
+        let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
+        found.push(trouble.with("tallyd dead list --summary".to_owned()));
+    }
     if let Some(count) = told.returned.filter(|count| *count > 0) {
         let what = format!("{count} messages came back too often and wait in the queue of returned ones");
         found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()));
@@ -218,6 +234,7 @@ mod tests {
                 ..Board::default()
             }],
             dead_letters: Some(BTreeMap::from([("malformed-json".to_owned(), 2)])),
+            dead_letters_full: Some(0.81),
             partitions: vec![Partition { oldest_unacked_s: 61.0, ..Partition::default() }],
             ..Status::default()
         };
@@ -231,6 +248,7 @@ mod tests {
             ("the last archive closed failed", false),
             ("partition 0", false),
             ("dead letters are open, events that could not be applied", false),
+            ("dead letters", false),
         ];
         assert_eq!(words, expected);
         assert_eq!((found[0].since, found[4].since, found[5].since), (Some(5), Some(7), Some(39_000_000)));

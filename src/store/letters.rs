@@ -1,6 +1,9 @@
 //! What can never be applied, as it is kept until somebody looks at it, sends it again or deletes it.
 
+use std::collections::HashSet;
+
 use chrono::NaiveDateTime;
+use sha2::{Digest, Sha256};
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, Connection, MySql, MySqlConnection, Row};
@@ -24,6 +27,13 @@ pub struct DeadLetter {
     pub queue: String,
     /// When it was refused.
     pub first_seen: Micros,
+}
+
+impl DeadLetter {
+    /// What the table tells bodies apart by.
+    pub fn digest(&self) -> [u8; 32] {
+        Sha256::digest(&self.body).into()
+    }
 }
 
 /// A dead letter as it is kept.
@@ -96,7 +106,7 @@ const LETTERS_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// MySQL's.
-pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
+pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[&DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
         let parts = piece.chunk_by(|letter, _| {
@@ -124,17 +134,57 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
     Ok(())
 }
 
+/// How many open dead letters came from that queue, but no more than `most`; read from an index.
+///
+/// # Errors
+/// MySQL's.
+pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
+    let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
+               (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
+    sqlx::query_scalar(sql).bind(queue).bind(most).fetch_one(connection).await.tried("count open dead letters")
+}
+
+/// The digests of those of these letters that are open, by which a body is told from others.
+///
+/// # Errors
+/// MySQL's.
+pub async fn open_digests(connection: &mut MySqlConnection, letters: &[&DeadLetter]) -> Result<HashSet<[u8; 32]>> {
+    let mut open = HashSet::new();
+    for piece in in_shapes(letters) {
+        let sql = format!(
+            "SELECT digest FROM dead_letter WHERE replayed_at IS NULL AND digest IN {}",
+            placeholders(1, piece.len())
+        );
+        let query = piece
+            .iter()
+            .fold(sqlx::query_scalar(AssertSqlSafe(sql)), |query, letter| query.bind(letter.digest().to_vec()));
+        let found: Vec<Vec<u8>> =
+            query.fetch_all(&mut *connection).await.tried("look for dead letters that are there")?;
+        open.extend(found.into_iter().filter_map(|digest| <[u8; 32]>::try_from(digest).ok()));
+    }
+    Ok(open)
+}
+
 impl Store {
-    /// How many open dead letters have each reason, read from an index.
+    /// How many open dead letters came from that queue, but no more than `most`.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn open_dead_letters(&self) -> Result<Vec<(String, u64)>> {
+    pub async fn open_dead_letters_of(&self, queue: &str, most: u64) -> Result<u64> {
+        let mut lent = self.lend().await?;
+        lent.limit("count open dead letters", |connection| open_of(connection, queue, most)).await
+    }
+
+    /// How many open dead letters have each queue and reason, read from an index.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let sql =
-                "SELECT reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL GROUP BY reason";
+            let sql = "SELECT queue, reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL \
+                       GROUP BY queue, reason";
             sqlx::query_as(sql).fetch_all(connection).await.tried(ACTION)
         })
         .await
@@ -165,7 +215,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
-            keep_dead_letters(&mut tx, letters).await?;
+            keep_dead_letters(&mut tx, &letters.iter().collect::<Vec<_>>()).await?;
             fault::point("dead:returned-before-commit");
             tx.commit().await.tried(ACTION)?;
             fault::point("dead:returned-after-commit");

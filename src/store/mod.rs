@@ -13,6 +13,7 @@ pub mod jobs;
 pub mod ledger;
 pub mod letters;
 pub mod likes;
+pub mod migrate;
 pub mod names;
 pub mod outbox;
 pub mod partitions;
@@ -40,8 +41,9 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlPoolOptions, MyS
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
 
-use crate::config::{Mysql, ServerUrl};
+use crate::config::{Identity, Mysql, ServerUrl};
 use crate::model::Micros;
+use crate::runtime::tls::{self, Distrust};
 use crate::vitals::vitals;
 
 /// What becomes of the work that an error stopped. Decided once, here.
@@ -79,9 +81,15 @@ pub enum StoreError {
     /// What an event asks of a number is more than 64 bits hold.
     #[error("{0}: a number would be out of range")]
     OutOfRange(&'static str),
+    /// The server can't be believed to be the one that is meant, or doesn't believe us.
+    #[error(transparent)]
+    Distrust(#[from] Distrust),
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
+    /// There are as many dead letters as may be, and one comes that may not be dropped. With how many, and of what.
+    #[error("{0}")]
+    NoRoom(String),
 }
 
 impl StoreError {
@@ -129,7 +137,7 @@ impl StoreError {
             _ if self.is_lock_timeout() => "1205",
             _ if self.number() == Some(1213) => "1213",
             Self::Sql { source: sqlx::Error::Database(_), .. } => "other",
-            Self::Sql { .. } => "connection",
+            Self::Sql { .. } | Self::Distrust(_) => "connection",
             _ => "other",
         }
     }
@@ -157,6 +165,9 @@ fn is_about_a_row(number: u16) -> bool {
         | 3819 | 4025 // CHECK constraint: MySQL, MariaDB
     )
 }
+
+/// MySQL's port, unless an address says otherwise.
+const PORT: u16 = 3_306;
 
 /// How long the connections may take to be closed.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -186,6 +197,10 @@ impl<T> Tried<T> for std::result::Result<T, sqlx::Error> {
 #[derive(Clone, Debug)]
 pub struct Store {
     pool: MySqlPool,
+    /// `host:port`.
+    address: Arc<str>,
+    /// Whether there is one of ours to show.
+    has_certificate: bool,
     transaction_max: Duration,
 }
 
@@ -232,8 +247,14 @@ impl Store {
                     Ok(())
                 })
             })
-            .connect_lazy_with(options(&config.url)?);
-        Ok(Self { pool, transaction_max: Duration::from_millis(config.transaction_timeout_ms) })
+            .connect_lazy_with(options(config)?);
+        let (address, has_certificate) = (address(&config.url).into(), config.tls.identity.is_some());
+        Ok(Self {
+            pool,
+            address,
+            has_certificate,
+            transaction_max: Duration::from_millis(config.transaction_timeout_ms),
+        })
     }
 
     /// The stores of MySQL's replicas, by their names: `HOST:PORT` each, with one connection.
@@ -254,8 +275,21 @@ impl Store {
     /// # Errors
     /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
     pub async fn lend(&self) -> Result<Lent> {
-        let connection = self.pool.acquire().await.tried("connect to MySQL")?;
+        let connection = self.pool.acquire().await.map_err(|source| self.told(source))?;
         Ok(Lent { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Says what is wrong with a certificate, in place of the library.
+    fn told(&self, source: sqlx::Error) -> StoreError {
+        let has_certificate = self.has_certificate;
+        let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
+        let lacks_tls =
+            matches!(&source, sqlx::Error::Tls(error) if error.to_string().contains("does not support TLS"));
+        match Distrust::of(&source, server) {
+            Some(distrust) => distrust.into(),
+            None if lacks_tls => Distrust::without_tls(server, "write ?ssl-mode=DISABLED").into(),
+            None => StoreError::Sql { action: "connect to MySQL", source },
+        }
     }
 
     /// MySQL's clock, and whether it can be written to.
@@ -399,18 +433,34 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
     Ok(())
 }
 
-fn options(url: &ServerUrl) -> Result<MySqlConnectOptions> {
+fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
+    let Mysql { url, tls, .. } = config;
     let options = MySqlConnectOptions::from_str(url.expose()).tried("read [mysql] url")?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
     // What is slow or fails is logged by whoever asked, once.
-    let options = options.disable_statement_logging();
+    let mut options = options.disable_statement_logging();
+    if let Some(authorities) = &tls.authorities {
+        options = options.ssl_ca_from_pem(authorities.clone().into_bytes());
+    }
+    if let Some(Identity { certificate, key }) = &tls.identity {
+        options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
+    }
+    let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
     Ok(match said {
+        // VERIFY_IDENTITY or DISABLED: others are refused with the configuration.
         true => options,
         // TLS where the server has it, whoever it is: MySQL takes a password in no other way, unless it has just seen it.
-        false if is_loopback(url) => options.ssl_mode(MySqlSslMode::Preferred),
+        false if is_loopback(url) && !is_asked_for => options.ssl_mode(MySqlSslMode::Preferred),
         // The library's own default verifies nothing and falls back to plain text.
         false => options.ssl_mode(MySqlSslMode::VerifyIdentity),
     })
+}
+
+/// `host:port`.
+fn address(url: &ServerUrl) -> String {
+    let parts = url.parts().ok();
+    let host = parts.as_ref().and_then(|url| url.host_str()).unwrap_or_default();
+    format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
 }
 
 fn is_loopback(url: &ServerUrl) -> bool {

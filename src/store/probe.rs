@@ -26,7 +26,10 @@ impl StoreError {
     pub fn is_refusal(&self) -> bool {
         // No right to the database, wrong password, no such database, no right to the table, no such setting, no right to it, no login
         // that way.
-        self.number().is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1193 | 1227 | 1698))
+        matches!(self, Self::Distrust(_))
+            || self
+                .number()
+                .is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1193 | 1227 | 1698))
     }
 }
 

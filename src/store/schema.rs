@@ -1,14 +1,14 @@
-//! The schema: made by `tallyd migrate`, checked by whatever else starts. The daemon's own account needs no DDL rights.
+//! The schema: made by `tallyd migrate` (migrate.rs), checked by whatever else starts. The daemon's own account needs no DDL rights.
 
-use sqlx::migrate::{Migrate, Migrator};
+use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
 
-use super::{Lent, Result, Store, StoreError, Tried};
+use super::{Lent, Result, Store, Tried};
 
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// Seconds to wait for another `tallyd migrate`.
-const LOCK_WAIT_S: i64 = 30;
+/// Where sqlx notes which steps are done.
+pub(super) const HISTORY: &str = "_sqlx_migrations";
 
 /// What `tallyd migrate` did, or what a start found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,64 +17,41 @@ pub enum Schema {
     Current,
     /// So many steps are missing: `tallyd migrate` makes them.
     Behind(usize),
-    /// Made by a newer version.
-    Ahead,
+    /// A newer version has made so many steps more, which this one can live with.
+    Newer(usize),
+    /// A newer version has made a step that this one can't live with.
+    TooNew,
 }
 
-/// Why the schema could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum MigrateError {
-    /// Another `tallyd migrate` is at it.
-    #[error("another `tallyd migrate` has held the lock for {LOCK_WAIT_S} s")]
-    Locked,
-    /// MySQL can't be asked.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// A step failed.
-    #[error("make the schema")]
-    Step(#[from] sqlx::migrate::MigrateError),
+impl Schema {
+    /// Why this version can't work with it, and what to run. None where it can.
+    pub fn problem(self) -> Option<String> {
+        match self {
+            Self::Current | Self::Newer(_) => None,
+            Self::Behind(steps) => Some(format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`")),
+            Self::TooNew => Some(
+                "MySQL's schema was made by a newer tallyd, and this version can't work with it: run that version"
+                    .to_owned(),
+            ),
+        }
+    }
 }
 
 impl Store {
-    /// Brings the schema up to this version, under a lock of ours (sqlx's own does nothing on MariaDB). Returns how
-    /// many steps were made.
-    ///
-    /// # Errors
-    /// The lock is held, MySQL is away, or a step failed; the steps before it stay and the next run goes on.
-    pub async fn migrate(&self) -> std::result::Result<usize, MigrateError> {
-        let mut lent = self.lend().await?;
-        // Steps may take as long as the table is large: no time limit here.
-        let connection: &mut MySqlConnection = &mut lent.connection;
-        let locked: Option<i64> = sqlx::query_scalar("SELECT GET_LOCK('tallyd-migrate', ?)")
-            .bind(LOCK_WAIT_S)
-            .fetch_one(&mut *connection)
-            .await
-            .tried("lock the schema")?;
-        if locked != Some(1) {
-            return Err(MigrateError::Locked);
-        }
-        let before = applied(connection).await?.len();
-        let mut migrator = Migrator::with_migrations(MIGRATIONS.iter().cloned().collect());
-        migrator.set_locking(false);
-        migrator.run(&mut *connection).await?;
-        let after = applied(connection).await?.len();
-        sqlx::query("DO RELEASE_LOCK('tallyd-migrate')").execute(connection).await.tried("unlock the schema")?;
-        Ok(after - before)
-    }
-
     /// Compares the schema with what this version needs.
     ///
     /// # Errors
     /// MySQL is away.
     pub async fn schema(&self) -> Result<Schema> {
         let mut lent = self.lend().await?;
-        let applied = lent.limit("read the schema's version", applied).await?;
-        let missing = MIGRATIONS.iter().filter(|step| !applied.contains(&step.version)).count();
-        Ok(match missing {
-            0 if applied.iter().all(|version| MIGRATIONS.version_exists(*version)) => Schema::Current,
-            0 => Schema::Ahead,
-            missing => Schema::Behind(missing),
-        })
+        let (applied, floor) = lent
+            .limit("read the schema's version", async |connection| {
+                let applied = applied(connection).await?;
+                let floor = if applied.is_empty() { None } else { floor(connection).await? };
+                Ok((applied, floor))
+            })
+            .await?;
+        Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
     }
 
     /// The server's version, and what about its settings could lose what it has acknowledged: one sentence each.
@@ -103,24 +80,74 @@ impl Store {
     }
 }
 
-/// The versions of the steps that are done. None where `tallyd migrate` never ran.
-async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
-    let exists: i64 = sqlx::query_scalar(
-        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = '_sqlx_migrations'",
-    )
-    .fetch_one(&mut *connection)
-    .await
-    .tried("look for the schema")?;
-    if exists == 0 {
+/// What a version that knows of the steps `known` has before it.
+fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
+    let missing = known.iter().filter(|step| !applied.contains(step)).count();
+    let newer = applied.iter().filter(|step| !known.contains(step)).count();
+    if floor.is_some_and(|floor| !known.contains(&floor)) {
+        // Also while the step that says so is under way, or where it was interrupted.
+        return Schema::TooNew;
+    }
+    match (missing, newer) {
+        (0, 0) => Schema::Current,
+        (0, newer) if floor.is_some() => Schema::Newer(newer),
+        (_, 0) => Schema::Behind(missing),
+        _ => Schema::TooNew,
+    }
+}
+
+/// The steps that are done, wholly. None where `tallyd migrate` never ran.
+pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
+    if !has_table(connection, HISTORY).await? {
         return Ok(Vec::new());
     }
-    let done = connection.list_applied_migrations("_sqlx_migrations").await;
-    Ok(done
-        .map_err(|error| StoreError::Sql {
-            action: "read the schema's version",
-            source: sqlx::Error::Migrate(Box::new(error)),
-        })?
-        .into_iter()
-        .map(|step| step.version)
-        .collect())
+    sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success")
+        .fetch_all(connection)
+        .await
+        .tried("read the schema's version")
+}
+
+/// The step that a version must know of.
+async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
+    if !has_table(connection, "schema_floor").await? {
+        return Ok(None);
+    }
+    sqlx::query_scalar("SELECT step FROM schema_floor WHERE one = 1")
+        .fetch_optional(connection)
+        .await
+        .tried("read which versions can work with the schema")
+}
+
+pub(super) async fn has_table(connection: &mut MySqlConnection, name: &'static str) -> Result<bool> {
+    let tables: i64 = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?",
+    )
+    .bind(name)
+    .fetch_one(connection)
+    .await
+    .tried("look for the schema")?;
+    Ok(tables > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Schema, judge};
+
+    #[test]
+    fn a_version_works_with_the_steps_it_knows_and_with_newer_ones_that_only_add() {
+        for (applied, floor, judged) in [
+            (&[1, 2][..], Some(2), Schema::Current),
+            (&[], None, Schema::Behind(2)),
+            (&[1], None, Schema::Behind(1)),
+            (&[1, 2, 3, 4], Some(2), Schema::Newer(2)),
+            (&[1, 2, 3], Some(3), Schema::TooNew),
+            (&[1, 2, 3], None, Schema::TooNew),
+            // The step that needs a newer version was interrupted.
+            (&[1, 2], Some(3), Schema::TooNew),
+            // Two versions that went ways of their own.
+            (&[1, 3], Some(1), Schema::TooNew),
+        ] {
+            assert_eq!(judge(&[1, 2], applied, floor), judged, "{applied:?}, {floor:?}");
+        }
+    }
 }

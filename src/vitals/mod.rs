@@ -97,6 +97,7 @@ pub struct Vitals {
     /// Targets whose events told of a drift.
     pub drift_seen: Count,
     dead_letters: Mutex<BTreeMap<&'static str, u64>>,
+    dead_letters_dropped: Mutex<BTreeMap<&'static str, u64>>,
     /// Batches by why they were closed.
     pub batches: Kinds<3>,
     /// Events in a batch.
@@ -137,6 +138,7 @@ static VITALS: LazyLock<Vitals> = LazyLock::new(|| Vitals {
     with_count: Count::new(),
     drift_seen: Count::new(),
     dead_letters: Mutex::default(),
+    dead_letters_dropped: Mutex::default(),
     batches: Kinds::new(["size", "linger", "stop"]),
     batch_events: Histogram::new(BATCH_BOUNDS),
     steps: STEPS.map(|_| Histogram::new(STEP_BOUNDS)),
@@ -192,6 +194,16 @@ impl Vitals {
     /// How many dead letters each reason made; those that made none are left out.
     pub fn dead_letters(&self) -> BTreeMap<&'static str, u64> {
         locked(&self.dead_letters).clone()
+    }
+
+    /// How many dead letters of each reason were counted and not kept; those that were none are left out.
+    pub fn dropped_dead_letters(&self) -> BTreeMap<&'static str, u64> {
+        locked(&self.dead_letters_dropped).clone()
+    }
+
+    /// Notes so many dead letters of that reason that were not kept.
+    pub fn dead_letters_dropped(&self, reason: &'static str, count: u64) {
+        *locked(&self.dead_letters_dropped).entry(reason).or_default() += count;
     }
 
     /// Notes a dead letter of that reason.

@@ -8,6 +8,7 @@ mod health;
 mod metrics;
 mod page;
 mod watchdog;
+mod who;
 
 use std::time::{Duration, Instant};
 

@@ -16,9 +16,7 @@ mod outbox;
 mod truth;
 mod wrong;
 
-use std::cell::RefCell;
-
-use common::{Daemon, Model, World, eventually};
+use common::{Daemon, Model, World};
 use futures_util::{StreamExt, stream};
 use tallyd::broker::Publisher;
 use tallyd::client::Client;
@@ -65,14 +63,7 @@ impl Stage {
 
     /// A report of the mode, which must have found all right.
     async fn is_exact(&self, mode: &str) {
-        let report = RefCell::new(serde_json::Value::Null);
-        eventually("no other run is at it", || async {
-            let output = self.world.tallyd(&["reconcile", mode, "--format", "json"]);
-            report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
-            output.status.code() != Some(75)
-        })
-        .await;
-        let report = report.into_inner();
+        let report = self.world.reconcile(mode).await;
         for number in ["drifted", "phantoms", "unknown", "undecided", "left", "counters_off", "buckets_loaded"] {
             assert_eq!(report[number], 0, "{number}: {report}");
         }

@@ -27,7 +27,7 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
     }
     assert!(world.tallyd(&["check-config"]).status.success());
     // An account that may not ask the server what it is.
-    let url = nodes.url(0).replace("redis://", "redis://api:choose-another@");
+    let url = nodes.url(0).replace("redis://", "redis://tallyd_api:choose-another@");
     let names = KindNames::new(&world.config.kinds);
     let targets: Vec<_> = (1..=100).map(target).collect();
     let redis = Redis { url: url.as_str().into(), cluster: false, ..world.config.redis.clone() };

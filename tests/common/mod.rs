@@ -4,9 +4,13 @@
 #![allow(dead_code, reason = "every test file uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+pub mod accounts;
 pub mod browser;
+pub mod clicker;
+pub mod dice;
 pub mod private;
 pub mod proxy;
+pub mod site;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -15,6 +19,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use accounts::Accounts;
+pub use dice::Dice;
 use futures_util::{StreamExt, stream};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
@@ -42,28 +48,44 @@ pub struct World {
     pub cache: Cache,
     pub broker: Broker,
     admin_url: String,
+    /// Those that its daemons and commands have; none on servers of the test's own, where they are who may do all.
+    pub accounts: Option<Accounts>,
 }
 
 impl World {
-    /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration.
+    /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration. What runs in it has the
+    /// accounts of ops/, and the test, by `config`, those that may do all.
     pub async fn new(name: &str, settings: &str) -> Self {
-        Self::on(stack("MYSQL_URL"), name, settings).await
+        Accounts::make_in_rabbitmq();
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
     }
 
     /// The same on another MySQL, given as the address of an account that may do all, up to the database's name.
     pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
+        Self::with(admin_url, name, settings, |_| None).await
+    }
+
+    async fn with(
+        admin_url: String,
+        name: &str,
+        settings: &str,
+        accounts: impl FnOnce(&str) -> Option<Accounts>,
+    ) -> Self {
         let name = format!("t_{name}_{}", std::process::id());
+        let accounts = accounts(&name);
         let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
         sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("make the database");
+        if let Some(accounts) = &accounts {
+            accounts.make_in_mysql(&admin).await;
+        }
         admin.close().await;
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("config.toml");
-        fs::write(&path, config_text(&name, &admin_url, settings)).unwrap();
-        let config = tallyd::config::load(&path).unwrap();
+        let config = written(folder.path(), &name, &admin_url, accounts.as_ref(), settings);
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
         let cache = Cache::new(&config.redis, &config.metrics).unwrap();
         let broker = Broker::new(&config.amqp).unwrap();
-        let world = Self { name, folder, config, pool, cache, broker, admin_url };
+        let world = Self { name, folder, config, pool, cache, broker, admin_url, accounts };
         let migrated = world.tallyd(&["migrate"]);
         assert!(migrated.status.success(), "{}", stderr(&migrated));
         world
@@ -71,14 +93,13 @@ impl World {
 
     /// The same servers with other settings, for whatever starts from now on.
     pub fn set(&mut self, settings: &str) {
-        self.write(settings);
-        self.config = tallyd::config::load(&self.config_path()).unwrap();
+        self.config = written(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
     }
 
     /// Writes other settings, right or wrong, for whoever reads them.
     pub fn write(&self, settings: &str) {
-        fs::write(self.config_path(), config_text(&self.name, &self.admin_url, settings)).unwrap();
+        write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
     }
 
     /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
@@ -94,6 +115,9 @@ impl World {
         self.pool.close().await;
         let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await.unwrap();
         sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await.unwrap();
+        if let Some(accounts) = &self.accounts {
+            accounts.drop(&admin).await;
+        }
         if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
             // The nodes are the test's own, and end with it.
             return;
@@ -112,13 +136,29 @@ impl World {
 
     /// Runs the binary to its end.
     pub fn tallyd(&self, arguments: &[&str]) -> Output {
-        self.command().args(arguments).output().unwrap()
+        let mut command = self.command();
+        if let (["migrate"], Some(accounts)) = (arguments, &self.accounts) {
+            command.env("TALLYD__MYSQL__URL", accounts.of_migration(self.config.mysql.url.expose()));
+        }
+        command.args(arguments).output().unwrap()
     }
 
     /// Runs the binary and reads its report.
     pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.tallyd(&[arguments, &["--format", "json"]].concat());
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    }
+
+    /// The report of a reconcile, once no other run of the daemon's own is at it.
+    pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
+        let report = std::cell::RefCell::new(serde_json::Value::Null);
+        eventually("no other run is at it", || async {
+            let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
+            report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
+            output.status.code() != Some(75)
+        })
+        .await;
+        report.into_inner()
     }
 
     pub fn command(&self) -> Command {
@@ -252,15 +292,35 @@ pub fn stack(name: &str) -> String {
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
-fn config_text(name: &str, admin_url: &str, settings: &str) -> String {
+/// Writes the configuration of what runs in a world. What the test itself may do by it: all.
+fn written(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) -> Config {
+    write(folder, name, admin_url, accounts, settings);
+    let path = folder.join("admin.toml");
+    fs::write(
+        &path,
+        toml::to_string(&whole(name, [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")], settings)).unwrap(),
+    )
+    .unwrap();
+    tallyd::config::load(&path).unwrap()
+}
+
+fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) {
+    let servers = [admin_url.to_owned(), stack("AMQP_URL"), stack("REDIS_URL")];
+    let servers = servers.map(|url| accounts.map_or_else(|| url.clone(), |accounts| accounts.of_daemon(&url)));
+    let whole = whole(name, servers.each_ref().map(String::as_str), settings);
+    if let Some(accounts) = accounts {
+        accounts.make_in_redis(&whole);
+    }
+    fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
+}
+
+fn whole(name: &str, [mysql, amqp, redis]: [&str; 3], settings: &str) -> toml::Table {
     // Tests run at once on two cores: few buckets, short waits. What `settings` says wins.
     let defaults = format!(
-        "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{admin_url}{name}\"\n\
-         [redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
+        "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
+         [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
          [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
-         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n",
-        stack("AMQP_URL"),
-        stack("REDIS_URL"),
+         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n"
     );
     let mut whole: toml::Table = defaults.parse().unwrap();
     let given: toml::Table = settings.parse().expect("the test's settings are TOML");
@@ -270,7 +330,7 @@ fn config_text(name: &str, admin_url: &str, settings: &str) -> String {
             (_, value) => drop(whole.insert(section, value)),
         }
     }
-    toml::to_string(&whole).unwrap()
+    whole
 }
 
 /// The daemon as a child process, killed when dropped.
@@ -362,27 +422,6 @@ impl Model {
             *counters.entry(*target).or_default() += i64::from(!is_del);
         }
         counters
-    }
-}
-
-/// A generator whose numbers are the same for the same seed.
-pub struct Dice(u64);
-
-impl Dice {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
-    }
-
-    /// A number below `below`. The generator is xorshift64* (Vigna 2016, "An experimental exploration").
-    pub fn below(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) % below
-    }
-
-    pub fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
     }
 }
 

@@ -3,8 +3,8 @@
 use std::cell::OnceCell;
 
 use crate::common::proxy::Proxy;
+use crate::common::site::{Site, all_held, owners, taken_from};
 use crate::common::{Daemon, World, eventually};
-use crate::site::{Site, all_held, owners, taken_from};
 
 const SETTINGS: &str = "[amqp]\npartitions = 4\nheartbeat_s = 1\n[consumer]\ndatabase_away_max = \"1s\"\n\
     [reconcile]\nfull_cron = \"*/2 * * * * *\"\n";

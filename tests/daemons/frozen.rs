@@ -3,8 +3,8 @@
 use tallyd::event::LikeEvent;
 use tallyd::model::{Micros, UserId};
 
+use crate::common::site::taken_from;
 use crate::common::{Dice, Model, World, body, eventually, target};
-use crate::site::taken_from;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_was_frozen_before_its_commit_writes_nothing_when_it_wakes_up() {

@@ -4,8 +4,8 @@ use tallyd::broker::Broker;
 use tallyd::event::LikeEvent;
 use tallyd::model::{Micros, UserId};
 
+use crate::common::site::{Site, all_held};
 use crate::common::{World, body, drift, eventually, stderr, target};
-use crate::site::{Site, all_held};
 
 fn settings(partitions: u16) -> String {
     format!("[amqp]\npartitions = {partitions}\n[reconcile]\nfull_cron = \"* * * * * *\"\n")

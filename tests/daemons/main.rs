@@ -13,4 +13,3 @@ mod growing;
 #[cfg(feature = "fault-points")]
 mod jobs;
 mod sharing;
-mod site;

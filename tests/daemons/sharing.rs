@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use serde_json::Value;
 use tallyd::consumer::priority::priority;
 
+use crate::common::site::{Site, all_held, has_all, owners};
 use crate::common::{Daemon, World, eventually, stderr, stdout};
-use crate::site::{Site, all_held, has_all, owners};
 
 const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
 

@@ -50,17 +50,18 @@ fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
 async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() {
     let world = World::new("dead_returned", "").await;
     let bodies: Vec<Vec<u8>> = likes(250).into_iter().map(|(_, body)| body).collect();
-    // Two equal ones are one.
-    set_aside(&world, &[bodies.clone(), vec![bodies[0].clone()]].concat()).await;
+    // Two equal ones are one, and the marker of a run that is over is nothing that was lost.
+    let fence = br#"{"type":"fence","fence":7}"#.to_vec();
+    set_aside(&world, &[bodies.clone(), vec![bodies[0].clone(), fence]].concat()).await;
     for (point, rows) in [("dead:returned-before-commit", 0), ("dead:returned-after-commit", 100)] {
         let killed = world.command().args(["dead", "list"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
         assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
-        waits(&world, 251).await;
+        waits(&world, 252).await;
         assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, rows, "after {point}");
     }
     let listed = world.report(&["dead", "list"]);
     let queue = world.broker.returned();
-    assert_eq!(listed["returned"], json!({ "queue": queue, "taken_in": 251, "left": 0, "problem": null }));
+    assert_eq!(listed["returned"], json!({ "queue": queue, "taken_in": 251, "fences": 1, "left": 0, "problem": null }));
     waits(&world, 0).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 250);
     let newest = &world.report(&["dead", "list", "--reason", "returned-by-broker"])["letters"][0];

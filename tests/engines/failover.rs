@@ -106,6 +106,17 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_only_says_that_it_is_read_only_is_left() {
+    let Some(mut stage) = Stage::new("only_says").await else { return };
+    let store = Store::new(&stage.world.config.mysql, 1).unwrap();
+    run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
+    assert!(!store.clock().await.unwrap().1, "nothing is written, so nothing fails");
+    stage.promote().await;
+    assert!(store.clock().await.unwrap().1, "the connection that leads to the old server is lent again");
+    stage.world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_primary_that_dies_under_load_has_lost_nothing_where_replication_is_semi_synchronous() {
     let Some(mut stage) = Stage::new("semi_sync").await else { return };
     let settings = "SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'; SET GLOBAL rpl_semi_sync_master_timeout = 600000; \

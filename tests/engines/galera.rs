@@ -94,6 +94,16 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
+/// Waits until a node has applied all that was committed on others: what a commit has answered may still be on its way there.
+async fn has_caught_up(node: &MySqlPool) {
+    sqlx::raw_sql(
+        "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM partition_owner; SET SESSION wsrep_sync_wait = DEFAULT",
+    )
+    .execute(node)
+    .await
+    .unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_off_and_killed() {
     if !super::servers::are_here() {
@@ -127,6 +137,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     proxy.lead(galera.nodes[2].address());
     world.publish(&publisher, &take(&mut likes, 4_000, &mut model)).await;
     world.drained(&publisher).await;
+    has_caught_up(&world.pool).await;
     world.assert_equals(&model).await;
     isolate(&galera.pools[0], false).await;
     galera.is_whole(3).await;
@@ -138,6 +149,7 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     world.publish(&publisher, &take(&mut likes, 2_000, &mut model)).await;
     proxy.lead(galera.nodes[2].address());
     world.drained(&publisher).await;
+    has_caught_up(&world.pool).await;
     world.assert_equals(&model).await;
     galera.nodes[0].start_again(join(galera.groups[1]));
     galera.pools[0] = galera.nodes[0].pool().await;

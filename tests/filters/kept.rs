@@ -281,7 +281,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     let mut redis = world.redis().await;
     let manual = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md")).unwrap();
     let mut login = Vec::new();
-    for account in ["tallyd", "api"] {
+    for account in ["tallyd", "tallyd_api"] {
         let name = format!("{}_{account}", world.name);
         let mut lines = manual.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} ")));
         let rules = [lines.next().unwrap(), lines.find(|line| line.contains("~filter:*")).unwrap()].join(" ");

@@ -242,9 +242,9 @@ async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     assert!(world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]).status.success());
     let already = Client::new(&world.config).unwrap();
     let first = not_yet.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap();
-    assert_eq!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1) });
+    assert!(matches!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     let second = already.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
-    assert_eq!(not_yet.like(target(2), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1) });
+    assert!(matches!(not_yet.like(target(2), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     assert!(not_yet.take_back(&second, &[]).await.unwrap(), "it has the same `at` in both");
     let blind = not_yet.count(target(3), UserId(7), true, &[]).await.unwrap();
     not_yet.publish(&blind).await.unwrap();

@@ -32,7 +32,7 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
         let client = Client::new(&world.config).unwrap();
         let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
         assert_eq!(first.count, Some(1));
-        assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1) });
+        assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
         let second = client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
         let mut command = redis::cmd(if field.is_some() { "HGET" } else { "GET" });
         command.arg(format!("{}:{key}", world.name)).arg(field);

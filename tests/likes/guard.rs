@@ -27,10 +27,10 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
     let (user, on) = (UserId(7), [OnBoard { board: "likes", member: b"42" }]);
     let first = client.like(target(42), user, &on).await.unwrap().counted().unwrap();
     assert_eq!((first.count, first.boards_failed), (Some(1), 0));
-    assert_eq!(client.like(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(1) });
+    assert!(matches!(client.like(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     let second = client.unlike(target(42), user, &on).await.unwrap().counted().unwrap();
     assert!(second.event.at > first.event.at);
-    assert_eq!(client.unlike(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(0) });
+    assert!(matches!(client.unlike(target(42), user, &on).await.unwrap(), Clicked::Same { count: Some(0), .. }));
     let mut redis = world.redis().await;
     let board: u64 = redis.zcard(world.cache.keys.board("likes", "total")).await.unwrap();
     assert_eq!(board, 0);
@@ -53,7 +53,7 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
     let mut redis = world.redis().await;
     let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let () = redis.del(&recent).await.unwrap();
-    assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1) });
+    assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     assert!(redis.hexists::<_, _, bool>(&recent[0], "42:7").await.unwrap(), "and remembered");
     assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(0));
     assert!(daemon.stop().success());

@@ -111,6 +111,9 @@ async fn a_table_of_another_database_a_sum_and_no_row_at_all_are_right_too() {
     run(&world, &format!("CREATE DATABASE {name}")).await;
     run(&world, &format!("CREATE TABLE {name}.stars (video_id INT NOT NULL, stars INT NOT NULL, note TEXT NOT NULL)"))
         .await;
+    // As the manual says it: the account has no right to other databases.
+    let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
+    run(&world, &format!("GRANT SELECT ON {name}.stars TO {account}")).await;
     count(&world, &[(8, 0, 5)]).await;
     assert!(world.tallyd(&["recount"]).status.success());
     assert_eq!(added(&world).await, BTreeMap::from([(8, -5)]), "the table is empty");

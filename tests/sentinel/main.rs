@@ -43,14 +43,7 @@ impl Stage {
 
     /// A run, which must have found all there is to find.
     async fn reconcile(&self, mode: &str) -> serde_json::Value {
-        let report = std::cell::RefCell::new(serde_json::Value::Null);
-        eventually("no other run is at it", || async {
-            let output = self.world.tallyd(&["reconcile", mode, "--format", "json"]);
-            report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
-            output.status.code() != Some(75)
-        })
-        .await;
-        let report = report.into_inner();
+        let report = self.world.reconcile(mode).await;
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         report
     }

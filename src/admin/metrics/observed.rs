@@ -23,7 +23,9 @@ pub(super) fn write(page: &mut Page<'_>, vitals: &Vitals, config: &Config, seen:
     let all = Reason::ALL.iter().map(|reason| reason.code()).chain(letters.keys().map(String::as_str));
     let all: std::collections::BTreeSet<&str> = all.collect();
     let open = all.iter().map(|reason| ([("reason", *reason)], letters.get(*reason).copied().unwrap_or(0) as f64));
-    page.gauges("tallyd_dead_letters_open", "Dead letters that were not replayed.", open)
+    page.gauges("tallyd_dead_letters_open", "Dead letters that were not replayed.", open)?;
+    let help = "Open dead letters of the fullest partition, by how many it may have: 1 is full.";
+    page.gauge("tallyd_dead_letters_full_ratio", help, seen.dead_letters_full.unwrap_or(0.0))
 }
 
 fn servers(page: &mut Page<'_>, seen: &Observed) -> fmt::Result {

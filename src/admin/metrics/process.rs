@@ -65,6 +65,10 @@ fn consumer(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     let letters = vitals.dead_letters();
     let letters = Reason::ALL.map(|reason| (reason.code(), letters.get(reason.code()).copied().unwrap_or(0)));
     page.counters("tallyd_dead_letters", "Messages that were set aside by this process.", "reason", letters)?;
+    let dropped = vitals.dropped_dead_letters();
+    let dropped = Reason::ALL.map(|reason| (reason.code(), dropped.get(reason.code()).copied().unwrap_or(0)));
+    let help = "Of those, how many were only counted: dead letters were at their bound.";
+    page.counters("tallyd_dead_letters_dropped", help, "reason", dropped)?;
     page.counters("tallyd_batches", "Batches by why they were closed.", "closed", vitals.batches.get())?;
     page.histogram("tallyd_batch_events", "Events in a batch.", &vitals.batch_events.get())?;
     let steps = STEPS.into_iter().zip(vitals.steps.iter().map(|step| step.get()));

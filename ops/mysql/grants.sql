@@ -1,4 +1,4 @@
--- The accounts of compose.yaml, made when MariaDB first starts: the rights of docs/operations.md, "MySQL accounts".
+CREATE DATABASE tally;
 CREATE USER 'tallyd'@'%' IDENTIFIED BY 'choose-one';
 GRANT SELECT, INSERT, UPDATE, DELETE ON tally.* TO 'tallyd'@'%';
 GRANT CREATE, ALTER, DROP ON tally.applied_event TO 'tallyd'@'%';

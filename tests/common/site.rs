@@ -1,14 +1,14 @@
 //! Users who click all the time, and what must be in both stores in the end.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
 use tokio::task::JoinSet;
 
-use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, eventually, target};
+use super::clicker::Clicker;
+use super::{Daemon, Model, World, assert_redis_equals, eventually};
 
 /// Users that click at once, each on few hot and many cold targets.
 const CLICKERS: u64 = 8;
@@ -24,11 +24,16 @@ pub struct Site {
 
 impl Site {
     pub fn open(world: &World) -> Self {
-        let client = Arc::new(Client::new(&world.config).unwrap());
+        let each = Clicker { number: 0, users: 10, hot: HOT, cold: COLD };
+        Self::of(&Arc::new(Client::new(&world.config).unwrap()), CLICKERS, each)
+    }
+
+    /// So many clickers that are all like `each`, but for their numbers.
+    pub fn of(client: &Arc<Client>, clickers: u64, each: Clicker) -> Self {
         let mut site = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
-        for clicker in 0..CLICKERS {
-            let (client, stop, clicks) = (Arc::clone(&client), Arc::clone(&site.stop), Arc::clone(&site.clicks));
-            site.users.spawn(click(clicker, client, stop, clicks));
+        for number in 0..clickers {
+            let (client, stop, clicks) = (Arc::clone(client), Arc::clone(&site.stop), Arc::clone(&site.clicks));
+            site.users.spawn(Clicker { number, ..each }.click(client, stop, clicks));
         }
         site
     }
@@ -40,7 +45,7 @@ impl Site {
     }
 
     /// Stops the users and gives what they clicked.
-    async fn close(mut self) -> Model {
+    pub async fn close(mut self) -> Model {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Model::default();
         while let Some(model) = self.users.join_next().await {
@@ -68,7 +73,7 @@ pub async fn reconciled(world: &World, drifts: &[i64]) {
         let report: serde_json::Value = match output.status.code() {
             Some(75) => return false,
             Some(0) => serde_json::from_slice(&output.stdout).unwrap(),
-            code => panic!("{code:?}: {}", crate::common::stderr(&output)),
+            code => panic!("{code:?}: {}", super::stderr(&output)),
         };
         let sum: i64 = drifts.iter().map(|drift| drift.abs()).sum();
         for (name, number) in [("drifted", drifts.len() as i64), ("drift_sum", sum), ("left", 0), ("counters_off", 0)] {
@@ -77,24 +82,6 @@ pub async fn reconciled(world: &World, drifts: &[i64]) {
         true
     };
     eventually("a reconcile ends", ended).await;
-}
-
-/// One clicker plays ten users in turn; half of its clicks are on hot targets.
-async fn click(clicker: u64, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
-    let mut dice = Dice::new(clicker + 1);
-    let mut model = Model::default();
-    let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
-    while !stop.load(Ordering::Relaxed) {
-        let user = UserId(1 + clicker * 10 + dice.below(10));
-        let target = if dice.percent(50) { target(1 + dice.below(HOT)) } else { target(100 + dice.below(COLD)) };
-        let liked = likes.entry((target, user)).or_default();
-        *liked = !*liked;
-        let counted =
-            if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
-        model.apply(&counted.unwrap().counted().unwrap().event);
-        clicks.fetch_add(1, Ordering::Relaxed);
-    }
-    model
 }
 
 /// The process that holds each partition.

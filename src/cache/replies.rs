@@ -1,0 +1,39 @@
+//! All that reads an answer of Redis, in one place: for those who hold it against answers that no Redis gives (`fuzz/`). Pure.
+
+use redis::Value;
+
+use super::bloom::Shape;
+use super::layout::Layout;
+use super::slots::SlotMap;
+use super::{boards, counters, filters, read, sentinel, snapshots};
+use crate::model::Metric;
+
+/// The most targets of a sample that is tried.
+const MEMBERS_MAX: usize = 4;
+
+/// Reads an answer as each kind of answer that there is. Returns how many of them it could be.
+pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
+    let parts: &[Value] = match answer {
+        Value::Array(parts) | Value::Set(parts) => parts,
+        _ => &[],
+    };
+    let first = metrics.first().copied().unwrap_or(Metric(1));
+    let samples = (0..MEMBERS_MAX).filter(|members| counters::read_sample(answer, layout, first, *members).is_some());
+    let map = SlotMap::read(answer, "asked");
+    // What a map says is asked for each command.
+    let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
+    let could_be = [
+        read::read_found(layout, metrics, answer).is_some(),
+        boards::read_part(answer).is_some(),
+        boards::read_members(answer).is_some(),
+        boards::changed("read an answer", answer.clone()).is_ok(),
+        snapshots::scanned(answer.clone(), snapshots::scan_page).is_ok(),
+        snapshots::scanned(answer.clone(), snapshots::scores).is_ok(),
+        filters::read_config(answer).is_some(),
+        filters::read_scan(answer).is_some(),
+        Shape::read(parts).is_some(),
+        sentinel::address(answer).is_some(),
+        counters::count_beside(parts) > 0,
+    ];
+    could_be.into_iter().filter(|could| *could).count() + samples.count() + nodes.count()
+}

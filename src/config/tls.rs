@@ -1,0 +1,300 @@
+//! Certificates and keys from files: read when the configuration is loaded, and held against each other.
+
+use std::{fmt, fs};
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+
+use super::key::Key;
+use super::password::{located, read_secret};
+use super::problem::Faults;
+use super::{Config, Secret, ServerUrl};
+
+/// Modes of `[mysql] url` in which anybody can pretend to be the server.
+const UNSURE: [&str; 3] = ["preferred", "required", "verify_ca"];
+
+/// What the connections to a server need beside its address.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// Certificates of authorities that are trusted beside the system's own: PEM.
+    pub authorities: Option<String>,
+    /// What is shown to a server that asks.
+    pub identity: Option<Identity>,
+}
+
+/// A certificate of ours, and its key.
+#[derive(Clone)]
+pub struct Identity {
+    /// The certificate, and those between it and the authority's: PEM.
+    pub certificate: String,
+    /// Its private key: PEM.
+    pub key: Secret,
+}
+
+/// Neither is printed: a file of both is taken for the certificate, too.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Identity(***)")
+    }
+}
+
+/// The settings of one section.
+struct Files<'a> {
+    section: &'static str,
+    authorities: Option<&'a str>,
+    certificate: Option<&'a str>,
+    key: Option<&'a str>,
+}
+
+/// Reads what each section names.
+pub(super) fn read(config: &mut Config, faults: &mut Faults) {
+    let (amqp, mysql, redis) = (&mut config.amqp, &mut config.mysql, &mut config.redis);
+    for (section, ca, certificate, key, tls) in [
+        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file, &mut amqp.tls),
+        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file, &mut mysql.tls),
+        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file, &mut redis.tls),
+    ] {
+        let files =
+            Files { section, authorities: ca.as_deref(), certificate: certificate.as_deref(), key: key.as_deref() };
+        *tls = files.read(faults);
+    }
+}
+
+impl Files<'_> {
+    fn read(&self, faults: &mut Faults) -> Tls {
+        let mut say = |name: &str, problem: String| {
+            faults.at(Key::from(self.section).then(name), format!("[{}] {problem}", self.section));
+        };
+        let authorities = self
+            .authorities
+            .and_then(|file| read_authorities(file).map_err(|problem| say("tls_ca_file", problem)).ok());
+        let identity = match (self.certificate, self.key) {
+            (Some(certificate), Some(key)) => {
+                read_identity(certificate, key).map_err(|(name, problem)| say(name, problem)).ok()
+            }
+            (None, None) => None,
+            (Some(_), None) => {
+                say("tls_cert_file", "tls_cert_file needs its private key: set tls_key_file, too".to_owned());
+                None
+            }
+            (None, Some(_)) => {
+                say("tls_key_file", "tls_key_file needs its certificate: set tls_cert_file, too".to_owned());
+                None
+            }
+        };
+        Tls { authorities, identity }
+    }
+}
+
+fn read_authorities(file: &str) -> Result<String, String> {
+    const NAME: &str = "tls_ca_file";
+    let path = located(NAME, file)?;
+    let text = fs::read_to_string(&path).map_err(|error| format!("{NAME} {}: {error}", path.display()))?;
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(&text).map_err(|problem| format!("{NAME} {}: {problem}", path.display()))? {
+        store
+            .add(certificate)
+            .map_err(|error| format!("{NAME} {}: no authority's certificate: {error}", path.display()))?;
+    }
+    Ok(text)
+}
+
+/// The certificate and the key must belong together.
+fn read_identity(certificate: &str, key: &str) -> Result<Identity, (&'static str, String)> {
+    let (of_certificate, of_key) = ("tls_cert_file", "tls_key_file");
+    let path = located(of_certificate, certificate).map_err(|problem| (of_certificate, problem))?;
+    let wrong = |problem: String| (of_certificate, format!("{of_certificate} {}: {problem}", path.display()));
+    let text = fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
+    let chain = certificates(&text).map_err(wrong)?;
+    let secret = read_secret(of_key, key).map_err(|problem| (of_key, problem))?;
+    // Not the library's own words: nothing of a key is to be shown.
+    let read = PrivateKeyDer::from_pem_slice(secret.expose().as_bytes()).map_err(|_| {
+        (of_key, format!("{of_key} {key}: holds no private key that is written as PEM and has no passphrase"))
+    })?;
+    match CertifiedKey::from_der(chain, read, &rustls::crypto::ring::default_provider()) {
+        Ok(_) => Ok(Identity { certificate: text, key: secret }),
+        Err(rustls::Error::InconsistentKeys(_)) => {
+            Err((of_key, format!("{of_key} {key}: is not the key of {of_certificate} {}", path.display())))
+        }
+        Err(error) => Err((of_certificate, format!("{of_certificate} {}: {error}", path.display()))),
+    }
+}
+
+fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("holds no certificate that is written as PEM".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(format!("is no PEM: {error}")),
+    }
+}
+
+/// Settings of TLS that don't fit the addresses, and addresses that would have a server be believed whoever it is.
+pub(super) fn problems(config: &Config, found: &mut Faults) {
+    let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
+    mysql_options(&mysql.url, found);
+    for (section, url, is_tls, write, files) in [
+        (
+            "amqp",
+            &amqp.url,
+            has_scheme(&amqp.url, "amqps"),
+            "begin url with amqps://",
+            [&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file],
+        ),
+        (
+            "mysql",
+            &mysql.url,
+            option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled"),
+            "take ssl-mode=DISABLED out of url",
+            [&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file],
+        ),
+        (
+            "redis",
+            &redis.url,
+            has_scheme(&redis.url, "rediss"),
+            "begin url with rediss://",
+            [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file],
+        ),
+    ] {
+        if is_tls || url.parts().is_err() {
+            continue;
+        }
+        let named = ["tls_ca_file", "tls_cert_file", "tls_key_file"].into_iter().zip(files);
+        for (name, _) in named.filter(|(_, file)| file.is_some()) {
+            let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
+            found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+        }
+    }
+    if is_external(&amqp.url) {
+        external(config, found);
+    }
+}
+
+/// Who logs in by a certificate has one, and no password.
+fn external(config: &Config, found: &mut Faults) {
+    let amqp = &config.amqp;
+    if amqp.tls_cert_file.is_none() {
+        let text = "[amqp] url has auth_mechanism=external, which logs in by a certificate: set tls_cert_file and tls_key_file";
+        found.between(&["amqp.url".into(), "amqp.tls_cert_file".into()], text);
+    }
+    if amqp.password.is_some() || amqp.password_file.is_some() {
+        let text = "[amqp] url has auth_mechanism=external, which needs no password: leave out password_file, or the mechanism";
+        found.between(&["amqp.password_file".into(), "amqp.password".into(), "amqp.url".into()], text);
+    }
+}
+
+/// Whether RabbitMQ takes the user's name from the certificate.
+pub(super) fn is_external(url: &ServerUrl) -> bool {
+    option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
+}
+
+/// What the library would take from the address, and has a name of ours.
+fn mysql_options(url: &ServerUrl, found: &mut Faults) {
+    for (name, ours) in [("ssl-ca", "tls_ca_file"), ("ssl-cert", "tls_cert_file"), ("ssl-key", "tls_key_file")] {
+        if option(url, name).is_some() {
+            found.at("mysql.url", format!("[mysql] url has {name}: write {ours} instead, as for the other servers"));
+        }
+    }
+    if let Some(mode) = options(url, "ssl-mode").find(|mode| UNSURE.contains(&mode.as_str())) {
+        let text = format!(
+            "[mysql] url has ssl-mode={}, by which anybody can pretend to be the server: write VERIFY_IDENTITY, and the authority's \
+             certificate in tls_ca_file if the system doesn't know it; or DISABLED for plain text",
+            mode.to_uppercase()
+        );
+        found.at("mysql.url", text);
+    }
+}
+
+/// The value of an option of an address, in small letters: the first, where it comes more than once.
+fn option(url: &ServerUrl, name: &str) -> Option<String> {
+    options(url, name).next()
+}
+
+/// All values of an option of an address, in small letters; also as the library reads it, without the hyphen.
+fn options(url: &ServerUrl, name: &str) -> impl Iterator<Item = String> {
+    let plain = name.replace('-', "");
+    let pairs: Vec<(String, String)> =
+        url.parts().map(|parts| parts.query_pairs().into_owned().collect()).unwrap_or_default();
+    let name = name.to_owned();
+    pairs.into_iter().filter(move |(key, _)| *key == name || *key == plain).map(|(_, value)| value.to_lowercase())
+}
+
+fn has_scheme(url: &ServerUrl, scheme: &str) -> bool {
+    url.parts().is_ok_and(|parts| parts.scheme() == scheme)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<String> {
+        let config = super::super::parse(text, "config.toml", []).unwrap();
+        let mut found = Faults::default();
+        problems(&config, &mut found);
+        found.texts()
+    }
+
+    #[test]
+    fn what_would_believe_any_server_is_refused() {
+        // Of two the library takes the last.
+        for mode in
+            ["PREFERRED", "required", "VERIFY_CA", "VERIFY_IDENTITY&ssl-mode=PREFERRED", "DISABLED&sslmode=required"]
+        {
+            let said = found(&format!("[mysql]\nurl = \"mysql://u@h/t?ssl-mode={mode}\"")).join(" ");
+            assert!(said.contains("anybody can pretend to be the server: write VERIFY_IDENTITY"), "{said}");
+        }
+        assert!(found("[mysql]\nurl = \"mysql://u@h/t?sslmode=required\"").len() == 1);
+        assert_eq!(found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=VERIFY_IDENTITY\""), Vec::<String>::new());
+        assert_eq!(found("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=disabled\""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_does_not_fit_the_address_is_said() {
+        for (text, expected) in [
+            (
+                "[amqp]\ntls_ca_file = \"/x\"",
+                "[amqp] tls_ca_file is for TLS, and url asks for none: begin url with amqps://",
+            ),
+            ("[redis]\ntls_key_file = \"/x\"", "[redis] tls_key_file is for TLS, and url asks for none"),
+            ("[mysql]\nurl = \"mysql://u@h/t?ssl-mode=DISABLED\"\ntls_ca_file = \"/x\"", "take ssl-mode=DISABLED out"),
+            ("[mysql]\nurl = \"mysql://u@h/t?ssl-ca=/x\"", "[mysql] url has ssl-ca: write tls_ca_file instead"),
+            ("[amqp]\nurl = \"amqps://h/%2f?auth_mechanism=external\"", "logs in by a certificate: set tls_cert_file"),
+            (
+                "[amqp]\nurl = \"amqps://h/%2f?auth_mechanism=EXTERNAL\"\ntls_cert_file = \"/x\"\npassword_file = \"/y\"",
+                "needs no password",
+            ),
+        ] {
+            let said = found(text);
+            assert!(said.iter().any(|said| said.contains(expected)), "{text}: {said:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_said_and_not_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        for (name, text) in [("words", "s3cr3t"), ("broken", "-----BEGIN CERTIFICATE-----\n!s3cr3t\n")] {
+            fs::write(path(name), text).unwrap();
+        }
+        let said = |certificate: Option<&str>, authority: &str| {
+            let mut faults = Faults::default();
+            let certificate = certificate.map(path);
+            let (authority, key) = (path(authority), path("words"));
+            Files {
+                section: "redis",
+                authorities: Some(&authority),
+                certificate: certificate.as_deref(),
+                key: Some(&key),
+            }
+            .read(&mut faults);
+            faults.texts().join(" ")
+        };
+        assert!(said(None, "words").contains("words: holds no certificate"));
+        assert!(said(None, "broken").contains("broken: is no PEM"));
+        assert!(said(None, "nothing").contains("nothing: No such file"));
+        assert!(said(None, "words").contains("tls_key_file needs its certificate"));
+        assert!(!said(Some("words"), "broken").contains("s3cr3t"));
+    }
+}

@@ -1,0 +1,93 @@
+//! How a session ends: in order, or after an error.
+
+use anyhow::{Context, Result};
+use futures_util::{FutureExt, StreamExt};
+use lapin::options::{BasicCancelOptions, BasicNackOptions};
+use tracing::debug;
+
+use super::{End, REPLY_SUCCESS, Session, join};
+
+impl Session<'_> {
+    /// After an error: gives everything back and waits for the transaction under way, which commits or not.
+    pub(super) async fn break_off(mut self) {
+        self.ends.cancel();
+        self.open.received.note();
+        // First of all the broker takes back what we hold, or a fence could pass it by.
+        let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
+        if let Err(error) = self.partition.beat.during(self.link.call("close the channel", closed)).await {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
+        }
+        if self.writing.is_some()
+            && let Err(error) = join(&mut self.writing).await
+        {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
+        }
+    }
+
+    /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
+    pub(super) async fn finish(mut self, end: End) -> Result<()> {
+        let beat = self.partition.beat.clone();
+        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
+        if end == End::Stop {
+            self.ends.cancel();
+            self.write_open().await?;
+            beat.during(self.link.call("cancel the consumer", cancel)).await?;
+            beat.during(self.give_back()).await?;
+        } else {
+            // What was delivered is written, not returned: each return counts.
+            beat.during(self.link.call("cancel the consumer", cancel)).await?;
+            self.write_delivered().await?;
+        }
+        let close = self.link.channel.close(REPLY_SUCCESS, "done".into());
+        beat.during(self.link.call("close the channel", close)).await?;
+        if let Some(writer) = &self.writer {
+            beat.during(writer.release()).await;
+        }
+        Ok(())
+    }
+
+    /// Writes and acknowledges the batch under way and the open one.
+    async fn write_open(&mut self) -> Result<()> {
+        if self.writing.is_some() {
+            let written = join(&mut self.writing).await?;
+            self.acknowledge(written).await?;
+        }
+        if self.open.batch.is_empty() {
+            return Ok(());
+        }
+        self.start_writing("stop")?;
+        let written = join(&mut self.writing).await?;
+        self.acknowledge(written).await
+    }
+
+    /// Writes and acknowledges all that was delivered before the cancel.
+    async fn write_delivered(&mut self) -> Result<()> {
+        loop {
+            let message = match self.waiting.pop() {
+                Some(message) => message,
+                None => match self.deliveries.next().now_or_never() {
+                    Some(Some(delivery)) => delivery.context("receive")?.into(),
+                    _ => break,
+                },
+            };
+            self.push(message);
+            if self.is_full() {
+                self.partition.beat.beat();
+                self.write_open().await?;
+            }
+        }
+        self.write_open().await
+    }
+
+    /// What was delivered and never looked at goes back to the front of the queue. Only after the cancel, or the broker
+    /// would send it again at once.
+    async fn give_back(&mut self) -> Result<()> {
+        let mut last = self.waiting.take_last();
+        while let Some(Some(Ok(delivery))) = self.deliveries.next().now_or_never() {
+            last = Some(delivery.acker);
+        }
+        let Some(last) = last else { return Ok(()) };
+        let options = BasicNackOptions { multiple: true, requeue: true };
+        self.link.call("give messages back", last.nack(options)).await.map(drop)
+    }
+}

@@ -1,0 +1,12 @@
+//! No core dump of this process: it would hold passwords and keys. Nor may another process of the same user look into it, as with a debugger,
+//! or read its environment.
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+
+/// Forbids it, for this process and those that it would start.
+pub fn forbid() {
+    // Neither can fail with these values; what a kernel refuses all the same is left as the unit has it (LimitCORE=0).
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // A limit of size is not asked where the kernel hands dumps to a program, as it does to systemd-coredump.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+}

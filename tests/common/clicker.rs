@@ -1,0 +1,43 @@
+//! A user at work: likes and takes back, again and again, until told to stop.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tallyd::client::Client;
+use tallyd::model::{Target, UserId};
+
+use super::{Dice, Model, target};
+
+/// One who plays several users in turn, on few hot targets and many others.
+#[derive(Clone, Copy)]
+pub struct Clicker {
+    /// From 0.
+    pub number: u64,
+    pub users: u64,
+    /// Targets from 1 that get half of the clicks, so that the same user flips the same one many times a second.
+    pub hot: u64,
+    /// Targets from 100 that get the others.
+    pub cold: u64,
+}
+
+impl Clicker {
+    /// What it has done; `clicks` counts on meanwhile.
+    pub async fn click(self, client: Arc<Client>, stop: Arc<AtomicBool>, clicks: Arc<AtomicU64>) -> Model {
+        let mut dice = Dice::new(self.number + 1);
+        let mut model = Model::default();
+        let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
+        while !stop.load(Ordering::Relaxed) {
+            let user = UserId(1 + self.number * self.users + dice.below(self.users));
+            let is_hot = dice.percent(50);
+            let target = if is_hot { target(1 + dice.below(self.hot)) } else { target(100 + dice.below(self.cold)) };
+            let liked = likes.entry((target, user)).or_default();
+            *liked = !*liked;
+            let counted =
+                if *liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+            model.apply(&counted.unwrap().counted().unwrap().event);
+            clicks.fetch_add(1, Ordering::Relaxed);
+        }
+        model
+    }
+}

@@ -1,0 +1,50 @@
+//! A control group with a limit of memory, as systemd makes one for `MemoryMax=`: who passes it is killed by the kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::common::Daemon;
+
+/// None where this user may make none: the peak that the kernel notes of each process is looked at everywhere.
+pub struct Cell {
+    folder: Option<PathBuf>,
+    /// Of the first version of control groups, or of the second.
+    first: bool,
+}
+
+impl Cell {
+    pub fn new(name: &str, mib: u64) -> Self {
+        let first = Path::new("/sys/fs/cgroup/memory").is_dir();
+        let root = if first { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+        let folder = Path::new(root).join(format!("tallyd-{name}"));
+        let limit = folder.join(if first { "memory.limit_in_bytes" } else { "memory.max" });
+        let made = fs::create_dir(&folder).and_then(|()| fs::write(limit, (mib << 20).to_string()));
+        if let Err(error) = &made {
+            eprintln!("{}: {error}: the kernel's own limit is not tried here", folder.display());
+            let _ = fs::remove_dir(&folder);
+        }
+        Self { folder: made.is_ok().then_some(folder), first }
+    }
+
+    pub fn holds(&self, daemon: &Daemon) {
+        if let Some(folder) = &self.folder {
+            fs::write(folder.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
+        }
+    }
+
+    pub fn was_never_full(&self) {
+        let Some(folder) = &self.folder else { return };
+        let (file, name) =
+            if self.first { ("memory.oom_control", "oom_kill ") } else { ("memory.events", "oom_kill ") };
+        let text = fs::read_to_string(folder.join(file)).unwrap();
+        assert!(text.lines().any(|line| line == format!("{name}0")), "{text}");
+    }
+}
+
+impl Drop for Cell {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.folder {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What the daemon needs of the machine is bounded, whatever waits in the queue and however long MySQL is away.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod cell;
+
+use std::fs;
+
+use cell::Cell;
+use common::proxy::Proxy;
+use common::{Daemon, Model, World, body, target};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Confirmation};
+use tallyd::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
+use tallyd::model::{Micros, UserId};
+
+/// As docs/operations.md states it for one partition and the defaults.
+const MEMORY_MAX_MIB: u64 = 256;
+
+/// More than connections, log and epoll need; a leak of one for each message or outage would be far above.
+const FILES_MAX: usize = 64;
+const THREADS_MAX: usize = 32;
+
+fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
+    let at = Micros::now();
+    let like = |user| LikeEvent { target: target(1 + user % 100), user: UserId(user), at, liked: true };
+    (from..from + number).map(like).collect()
+}
+
+/// A list as large as one message may be: an event, and blanks.
+fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
+    let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
+    body.resize(LIST_BYTES_MAX - 1, b' ');
+    body.push(b']');
+    (event.user, body)
+}
+
+/// What the process has in memory at most until now (VmHWM).
+fn peak_mib(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+fn number_of(daemon: &Daemon, what: &str) -> usize {
+    fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
+}
+
+/// Tens of thousands of small messages have taught the consumer to take many at once; then come large ones, more than it may have in memory,
+/// while MySQL doesn't answer.
+async fn stays_under_memory_max(name: &str, large: &[LikeEvent], publish: impl AsyncFnOnce(&World, &[LikeEvent])) {
+    let mut world = World::new(name, "").await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    world.set(&format!("[mysql]\nurl = \"{url}\""));
+    let cell = Cell::new(&world.name, MEMORY_MAX_MIB);
+    let publisher = world.publisher().await;
+    let small = likes(1, 25_000);
+    world.publish(&publisher, &small.iter().map(body).collect::<Vec<_>>()).await;
+    let daemon = world.daemon();
+    cell.holds(&daemon);
+    world.drained(&publisher).await;
+
+    proxy.hold();
+    publish(&world, large).await;
+    daemon.logged("writing partition 0 failed").await;
+    proxy.release();
+    world.drained(&publisher).await;
+
+    let mut model = Model::default();
+    small.iter().chain(large).for_each(|event| model.apply(event));
+    assert_eq!(world.counters().await, model.counters());
+    let peak = peak_mib(&daemon);
+    assert!(peak < MEMORY_MAX_MIB, "{peak} MiB");
+    assert!(number_of(&daemon, "fd") < FILES_MAX, "{} files", number_of(&daemon, "fd"));
+    assert!(number_of(&daemon, "task") < THREADS_MAX, "{} threads", number_of(&daemon, "task"));
+    cell.was_never_full();
+    assert_eq!(daemon.stop().code(), Some(0));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
+    let large = likes(1_000_000, MEMORY_MAX_MIB + 64);
+    stays_under_memory_max("limits_lists", &large, async |world, events| {
+        let publisher = world.broker.connect_publisher("test").await.unwrap();
+        for event in events {
+            world.publish(&publisher, &[list(event)]).await;
+        }
+    })
+    .await;
+}
+
+/// The bodies are small. Headers must fit into one frame, of 128 KiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
+    let large = likes(1_000_000, (MEMORY_MAX_MIB + 64) * 10);
+    stays_under_memory_max("limits_headers", &large, async |world, events| {
+        let channel = world.broker.connect("test").await.unwrap().channel;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        let mut headers = FieldTable::default();
+        headers.insert("x-large".into(), AMQPValue::LongString("x".repeat(104_858).into()));
+        let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+        for event in events {
+            let (exchange, (user, body)) = (world.broker.exchange(), body(event));
+            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let key = user.to_string();
+            let sent = channel.basic_publish(
+                exchange.as_str().into(),
+                key.as_str().into(),
+                options,
+                &body,
+                properties.clone(),
+            );
+            assert!(matches!(sent.await.unwrap().await.unwrap(), Confirmation::Ack(None)));
+        }
+    })
+    .await;
+}

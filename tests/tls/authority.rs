@@ -1,0 +1,95 @@
+//! A private authority, and the certificates that it signs for servers and for tallyd.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    date_time_ymd,
+};
+
+/// What a server shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// A certificate of the authority that is known, for the name that is asked for.
+    Right,
+    /// For another name.
+    OtherName,
+    /// Signed by an authority that nobody knows.
+    OtherAuthority,
+    /// It was valid once.
+    Expired,
+    /// It will be valid.
+    Early,
+}
+
+impl Shown {
+    pub const ALL: [Self; 5] = [Self::Right, Self::OtherName, Self::OtherAuthority, Self::Expired, Self::Early];
+
+    /// The name of its file.
+    pub fn file(self) -> String {
+        format!("{self:?}.pem")
+    }
+}
+
+/// Files of certificates, each of its own folder: the servers run as other users, and a key of tallyd's is nobody else's business.
+pub struct Files(tempfile::TempDir);
+
+impl Files {
+    /// All that servers may show, with one key, and what tallyd shows, whose name is `tallyd`.
+    pub fn new() -> Self {
+        let files = Self(tempfile::tempdir().unwrap());
+        fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
+        let (authority, other) = (authority("Private authority"), authority("Another authority"));
+        let key = KeyPair::generate().unwrap();
+        for shown in Shown::ALL {
+            let name = if shown == Shown::OtherName { "elsewhere.example" } else { "127.0.0.1" };
+            let mut params = named(&[name], name);
+            match shown {
+                Shown::Expired => params.not_after = date_time_ymd(2021, 5, 4),
+                Shown::Early => params.not_before = date_time_ymd(2091, 5, 4),
+                Shown::Right | Shown::OtherName | Shown::OtherAuthority => {}
+            }
+            let signs = if shown == Shown::OtherAuthority { &other.1 } else { &authority.1 };
+            files.write(&shown.file(), &params.signed_by(&key, signs).unwrap().pem());
+        }
+        files.write("server.key", &key.serialize_pem());
+        files.write("ca.pem", &authority.0);
+        let key = KeyPair::generate().unwrap();
+        files.write("tallyd.pem", &named(&[], "tallyd").signed_by(&key, &authority.1).unwrap().pem());
+        files.write("stranger.pem", &named(&[], "tallyd").signed_by(&key, &other.1).unwrap().pem());
+        files.write("tallyd.key", &key.serialize_pem());
+        fs::set_permissions(files.path("tallyd.key"), Permissions::from_mode(0o600)).unwrap();
+        files
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+        fs::set_permissions(self.path(name), Permissions::from_mode(0o644)).unwrap();
+    }
+}
+
+/// Its certificate, and what signs.
+fn authority(name: &str) -> (String, Issuer<'static, KeyPair>) {
+    let mut params = named(&[], name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    (certificate.pem(), Issuer::new(params, key))
+}
+
+fn named(names: &[&str], common_name: &str) -> CertificateParams {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = CertificateParams::new(names).unwrap();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2120, 1, 1);
+    params
+}

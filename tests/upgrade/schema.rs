@@ -1,0 +1,152 @@
+//! `tallyd migrate` under daemons, rivals and SIGKILL; and daemons under the steps of a version that is still to come.
+
+use std::process::{Child, Stdio};
+
+use sqlx::{Connection, MySqlConnection};
+
+use crate::common::site::{Site, all_held, has_all};
+use crate::common::{World, eventually, stderr, stdout};
+
+/// Two partitions, and takeovers within seconds.
+const TWO: &str = "[amqp]\npartitions = 2\nheartbeat_s = 2";
+
+/// Sessions that wait for a table.
+const WAITS: &str = "SELECT COUNT(*) FROM information_schema.processlist \
+                     WHERE db = DATABASE() AND state LIKE 'Waiting for table metadata lock%'";
+
+async fn execute(world: &World, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
+}
+
+/// As if the steps from this one on were never made.
+async fn forget_from(world: &World, step: i64) {
+    sqlx::query("DELETE FROM _sqlx_migrations WHERE version >= ?").bind(step).execute(&world.pool).await.unwrap();
+}
+
+/// A session that keeps everybody from the table until it ends.
+async fn keep_outbox(world: &World) -> MySqlConnection {
+    let mut rival = MySqlConnection::connect(world.config.mysql.url.expose()).await.unwrap();
+    sqlx::raw_sql("LOCK TABLES outbox WRITE").execute(&mut rival).await.unwrap();
+    rival
+}
+
+/// `tallyd migrate`, which waits for `outbox` in its second step.
+async fn migrate_that_waits(world: &World) -> Child {
+    let account = world.accounts.as_ref().unwrap().of_migration(world.config.mysql.url.expose());
+    let mut migrate = world.command();
+    migrate.arg("migrate").env("TALLYD__MYSQL__URL", account);
+    let migrate = migrate.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("a step waits for the table", || async { world.count(WAITS).await > 0 }).await;
+    migrate
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_was_killed_half_way_is_refused_by_daemons_and_made_again() {
+    let world = World::new("upgrade_killed", "").await;
+    forget_from(&world, 2).await;
+    let rival = keep_outbox(&world).await;
+    let mut migrate = migrate_that_waits(&world).await;
+    migrate.kill().unwrap();
+    migrate.wait().unwrap();
+    rival.close().await.unwrap();
+    let half = "SELECT COUNT(*) FROM _sqlx_migrations WHERE version = 2 AND NOT success";
+    assert_eq!(world.count(half).await, 1, "the step was not interrupted where it should have been");
+
+    for arguments in [&[][..], &["check-config"], &["reconcile"]] {
+        let output = world.tallyd(arguments);
+        assert_eq!(output.status.code(), Some(78), "{arguments:?}: {}", stderr(&output));
+        let said = stderr(&output) + &stdout(&output);
+        assert!(said.contains("lacks 3 steps: run `tallyd migrate`"), "{arguments:?}: {said}");
+    }
+
+    let output = world.tallyd(&["migrate"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "the schema is up to date after 3 steps\n");
+    assert_eq!(world.tallyd(&["check-config"]).status.code(), Some(0));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_gives_way_to_those_who_wait_for_its_table_and_is_tried_again() {
+    let world = World::new("upgrade_busy", "").await;
+    forget_from(&world, 2).await;
+    let rival = keep_outbox(&world).await;
+    let migrate = migrate_that_waits(&world).await;
+    eventually("the step gives way", || async { world.count(WAITS).await == 0 }).await;
+    eventually("and waits again", || async { world.count(WAITS).await > 0 }).await;
+    rival.close().await.unwrap();
+    let output = migrate.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "the schema is up to date after 3 steps\n");
+    assert!(stderr(&output).contains("another session keeps a table"), "{}", stderr(&output));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_runs_again_beside_daemons_that_write_and_changes_nothing() {
+    let world = World::new("upgrade_again", TWO).await;
+    world.publisher().await;
+    // A reconcile that finds nothing to do needs a Redis whose numbers are known.
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let daemons = [world.daemon(), world.daemon()];
+    let site = Site::open(&world);
+    all_held(&world).await;
+    for _ in 0..3 {
+        site.clicked(300).await;
+        forget_from(&world, 1).await;
+        let output = world.tallyd(&["migrate"]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "the schema is up to date after 4 steps\n");
+    }
+    site.clicked(300).await;
+    site.end(&world).await;
+    for daemon in daemons {
+        assert!(!daemon.log().contains("\"ERROR\""), "{}", daemon.log());
+        assert_eq!(daemon.stop().code(), Some(0));
+    }
+    world.close().await;
+}
+
+/// The steps of the version after this one are made while daemons of this one write: they add a column to every table that is written all the
+/// time, and a table.
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_of_this_version_go_on_and_start_again_under_the_schema_of_the_next() {
+    let world = World::new("upgrade_next", TWO).await;
+    world.publisher().await;
+    // A reconcile that finds nothing to do needs a Redis whose numbers are known.
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let first = world.daemon();
+    let site = Site::open(&world);
+    has_all(&world, &first).await;
+    site.clicked(300).await;
+
+    for table in ["like_record", "counter", "partition_owner", "job_run", "job_lock", "outbox", "repair"] {
+        let sql = format!("ALTER TABLE {table} ADD COLUMN of_the_next BIGINT NOT NULL DEFAULT 0, ALGORITHM = INSTANT");
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    execute(&world, "CREATE TABLE of_the_next (id BIGINT PRIMARY KEY)").await;
+    let history = "INSERT INTO _sqlx_migrations \
+                   SELECT 5, 'next', NOW(), TRUE, checksum, 1 FROM _sqlx_migrations WHERE version = 4";
+    execute(&world, history).await;
+    site.clicked(300).await;
+
+    // A second one joins, and the first one goes: whoever starts now finds the newer schema.
+    let second = world.daemon();
+    second.logged("a newer tallyd has made 1 steps").await;
+    site.clicked(300).await;
+    assert_eq!(first.stop().code(), Some(0));
+    has_all(&world, &second).await;
+    site.clicked(300).await;
+    site.end(&world).await;
+    assert_eq!(stdout(&world.tallyd(&["migrate"])), "the schema is up to date\n");
+    let check = stdout(&world.tallyd(&["check-config"]));
+    assert!(check.contains("1 steps of a newer tallyd more, which this version can work with"), "{check}");
+
+    // Were it a step that this version can't live with, none would start.
+    execute(&world, "UPDATE schema_floor SET step = 5").await;
+    let refused = world.tallyd(&[]);
+    assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("this version can't work with it: run that version"), "{}", stderr(&refused));
+    assert_eq!(second.stop().code(), Some(0));
+    world.close().await;
+}

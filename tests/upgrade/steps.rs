@@ -1,0 +1,57 @@
+//! What a step of the schema may be.
+
+use std::fs;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+/// The steps of versions that are out, with their SHA-256: sqlx refuses one that has changed since it was made.
+const RELEASED: &[(&str, &str)] = &[
+    ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
+    ("0002_consumer.sql", "070d9444a9e8cfc0b684d841632e187586c3abc72f08731f205b2a9a14e89e98"),
+    ("0003_jobs.sql", "12b1ecd64d68539eb1d9629b6377f4c2972b7a5ba2e7fe634f38a46edf4bb5c9"),
+    ("0004_boards.sql", "04b22937070babb2f9d827ffa7755825795b2e09dba20e727bf80903e0428725"),
+];
+
+fn steps() -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut steps: Vec<_> =
+        files.map(|file| (file.file_name().into_string().unwrap(), fs::read_to_string(file.path()).unwrap())).collect();
+    steps.sort();
+    steps
+}
+
+/// Its statements, without comments.
+fn statements(step: &str) -> Vec<String> {
+    let lines = step.lines().filter(|line| !line.trim_start().starts_with("--"));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    text.split(";\n").map(|statement| statement.trim().to_owned()).filter(|statement| !statement.is_empty()).collect()
+}
+
+#[test]
+fn steps_that_are_out_have_not_changed() {
+    let steps = steps();
+    for (name, digest) in RELEASED {
+        let (_, text) = steps.iter().find(|(step, _)| step == name).unwrap_or_else(|| panic!("{name} is gone"));
+        let found = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(&found, digest, "{name}: a change of the schema is a new step");
+    }
+}
+
+/// A table that is rebuilt keeps whoever writes to it for hours, where it has hundreds of millions of rows.
+#[test]
+fn a_step_makes_tables_or_changes_them_in_place_and_may_run_again() {
+    for (name, text) in steps() {
+        for statement in statements(&text) {
+            let may_run_again = statement.contains("IF NOT EXISTS")
+                || statement.contains("IF EXISTS")
+                || statement.contains("ON DUPLICATE KEY UPDATE");
+            assert!(may_run_again, "{name}: half of a step may be done already:\n{statement}");
+            let in_place = statement.contains("ALGORITHM = INSTANT")
+                || (statement.contains("ALGORITHM = INPLACE") && statement.contains("LOCK = NONE"));
+            let is_new = statement.starts_with("CREATE TABLE") || statement.starts_with("INSERT INTO schema_floor");
+            assert!(is_new || (statement.starts_with("ALTER TABLE") && in_place), "{name}: not online:\n{statement}");
+        }
+    }
+}
