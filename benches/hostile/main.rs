@@ -1,0 +1,147 @@
+//! how fast good events are written among rubbish: half of the messages, and nine of ten
+
+#[path = "../common/mod.rs"]
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use serde::Serialize;
+use tallyd::event::LikeEvent;
+use tokio::time::Instant;
+
+use common::contender::Contender;
+use common::cpu::Processes;
+use common::machine::Machine;
+use common::model::Model;
+use common::preload;
+use common::report::{Aim, Results, median, number, print_figures, print_table};
+use common::workload::{USERS, Workload};
+use common::world::{Setup, World, stack};
+
+const TALLYD: Contender = Contender::tallyd("hostile", 1);
+
+/// Of a hundred messages so many are rubbish. What there is room for is kept, the rest is counted.
+const FLOODS: [(&str, u64); 3] = [("none", 0), ("half", 50), ("nine of ten", 90)];
+
+/// By the rate of a queue without rubbish, which is all that the partition can do. With nine of ten the broker alone leaves a tenth of it to
+/// what is good.
+const AIMS: [(&str, Aim); 2] =
+    [("good_rate_half_rubbish", Aim::AtLeast(0.5)), ("messages_rate_nine_of_ten_rubbish", Aim::AtLeast(0.5))];
+
+/// Drains queues of good events and rubbish, each body of its own, and checks every row and counter.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// Messages in each queue.
+    #[arg(long, default_value_t = 400_000)]
+    messages: u64,
+
+    /// How often each is drained; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Drained {
+    good_per_second: f64,
+    messages_per_second: f64,
+    dead_letters: i64,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let machine = Machine::look().await?;
+    let mut runs: BTreeMap<&str, Vec<Drained>> = BTreeMap::new();
+    for round in 1..=arguments.rounds {
+        for (name, percent) in FLOODS {
+            let drained = run(arguments.messages, percent).await.with_context(|| format!("{name}, round {round}"))?;
+            println!("{name}, round {round}: {:.0} messages/s", drained.messages_per_second);
+            runs.entry(name).or_default().push(drained);
+        }
+    }
+    let of = |name: &str, what: fn(&Drained) -> f64| median(runs[name].iter().map(what));
+    let row = |(name, _): &(&str, u64)| {
+        let letters = of(name, |run| run.dead_letters as f64);
+        let (good, all) = (of(name, |run| run.good_per_second), of(name, |run| run.messages_per_second));
+        vec![(*name).to_owned(), number(all), number(good), number(letters)]
+    };
+    print_table(
+        &["rubbish", "messages/s", "good events/s", "dead letters"],
+        &FLOODS.iter().map(row).collect::<Vec<_>>(),
+    );
+    let usual = of("none", |run| run.good_per_second);
+    let ratio = |name: &str, what: fn(&Drained) -> f64| of(name, what) / usual;
+    let figures = BTreeMap::from([
+        ("good_rate_half_rubbish".to_owned(), ratio("half", |run| run.good_per_second)),
+        ("good_rate_nine_of_ten_rubbish".to_owned(), ratio("nine of ten", |run| run.good_per_second)),
+        ("messages_rate_half_rubbish".to_owned(), ratio("half", |run| run.messages_per_second)),
+        ("messages_rate_nine_of_ten_rubbish".to_owned(), ratio("nine of ten", |run| run.messages_per_second)),
+    ]);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: runs }.write("hostile")
+}
+
+async fn run(messages: u64, percent: u64) -> Result<Drained> {
+    let world = World::new("hostile", Setup::default()).await?;
+    let drained = run_in(&world, messages, percent).await;
+    // Also after a failure: what is left would be there in the next round.
+    let closed = world.close().await;
+    let drained = drained?;
+    closed?;
+    Ok(drained)
+}
+
+async fn run_in(world: &World, messages: u64, percent: u64) -> Result<Drained> {
+    let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
+    let good = messages * (100 - percent) / 100;
+    let events = || Workload::new(1).take(usize::try_from(good).unwrap_or(usize::MAX));
+    preload::preload_messages(world, mixed(events(), messages, percent)).await?;
+    preload::rest(servers).await?;
+    let mut running = TALLYD.start(world, &[])?.refusing();
+    running.consuming(1).await?;
+    let began = Instant::now();
+    running.committed(good).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    running.stop().await?;
+    world.assert_drained().await?;
+    let model = Model::of(events());
+    model.assert_rows(&world.pool, USERS).await?;
+    model.assert_counters(&world.pool).await?;
+    let letters: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM dead_letter").fetch_one(&world.pool).await?;
+    let (rubbish, room) = (messages - good, world.config.consumer.dead_letters_max / 2);
+    ensure!(letters.unsigned_abs() == rubbish.min(room), "{letters} dead letters of {rubbish}, and room for {room}");
+    Ok(Drained {
+        good_per_second: good as f64 / seconds,
+        messages_per_second: messages as f64 / seconds,
+        dead_letters: letters,
+    })
+}
+
+/// Each as a routing key and a body. Good ones are spread evenly, and the last one is good.
+fn mixed(
+    mut good: impl Iterator<Item = LikeEvent>,
+    messages: u64,
+    percent: u64,
+) -> impl Iterator<Item = (String, Vec<u8>)> {
+    let is_good = move |number: u64| number * (100 - percent) / 100 > (number - 1) * (100 - percent) / 100;
+    // As long as an event, and cut off in the middle, as by a producer that is broken.
+    let rubbish = |number: u64| {
+        let body = format!(
+            r#"{{"type":"like","kind":"video","target_id":"{number}","user_id":"{number}","at":17900000{number:08},"co"#
+        );
+        (number.to_string(), body.into_bytes())
+    };
+    (1..=messages).filter_map(move |number| match is_good(number) {
+        true => good.next().map(|event| preload::message(&event, None)),
+        false => Some(rubbish(number)),
+    })
+}

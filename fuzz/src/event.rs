@@ -1,0 +1,131 @@
+//! The decoder: a body gets a verdict; what is taken is valid JSON and means what that says; what is refused has a reason.
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+use tallyd::event::{
+    BODY_BYTES_MAX, Message, Refusal, Terms, decode, decode_all, encode_count, encode_fence, encode_like, encode_reset,
+    encode_set,
+};
+use tallyd::model::{Metric, Micros, Target};
+
+/// The instant of the judgement.
+pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);
+
+/// What is judged by.
+pub(crate) static TERMS: LazyLock<Terms> = LazyLock::new(|| {
+    let config = "[kinds]\nvideo = 1\npost = 2\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
+                  [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
+    Terms::new(&tallyd::config::parse(config, "fuzz.toml", []).expect("the terms are a configuration"))
+});
+
+/// Any bytes as a message's body.
+pub fn event(body: &[u8]) {
+    let mut until = 0;
+    decode_all(body, &TERMS, NOW, |verdict, range| {
+        assert!(until <= range.start && range.end <= body.len(), "{range:?} of {} bytes", body.len());
+        until = range.end;
+        let one = &body[range];
+        match verdict {
+            Ok(message) => taken(one, &message),
+            Err(refusal) => refused(one, &refusal),
+        }
+    });
+}
+
+fn refused(body: &[u8], Refusal { reason, error }: &Refusal) {
+    assert!(!error.is_empty(), "{reason:?} without a sentence");
+    // It stands in a log line and in a column of 64 KiB, whatever the body is.
+    assert!(error.len() <= 1_000, "{} bytes of error for {} of body", error.len(), body.len());
+}
+
+/// What serde_json's own tree can't hold, though the grammar of JSON allows it.
+const BEYOND_TREES: [&str; 4] = ["number out of range", "recursion limit", "surrogate", "unexpected end of hex escape"];
+
+fn taken(body: &[u8], message: &Message) {
+    assert!(body.len() <= BODY_BYTES_MAX, "{} bytes", body.len());
+    assert!(std::str::from_utf8(body).is_ok(), "taken, and no UTF-8");
+    let value: Value = match serde_json::from_slice(body) {
+        Ok(value) => value,
+        Err(error) if BEYOND_TREES.iter().any(|known| error.to_string().contains(known)) => return,
+        Err(error) => panic!("taken, and no JSON: {error}"),
+    };
+    assert_eq!(value["type"], type_of(message, &value));
+    match message {
+        Message::Like(event, count) => {
+            target(&event.target, &value);
+            assert_eq!(id(&value["user_id"]), Some(event.user.0));
+            numbers(event.at, *count, &value);
+        }
+        Message::Count(event, count) => {
+            target(&event.target, &value);
+            metric(event.metric, &value);
+            assert_eq!(value["delta"].as_i64(), Some(event.delta));
+            numbers(event.at, *count, &value);
+        }
+        Message::Set(event, count) => {
+            target(&event.target, &value);
+            metric(event.metric, &value);
+            let said = if value["type"] == "reset" { Some(0) } else { value["value"].as_i64() };
+            assert_eq!(said, Some(event.value));
+            numbers(event.at, *count, &value);
+        }
+        Message::Fence(number) => assert_eq!(value["fence"].as_u64(), Some(*number)),
+    }
+    again(message, &value);
+}
+
+fn type_of(message: &Message, value: &Value) -> &'static str {
+    match message {
+        Message::Like(event, _) if event.liked => "like",
+        Message::Like(..) => "unlike",
+        Message::Count(..) => "count",
+        Message::Set(..) if value["type"] == "reset" => "reset",
+        Message::Set(..) => "set",
+        Message::Fence(_) => "fence",
+    }
+}
+
+fn target(target: &Target, value: &Value) {
+    assert_eq!(TERMS.kinds.get(text(&value["kind"])), Some(&target.kind.0));
+    assert_eq!(id(&value["target_id"]), Some(target.id.0));
+}
+
+fn metric(metric: Metric, value: &Value) {
+    let name = text(&value["metric"]);
+    assert!(name != "like" && TERMS.metrics.get(name) == Some(&metric.0), "{name}");
+}
+
+fn numbers(at: Micros, count: Option<i64>, value: &Value) {
+    assert_eq!(value["at"].as_i64(), Some(at.0));
+    assert_eq!(value["count"].as_i64(), count);
+}
+
+/// Encoded and decoded again it is the same.
+fn again(message: &Message, value: &Value) {
+    let names = (text(&value["kind"]), text(&value["metric"]));
+    let body = match message {
+        Message::Like(event, count) => encode_like(event, names.0, *count),
+        Message::Count(event, count) => {
+            encode_count(event.target.id, names, event.delta, event.at, text(&value["event_id"]), *count)
+        }
+        Message::Set(event, _) if value["type"] == "reset" => encode_reset(event.target.id, names, event.at),
+        Message::Set(event, _) => encode_set(event.target.id, names, event.value, event.at),
+        Message::Fence(number) => encode_fence(*number),
+    };
+    let expected = match message {
+        // `count` is not sent along with what sets a number.
+        Message::Set(event, _) => Message::Set(*event, None),
+        other => other.clone(),
+    };
+    assert_eq!(decode(&body, &TERMS, NOW), Ok(expected));
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// An id as the contract has it: an integer, or the same as text.
+fn id(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}

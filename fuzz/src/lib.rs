@@ -1,0 +1,38 @@
+//! What is fuzzed: each target takes any bytes and panics where tallyd breaks a promise. libFuzzer calls them (`fuzz_targets`), and on a
+//! stable compiler the test suite does (`tests/fuzz`), with mutations of the same corpora.
+
+mod config;
+mod dead;
+mod event;
+mod layout;
+mod redis_replies;
+mod score;
+
+pub use config::config;
+pub use dead::dead;
+pub use event::event;
+pub use layout::layout;
+pub use redis_replies::redis_replies;
+pub use score::score;
+
+/// Takes what it needs from the front; zeros once nothing is left.
+struct Bytes<'a>(&'a [u8]);
+
+impl<'a> Bytes<'a> {
+    fn some(&mut self, count: usize) -> &'a [u8] {
+        let (some, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        some
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.some(1).first().copied().unwrap_or(0)
+    }
+
+    fn number(&mut self) -> u64 {
+        let mut bytes = [0; 8];
+        let some = self.some(8);
+        bytes[..some.len()].copy_from_slice(some);
+        u64::from_le_bytes(bytes)
+    }
+}

@@ -1,0 +1,53 @@
+//! Scores of boards: what is packed comes back, in the same order, and what doesn't fit is refused.
+
+use tallyd::cache::ranks::{Before, Ranking, order, place};
+use tallyd::cache::score::{Columns, Packing};
+use tallyd::model::BoardMember;
+
+use super::Bytes;
+
+/// Bits of the lower number, two pairs of numbers, any double; then members of a board.
+pub fn score(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let packing = Packing::new(u32::from(bytes.byte()));
+    let mut columns = || {
+        // Shifted, so that small numbers are as likely as large ones.
+        let (primary, low) = (bytes.number() >> (bytes.byte() % 64), bytes.number() >> (bytes.byte() % 64));
+        Columns { primary, low }
+    };
+    let (one, other) = (columns(), columns());
+    for columns in [one, other] {
+        let fits = columns.primary <= packing.primary_max() && columns.low <= packing.low_max();
+        match packing.pack(columns) {
+            Ok(score) => assert!(fits && packing.unpack(score) == Some(columns), "{columns:?} as {score}"),
+            Err(error) => assert!(!fits && !error.to_string().is_empty(), "{columns:?}: {error}"),
+        }
+    }
+    if let (Ok(first), Ok(second)) = (packing.pack(one), packing.pack(other)) {
+        assert_eq!(first.total_cmp(&second), one.cmp(&other), "{one:?} and {other:?}");
+    }
+    let any = f64::from_bits(bytes.number());
+    if let Some(columns) = packing.unpack(any) {
+        assert_eq!(packing.pack(columns).map(f64::to_bits), Ok(any.abs().to_bits()), "{any}");
+    }
+    placed(&mut bytes);
+}
+
+/// A page of any board is placed without a gap.
+fn placed(bytes: &mut Bytes<'_>) {
+    let before = bytes.number() >> 1;
+    let before = Before { members: before, higher: before / 2, distinct: before / 3 };
+    let mut page = Vec::new();
+    while !bytes.0.is_empty() && page.len() < 20 {
+        let score = f64::from_bits(bytes.number());
+        if !score.is_nan() {
+            page.push(BoardMember { member: bytes.some(3).to_vec(), score });
+        }
+    }
+    page.sort_by(order);
+    for ranking in [Ranking::Ordinal, Ranking::Competition, Ranking::Dense] {
+        let placed = place(ranking, before, page.clone());
+        assert_eq!(placed.len(), page.len());
+        assert!(placed.windows(2).all(|pair| pair[0].place <= pair[1].place), "{placed:?}");
+    }
+}
