@@ -1,0 +1,150 @@
+//! Boards: each addition once, as long as Redis has not lost it; closed periods as they were archived.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::numbers::{Applied, VIEW};
+use super::{About, Archive, Class, State, Violation};
+use crate::history::{Answer, Call, History, Loses, What, period};
+
+/// The board to which users add.
+pub const HOT: &str = "hot";
+/// The board to which the daemon adds what it counts.
+pub const SEEN: &str = "seen";
+/// The board whose days are over.
+pub const PAST: &str = "past";
+
+/// What a member's score may be: from what must be there to what may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Range {
+    least: i64,
+    most: i64,
+}
+
+impl Range {
+    fn add(&mut self, delta: i64, is_certain: bool) {
+        self.least += if is_certain { delta } else { 0 };
+        self.most += delta;
+    }
+
+    fn judge(self, is: i64) -> Option<Class> {
+        match is {
+            is if is < self.least => Some(Class::Lost),
+            is if is > self.most => Some(if self.most == 0 { Class::Invented } else { Class::Doubled }),
+            _ => None,
+        }
+    }
+}
+
+pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Vec<Violation>) {
+    let mut hot: BTreeMap<u64, Range> = BTreeMap::new();
+    let mut past: BTreeMap<i32, BTreeMap<u64, Range>> = BTreeMap::new();
+    for call in &history.calls {
+        let is_certain = matches!(call.answer, Answer::Done { .. }) && !history.excuses(Loses::Boards, call);
+        let range = match call.what {
+            What::Gain { member, .. } => hot.entry(member).or_default(),
+            What::Late { day, member, .. } => past.entry(day).or_default().entry(member).or_default(),
+            _ => continue,
+        };
+        if !matches!(call.answer, Answer::Nothing | Answer::NotCounted)
+            && let What::Gain { delta, .. } | What::Late { delta, .. } = call.what
+        {
+            range.add(delta, is_certain);
+        }
+    }
+    let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
+    for event in applied.values().filter(|event| event.metric == VIEW) {
+        let mut of = Call { begin: event.began, end: event.ended, ..NOBODY };
+        // The daemon adds it to the board once it is in MySQL, which takes as long as it takes: until the loss was made up for.
+        of.end = of.end.max(event.ended.saturating_add(LATE));
+        seen.entry(event.target).or_default().add(event.delta, !history.excuses(Loses::Boards, &of));
+    }
+    for (board, ranges) in [(HOT, &hot), (SEEN, &seen)] {
+        for (name, scores) in [("total", total(state, board)), ("its days", days(state, board))] {
+            compare(ranges, &scores, found, |member| about(board, member), &format!("board {board}, {name}"));
+        }
+    }
+    check_past(&past, state, found);
+}
+
+/// How long a count may take to the board without a fault.
+const LATE: i64 = 2_000_000;
+
+const NOBODY: Call = Call { begin: 0, end: 0, who: 0, what: What::Read { target: 0 }, answer: Answer::Nothing };
+
+fn about(board: &str, member: u64) -> About {
+    if board == HOT { About::Gain { member } } else { About::Views { target: member } }
+}
+
+fn total(state: &State, board: &str) -> BTreeMap<u64, i64> {
+    state.boards.get(&(board.to_owned(), "total".to_owned())).cloned().unwrap_or_default()
+}
+
+/// A run that goes over midnight has two: one of them is archived.
+fn days(state: &State, board: &str) -> BTreeMap<u64, i64> {
+    let mut sum: BTreeMap<u64, i64> = BTreeMap::new();
+    let live = state.boards.iter().filter(|((name, period), _)| name == board && period != "total");
+    let scores = live.flat_map(|(_, scores)| scores.iter().map(|(member, score)| (*member, *score)));
+    let closed = state.archives.iter().filter(|((name, _), _)| name == board);
+    for (member, score) in scores.chain(closed.flat_map(|(_, archive)| archive.places.iter().copied())) {
+        *sum.entry(member).or_default() += score;
+    }
+    sum
+}
+
+fn compare(
+    ranges: &BTreeMap<u64, Range>,
+    scores: &BTreeMap<u64, i64>,
+    found: &mut Vec<Violation>,
+    about: impl Fn(u64) -> About,
+    of: &str,
+) {
+    let members: BTreeSet<u64> = ranges.keys().chain(scores.keys()).copied().collect();
+    for member in members {
+        let range = ranges.get(&member).copied().unwrap_or_default();
+        let score = scores.get(&member).copied().unwrap_or(0);
+        if let Some(class) = range.judge(score) {
+            let Range { least, most } = range;
+            let says = format!("{of}: member {member} has {score}; what was added is {least} to {most}");
+            found.push(Violation::new(class, about(member), says));
+        }
+    }
+}
+
+fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: &mut Vec<Violation>) {
+    let none = Archive::default();
+    for (day, ranges) in past {
+        let key = (PAST.to_owned(), period(*day));
+        let archive = state.archives.get(&key).unwrap_or(&none);
+        let about = About::Late { day: *day, member: None };
+        let is_expected = ranges.values().any(|range| range.least > 0);
+        let is_done = ["done", "ended"].contains(&archive.state.as_str());
+        if !is_done && (is_expected || !archive.state.is_empty()) {
+            let says = format!("board past {}: its archive is \"{}\", not done", key.1, archive.state);
+            found.push(Violation::new(Class::Lost, about.clone(), says));
+            continue;
+        }
+        if !archive.is_gapless && !archive.places.is_empty()
+            || !archive.places.is_sorted_by(|one, next| one.1 >= next.1)
+        {
+            let says = format!("board past {}: the archive is not in order of its places", key.1);
+            found.push(Violation::new(Class::Reordered, about.clone(), says));
+        }
+        let scores: BTreeMap<u64, i64> = archive.places.iter().copied().collect();
+        if scores.len() != archive.places.len() {
+            let says = format!("board past {}: the archive has a member twice", key.1);
+            found.push(Violation::new(Class::Doubled, about, says));
+        }
+        let of = format!("archive of board past {}", key.1);
+        compare(ranges, &scores, found, |member| About::Late { day: *day, member: Some(member) }, &of);
+        if let Some(frozen) = state.frozen.get(&key)
+            && *frozen != scores
+        {
+            let says = format!("board past {}: the archive and what Redis keeps of it differ", key.1);
+            found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
+        }
+        if state.boards.get(&key).is_some_and(|live| !live.is_empty()) {
+            let says = format!("board past {}: something was written late, and is not in the archive", key.1);
+            found.push(Violation::new(Class::Lost, About::Late { day: *day, member: None }, says));
+        }
+    }
+}

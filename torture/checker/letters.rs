@@ -1,0 +1,72 @@
+//! Dead letters: every message that can't be applied, and no other.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{About, Class, State, Violation};
+use crate::history::{Answer, History, Loses, What};
+
+/// A letter's number, in its body.
+const MARK: &str = "letter-";
+
+/// The reason of what RabbitMQ 4 has set aside.
+const RETURNED: &str = "returned-by-broker";
+
+/// What a letter's body must hold.
+pub fn mark(letter: u64) -> String {
+    format!("{MARK}{letter}.")
+}
+
+fn number(body: &str) -> Option<u64> {
+    let (_, rest) = body.split_once(MARK)?;
+    rest.split_once('.')?.0.parse().ok()
+}
+
+pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) {
+    let mut sent: BTreeMap<u64, (&'static str, bool)> = BTreeMap::new();
+    for call in &history.calls {
+        let What::Letter { letter, reason } = call.what else { continue };
+        let is_certain = matches!(call.answer, Answer::Done { .. }) && !history.excuses(Loses::Queued, call);
+        if matches!(call.answer, Answer::Done { .. } | Answer::Unknown | Answer::NotConfirmed { .. }) {
+            sent.entry(letter).or_insert((reason, false)).1 |= is_certain;
+        }
+    }
+    let mut kept: HashMap<u64, usize> = HashMap::new();
+    for letter in &state.letters {
+        let number = number(&letter.body);
+        let about = About::Letter { letter: number };
+        match number.and_then(|number| Some((number, sent.get(&number)?))) {
+            Some((number, (reason, _))) => {
+                *kept.entry(number).or_default() += 1;
+                // One that its consumers died with too often never came to be judged.
+                if *reason != letter.reason && letter.reason != RETURNED {
+                    let says = format!("the dead letter {number} has the reason {}, not {reason}", letter.reason);
+                    found.push(Violation::new(Class::Invented, about, says));
+                }
+            }
+            // It was refused for a while (a clock that was wrong), and is judged as the event that it is.
+            None if letter.is_replayed => {}
+            // The marker of a run that is over.
+            None if letter.reason == RETURNED && letter.body.contains(r#""type":"fence""#) => {}
+            // The broker gave a reconcile's marker out too often.
+            None if letter.reason == "returned-by-broker" && letter.body.contains("\"fence\"") => {}
+            None => {
+                let says = format!("a dead letter ({}) that is none: {}", letter.reason, letter.body);
+                found.push(Violation::new(Class::Invented, about, says));
+            }
+        }
+    }
+    for (letter, (reason, is_certain)) in sent {
+        let about = About::Letter { letter: Some(letter) };
+        match kept.get(&letter).copied().unwrap_or(0) {
+            0 if is_certain => {
+                let says = format!("the message {letter} ({reason}) is confirmed, and no dead letter");
+                found.push(Violation::new(Class::Lost, about, says));
+            }
+            0 | 1 => {}
+            rows => {
+                let says = format!("the message {letter} ({reason}) is {rows} dead letters");
+                found.push(Violation::new(Class::Doubled, about, says));
+            }
+        }
+    }
+}

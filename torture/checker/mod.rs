@@ -1,0 +1,184 @@
+//! What is left is held against what was answered. Pure: a history and a state in, violations out.
+//!
+//! Of each event it is known whether it must be there (the broker has confirmed it, and no fault may lose it), may be there (the answer was
+//! lost), or must not (nobody has sent it). From that follows what each row, number, board and dead letter may be. Nothing is
+//! estimated: an event names itself, by its `at` or its id.
+
+mod boards;
+mod letters;
+mod likes;
+mod numbers;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+pub use boards::{HOT, PAST};
+pub use letters::mark;
+
+use crate::history::{Call, History, Micros, What};
+
+/// The code of `like` in `[metrics]`.
+pub const LIKE: u8 = 1;
+
+/// What the stores hold in the end. Only targets, users and members of the run.
+#[derive(Clone, Debug, Default)]
+pub struct State {
+    /// The like records: by target and user, `at` and whether the user likes the target.
+    pub rows: HashMap<(u64, u64), (Micros, bool)>,
+    /// The table `counter`: by target and metric. What is zero may be missing.
+    pub counters: BTreeMap<(u64, u8), i64>,
+    /// The same from Redis.
+    pub redis: BTreeMap<(u64, u8), i64>,
+    /// Buckets that Redis has lost and nobody has loaded.
+    pub unloaded: usize,
+    /// Which counts were applied: the seconds of `at`, and the event's id.
+    pub ledger: HashSet<(i64, [u8; 16])>,
+    /// The newest event that set a number: by target and metric, `at` and the value.
+    pub sets: HashMap<(u64, u8), (Micros, i64)>,
+    /// What Redis has of boards, live: by board and period, the members' scores.
+    pub boards: BTreeMap<(String, String), BTreeMap<u64, i64>>,
+    /// The same of those that are closed and frozen.
+    pub frozen: BTreeMap<(String, String), BTreeMap<u64, i64>>,
+    /// What MySQL has of closed periods.
+    pub archives: BTreeMap<(String, String), Archive>,
+    /// The dead letters.
+    pub letters: Vec<Letter>,
+}
+
+/// A closed period as MySQL has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Archive {
+    /// Of `leaderboard_period`.
+    pub state: String,
+    /// Member and score, by place.
+    pub places: Vec<(u64, i64)>,
+    /// Whether the places are 1, 2, 3 and so on.
+    pub is_gapless: bool,
+}
+
+/// A dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Letter {
+    pub body: String,
+    pub reason: String,
+    /// It was sent again since, and is judged by what became of that.
+    pub is_replayed: bool,
+}
+
+/// How a promise was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// What was confirmed is not there.
+    Lost,
+    /// What was confirmed once is there more than once.
+    Doubled,
+    /// An older event stands where a newer one was confirmed.
+    Reordered,
+    /// What nobody has sent is there.
+    Invented,
+}
+
+impl Class {
+    pub const ALL: [Self; 4] = [Self::Lost, Self::Doubled, Self::Reordered, Self::Invented];
+
+    /// Of a number that is off.
+    fn of(is: i64, should: i64) -> Self {
+        if is < should { Self::Lost } else { Self::Doubled }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lost => "lost",
+            Self::Doubled => "doubled",
+            Self::Reordered => "reordered",
+            Self::Invented => "invented",
+        })
+    }
+}
+
+/// What a violation is about: calls are chosen by it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum About {
+    Pair {
+        target: u64,
+        user: u64,
+    },
+    /// All of a target's likes.
+    Likes {
+        target: u64,
+    },
+    Number {
+        target: u64,
+        metric: u8,
+    },
+    Event {
+        event: u64,
+    },
+    Gain {
+        member: u64,
+    },
+    /// What the daemon adds to the board of views.
+    Views {
+        target: u64,
+    },
+    Late {
+        day: i32,
+        member: Option<u64>,
+    },
+    Letter {
+        letter: Option<u64>,
+    },
+    Nothing,
+}
+
+impl About {
+    /// Whether the call may have to do with it.
+    pub fn concerns(&self, call: &Call) -> bool {
+        match (self, &call.what) {
+            (Self::Pair { target, user }, What::Like { target: of, user: by, .. }) => (target, user) == (of, by),
+            (Self::Likes { target }, What::Like { target: of, .. }) => target == of,
+            (
+                Self::Number { target, metric },
+                What::Add { target: of, metric: which, .. } | What::Set { target: of, metric: which, .. },
+            ) => (target, metric) == (of, which),
+            (Self::Event { event }, What::Add { event: of, .. }) => event == of,
+            (Self::Gain { member }, What::Gain { member: of, .. }) => member == of,
+            (Self::Views { target }, What::Add { target: of, metric, .. }) => target == of && *metric == numbers::VIEW,
+            (Self::Late { day, member }, What::Late { day: of, member: who, .. }) => {
+                day == of && member.is_none_or(|member| member == *who)
+            }
+            (Self::Letter { letter }, What::Letter { letter: of, .. }) => *letter == Some(*of),
+            _ => false,
+        }
+    }
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub class: Class,
+    pub about: About,
+    /// A sentence.
+    pub says: String,
+}
+
+impl Violation {
+    fn new(class: Class, about: About, says: String) -> Self {
+        Self { class, about, says }
+    }
+}
+
+/// Everything that doesn't hold.
+pub fn check(history: &History, state: &State) -> Vec<Violation> {
+    let mut found = Vec::new();
+    likes::check(history, state, &mut found);
+    let applied = numbers::check(history, state, &mut found);
+    numbers::compare_with_redis(state, &mut found);
+    boards::check(history, state, &applied, &mut found);
+    letters::check(history, state, &mut found);
+    found
+}

@@ -1,0 +1,162 @@
+//! Other numbers: each count once, and what was set.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tallyd::event::EventId;
+use tallyd::model::{Kind, Metric, Target, TargetId};
+
+use super::{About, Class, LIKE, State, Violation};
+use crate::history::{Answer, Call, History, Loses, Micros, What, event_id};
+
+/// The code of what the daemon counts, also on a board.
+pub const VIEW: u8 = 2;
+
+/// A count that somebody has sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    pub target: u64,
+    pub metric: u8,
+    pub delta: i64,
+    pub at: Micros,
+    /// It must be there.
+    is_confirmed: bool,
+    /// The first and the last instant at which somebody called for it.
+    pub began: Micros,
+    pub ended: Micros,
+}
+
+/// Which counts are in MySQL, by their number.
+pub type Applied = BTreeMap<u64, Event>;
+
+/// Gives what the ledger has.
+pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) -> Applied {
+    let sent = sent(history);
+    let mut named: HashMap<(i64, [u8; 16]), u64> = HashMap::new();
+    let mut applied = Applied::new();
+    for (event, it) in &sent {
+        let key = ledger_key(*event, it);
+        named.insert(key, *event);
+        if state.ledger.contains(&key) {
+            applied.insert(*event, *it);
+        } else if it.is_confirmed {
+            let says = format!("the count {event} of target {} is confirmed, and not in the ledger", it.target);
+            found.push(Violation::new(Class::Lost, About::Event { event: *event }, says));
+        }
+    }
+    let unknown = state.ledger.iter().filter(|key| !named.contains_key(*key)).count();
+    if unknown > 0 {
+        let says = format!("the ledger has {unknown} counts that nobody has sent");
+        found.push(Violation::new(Class::Invented, About::Nothing, says));
+    }
+    check_values(history, state, &applied, found);
+    applied
+}
+
+fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
+    let target = Target { kind: Kind(1), id: TargetId(it.target) };
+    (it.at.div_euclid(1_000_000), EventId::of(target, Metric(it.metric), &event_id(event)).0)
+}
+
+/// All counts that a broker may have got.
+fn sent(history: &History) -> BTreeMap<u64, Event> {
+    let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
+    for call in &history.calls {
+        let What::Add { target, metric, delta, event } = call.what else { continue };
+        let (at, is_confirmed) = match call.answer {
+            Answer::Done { at } => (at, !history.excuses(Loses::Queued, call)),
+            Answer::NotConfirmed { at } => (at, false),
+            Answer::Nothing | Answer::NotCounted | Answer::Unknown => continue,
+        };
+        let (began, ended) = (call.begin, call.end);
+        let it = sent.entry(event).or_insert(Event { target, metric, delta, at, is_confirmed, began, ended });
+        it.is_confirmed |= is_confirmed;
+        it.began = it.began.min(call.begin);
+        it.ended = it.ended.max(call.end);
+    }
+    sent
+}
+
+/// Sets that a broker may have got, of one number.
+#[derive(Default)]
+struct Sets {
+    confirmed: Option<(Micros, i64)>,
+    sent: BTreeSet<(Micros, i64)>,
+}
+
+fn sets(history: &History) -> BTreeMap<(u64, u8), Sets> {
+    let mut sets: BTreeMap<(u64, u8), Sets> = BTreeMap::new();
+    for call in &history.calls {
+        let Call { what: What::Set { target, metric, value }, answer, .. } = *call else { continue };
+        let (at, is_confirmed) = match answer {
+            Answer::Done { at } => (at, !history.excuses(Loses::Queued, call)),
+            Answer::NotConfirmed { at } => (at, false),
+            Answer::Nothing | Answer::NotCounted | Answer::Unknown => continue,
+        };
+        let of = sets.entry((target, metric)).or_default();
+        of.sent.insert((at, value));
+        if is_confirmed {
+            of.confirmed = of.confirmed.max(Some((at, value)));
+        }
+    }
+    sets
+}
+
+fn check_values(history: &History, state: &State, applied: &Applied, found: &mut Vec<Violation>) {
+    let (sets, none) = (sets(history), Sets::default());
+    let mut counts: BTreeMap<(u64, u8), Vec<&Event>> = BTreeMap::new();
+    for event in applied.values() {
+        counts.entry((event.target, event.metric)).or_default().push(event);
+    }
+    let others = state.counters.keys().filter(|(_, metric)| *metric != LIKE);
+    let set = state.sets.keys().filter(|of| state.sets[of].0 != 0);
+    let all: BTreeSet<(u64, u8)> = counts.keys().chain(sets.keys()).chain(others).chain(set).copied().collect();
+    for of in all {
+        let (target, metric) = of;
+        let about = About::Number { target, metric };
+        let newest = state.sets.get(&of).copied().filter(|(at, _)| *at != 0);
+        if let Some((class, says)) = judge_set(sets.get(&of).unwrap_or(&none), newest) {
+            found.push(Violation::new(class, about.clone(), says));
+        }
+        let (since, base) = newest.unwrap_or((Micros::MIN, 0));
+        let after = counts.get(&of).into_iter().flatten().filter(|event| event.at > since);
+        let should = base + after.map(|event| event.delta).sum::<i64>();
+        let is = state.counters.get(&of).copied().unwrap_or(0);
+        if is != should {
+            let says =
+                format!("`counter` says {is} of metric {metric} of target {target}; what was applied makes {should}");
+            found.push(Violation::new(Class::of(is, should), about, says));
+        }
+    }
+}
+
+fn judge_set(sets: &Sets, row: Option<(Micros, i64)>) -> Option<(Class, String)> {
+    match (row, sets.confirmed) {
+        (None, Some((at, value))) => Some((Class::Lost, format!("it was set to {value} at {at}, and no row says so"))),
+        (Some((at, value)), _) if !sets.sent.contains(&(at, value)) => {
+            Some((Class::Invented, format!("its row says that it was set to {value} at {at}, which nobody has done")))
+        }
+        (Some(row), Some(newest)) if row < newest => Some((
+            Class::Reordered,
+            format!("its row says {} of {}, and {} of {} is confirmed", row.1, row.0, newest.1, newest.0),
+        )),
+        _ => None,
+    }
+}
+
+/// After a reconcile Redis has what MySQL has.
+pub fn compare_with_redis(state: &State, found: &mut Vec<Violation>) {
+    if state.unloaded > 0 {
+        let says = format!("Redis has {} buckets that nobody has loaded", state.unloaded);
+        found.push(Violation::new(Class::Lost, About::Nothing, says));
+    }
+    let all: BTreeSet<(u64, u8)> = state.counters.keys().chain(state.redis.keys()).copied().collect();
+    for (target, metric) in all {
+        let number = |of: &BTreeMap<(u64, u8), i64>| of.get(&(target, metric)).copied().unwrap_or(0);
+        let (is, should) = (number(&state.redis), number(&state.counters));
+        if is != should {
+            let about = if metric == LIKE { About::Likes { target } } else { About::Number { target, metric } };
+            let says = format!("Redis says {is} of metric {metric} of target {target}, and `counter` {should}");
+            found.push(Violation::new(Class::of(is, should), about, says));
+        }
+    }
+}

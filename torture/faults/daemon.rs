@@ -1,0 +1,147 @@
+//! Daemons that die, freeze, come and go, and are told of other settings.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Fault, Server, then_undo};
+use crate::dice::Dice;
+use crate::site::{Daemon, Site};
+
+/// What a reload may change while others keep what they have: it changes nothing in the end.
+const CHANGES: [(&str, &str); 5] = [
+    ("changed_cron = \"5,15,25,35,45,55 * * * * *\"", "changed_cron = \"*/7 * * * * *\""),
+    ("snapshot_every = \"5s\"", "snapshot_every = \"3s\""),
+    ("page_targets = 200", "page_targets = 17"),
+    ("page_members = 50", "page_members = 3"),
+    ("cron = \"*/15 * * * * *\"", "cron = \"*/4 * * * * *\""),
+];
+
+pub fn all() -> Vec<Fault> {
+    vec![
+        Fault::new(Server::Daemon, "daemon-killed", "SIGKILL of one daemon after the other", |site, dice, hold| {
+            Box::pin(killed(site, dice, hold))
+        }),
+        Fault::new(
+            Server::Daemon,
+            "daemon-frozen",
+            "SIGSTOP of a daemon, until others have its partitions",
+            |site, dice, hold| Box::pin(frozen(site, dice, hold)),
+        )
+        .hold(14, 25),
+        Fault::new(
+            Server::Daemon,
+            "daemon-restarted",
+            "SIGTERM of one daemon after the other, and a start",
+            |site, dice, hold| Box::pin(restarted(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Daemon,
+            "daemons-leave",
+            "one daemon after the other leaves, until none is there; all come back",
+            |site, dice, hold| Box::pin(leave(site, dice, hold)),
+        ),
+        Fault::new(Server::Daemon, "reloads", "SIGHUP with other settings, and with wrong ones", |site, dice, hold| {
+            Box::pin(reloads(site, dice, hold))
+        }),
+    ]
+}
+
+/// One of them, by chance.
+pub fn any<'a>(site: &'a Site, dice: &mut Dice) -> &'a Daemon {
+    let number = dice.below(site.daemons.len() as u64);
+    &site.daemons[usize::try_from(number).unwrap()]
+}
+
+async fn killed(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    while Instant::now() < until {
+        let daemon = any(site, &mut dice);
+        // At any moment of its start, and of its work.
+        sleep(Duration::from_millis(dice.below(2_500))).await;
+        daemon.kill().await?;
+    }
+    Ok(())
+}
+
+async fn frozen(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let daemon = any(site, &mut dice);
+    let begun = async {
+        daemon.signal("STOP").await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, daemon.signal("CONT")).await
+}
+
+async fn restarted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    while Instant::now() < until {
+        let daemon = any(site, &mut dice);
+        sleep(Duration::from_millis(dice.below(2_500))).await;
+        daemon.stop().await?;
+        daemon.start().await;
+    }
+    Ok(())
+}
+
+async fn leave(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let first = usize::try_from(dice.below(site.daemons.len() as u64)).unwrap();
+    let (before, from) = site.daemons.split_at(first);
+    let leaving = async {
+        for daemon in from.iter().chain(before) {
+            daemon.stop().await?;
+            sleep(Duration::from_millis(dice.below(2_000))).await;
+        }
+        sleep_until(until).await;
+        Ok(())
+    };
+    let back = async {
+        for daemon in &site.daemons {
+            daemon.start().await;
+        }
+        Ok(())
+    };
+    then_undo(leaving, back).await
+}
+
+async fn reloads(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let changing = async {
+        while Instant::now() < until {
+            let daemon = any(site, &mut dice);
+            let is_wrong = dice.percent(30);
+            let chosen: Vec<_> = CHANGES.into_iter().filter(|_| dice.percent(50)).collect();
+            site.configure(daemon, |text| {
+                let text = chosen.iter().fold(text, |text, (from, to)| text.replace(from, to));
+                if is_wrong { text.replace("page_targets", "targets_of_a_page") + "nonsense" } else { text }
+            })?;
+            let answer = if is_wrong { "reload-refused" } else { "\"reloaded\"" };
+            reload(daemon, answer).await?;
+            sleep(Duration::from_millis(dice.below(1_500))).await;
+        }
+        Ok(())
+    };
+    let back = async {
+        for daemon in &site.daemons {
+            site.configure(daemon, |text| text)?;
+            reload(daemon, "\"reloaded\"").await?;
+        }
+        Ok(())
+    };
+    then_undo(changing, back).await
+}
+
+/// SIGHUP, and waits until the log says what came of it.
+async fn reload(daemon: &Daemon, answer: &str) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(10);
+    let logged = daemon.logged();
+    daemon.signal("HUP").await?;
+    while !daemon.log_from(logged).contains(answer) {
+        ensure!(Instant::now() < until, "daemon {} doesn't say {answer} after SIGHUP", daemon.number);
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}

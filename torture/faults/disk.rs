@@ -1,0 +1,109 @@
+//! The disk that MySQL's tables are on has no room.
+//!
+//! The run's database is moved to a small file system in a file, which is mounted for the server alone: in a mount namespace of its own,
+//! which ends with it, so that nothing stays mounted whatever becomes of the run.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tokio::process::Command;
+use tokio::time::sleep;
+
+use super::{Fault, Server, then_undo};
+use crate::dice::Dice;
+use crate::site::Site;
+
+/// What the file system has beside the tables, before the ballast takes it.
+const ROOM_MB: u64 = 64;
+
+pub fn all() -> Vec<Fault> {
+    let full =
+        Fault::new(Server::Mysql, "mysql-disk-full", "the disk of MySQL's tables has no room", |site, dice, hold| {
+            Box::pin(full(site, dice, hold))
+        });
+    vec![full.needs(needs).hold(20, 40)]
+}
+
+fn needs(_: &Site) -> Option<String> {
+    let tried = std::process::Command::new("unshare")
+        .args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount -t tmpfs none /mnt && command -v mkfs.ext4 nsenter && [ -e /dev/loop-control ]",
+        ])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    let can = tried.is_ok_and(|status| status.success());
+    (!can).then(|| "it needs root, which may mount, mkfs.ext4 and loop devices".to_owned())
+}
+
+async fn full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let folder = site.stack.folder(Server::Mysql);
+    let place =
+        Place { tables: folder.join("data").join(&site.name), image: folder.join("small.img"), up: site.stack.up() };
+    let begun = async {
+        site.stack.stop(Server::Mysql).await?;
+        place.move_in().await?;
+        fill(site.stack.pid(Server::Mysql)?, &place.tables).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    let undo = async {
+        site.stack.stop(Server::Mysql).await?;
+        place.move_out().await?;
+        site.stack.start(&[Server::Mysql]).await
+    };
+    then_undo(begun, undo).await
+}
+
+struct Place {
+    tables: PathBuf,
+    image: PathBuf,
+    /// Starts the server.
+    up: PathBuf,
+}
+
+impl Place {
+    /// Copies the tables into a new file system, and starts the server where it lies over them.
+    async fn move_in(&self) -> Result<()> {
+        let script = format!(
+            "used=$(du -sm \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
+             mount -o loop \"$2\" /mnt && cp -a \"$1\"/. /mnt/ && mount --move /mnt \"$1\" && \"$3\" mysql"
+        );
+        self.run(&script).await
+    }
+
+    /// Copies them back. What is there when the server has ended is whole: it was stopped in order, or comes to itself at its next start.
+    async fn move_out(&self) -> Result<()> {
+        let script = "[ -e \"$2\" ] || exit 0
+             mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
+             rm -rf \"$1\" && mv \"$1.new\" \"$1\" && umount /mnt && rm -f \"$2\"";
+        self.run(script).await
+    }
+
+    async fn run(&self, script: &str) -> Result<()> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]).arg(&self.tables).arg(&self.image).arg(&self.up);
+        succeed(command).await
+    }
+}
+
+/// Takes all room that is left, as the server sees it.
+async fn fill(pid: u32, tables: &Path) -> Result<()> {
+    let mut command = Command::new("nsenter");
+    let script = "dd if=/dev/zero of=\"$1/ballast\" bs=64K; dd if=/dev/zero of=\"$1/ballast\" bs=512 oflag=append conv=notrunc; true";
+    command.args(["--mount", "--target", &pid.to_string(), "sh", "-c", script, "sh"]).arg(tables);
+    succeed(command).await
+}
+
+async fn succeed(mut command: Command) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output().await?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(())
+}

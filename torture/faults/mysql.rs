@@ -1,0 +1,158 @@
+//! MySQL dies, freezes, refuses, and is used by others.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Fault, Server, then_undo};
+use crate::dice::Dice;
+use crate::site::Site;
+
+/// The least that MariaDB takes.
+const CONNECTIONS_LEAST: u64 = 10;
+
+/// Rivals that lock rows at once.
+const RIVALS: u64 = 3;
+
+pub fn all() -> Vec<Fault> {
+    vec![
+        Fault::new(Server::Mysql, "mysql-killed", "SIGKILL of MySQL, and a start", |site, dice, hold| {
+            Box::pin(super::killed(site, dice, hold, Server::Mysql))
+        }),
+        Fault::new(Server::Mysql, "mysql-frozen", "SIGSTOP of MySQL", |site, dice, hold| {
+            Box::pin(super::frozen(site, dice, hold, Server::Mysql))
+        })
+        .hold(8, 20),
+        Fault::new(Server::Mysql, "mysql-read-only", "MySQL may not be written", |site, dice, hold| {
+            Box::pin(read_only(site, dice, hold))
+        }),
+        Fault::new(
+            Server::Mysql,
+            "mysql-connections-full",
+            "others have all connections of MySQL",
+            |site, dice, hold| Box::pin(connections_full(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Mysql,
+            "mysql-connections-killed",
+            "KILL of all connections but the own one, every second",
+            |site, dice, hold| Box::pin(connections_killed(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Mysql,
+            "mysql-rivals",
+            "others lock rows of counters and likes: deadlocks, lock waits",
+            |site, dice, hold| Box::pin(rivals(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Mysql,
+            "mysql-partitions-locked",
+            "another one holds the partitions' rows for seconds",
+            |site, dice, hold| Box::pin(partitions_locked(site, dice, hold)),
+        ),
+    ]
+}
+
+async fn read_only(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let begun = async {
+        site.stack.mysql().await?.execute("SET GLOBAL read_only = 1").await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, site.reset_mysql()).await
+}
+
+async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let begun = async {
+        let mut root = site.stack.mysql().await?;
+        root.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS_LEAST}"))).await?;
+        let mut rivals = Vec::new();
+        // What daemons and users had, they lose; what they get before the rivals have all of it, too.
+        while Instant::now() < until {
+            if let Ok(rival) = site.stack.rival(&site.name).await {
+                rivals.push(rival);
+            } else if (rivals.len() as u64) < CONNECTIONS_LEAST - 2 {
+                kill_others(&mut root, &site.name, &mut rivals).await?;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        for rival in rivals {
+            let _ = rival.close().await;
+        }
+        Ok(())
+    };
+    then_undo(begun, site.reset_mysql()).await
+}
+
+async fn connections_killed(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let mut root = site.stack.mysql().await?;
+    while Instant::now() < until {
+        kill_others(&mut root, &site.name, &mut []).await?;
+        sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+/// Ends the connections of the run's account, but not those of rivals.
+async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySqlConnection]) -> Result<()> {
+    let mut spared = Vec::new();
+    for rival in rivals {
+        let id: u64 = sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS UNSIGNED)").fetch_one(rival).await?;
+        spared.push(id);
+    }
+    let sql = "SELECT CAST(id AS UNSIGNED) FROM information_schema.processlist WHERE user = ?";
+    let ids: Vec<u64> = sqlx::query_scalar(sql).bind(name).fetch_all(&mut *root).await?;
+    for id in ids.into_iter().filter(|id| !spared.contains(id)) {
+        // It may have gone by itself.
+        let _ = root.execute(AssertSqlSafe(format!("KILL {id}"))).await;
+    }
+    Ok(())
+}
+
+async fn rivals(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let rivals = (0..RIVALS).map(|_| rival(site, Dice::new(dice.below(u64::MAX)), until));
+    futures_util::future::try_join_all(rivals).await?;
+    Ok(())
+}
+
+/// Locks rows in any order. What fails for a deadlock begins anew.
+async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
+    let mut connection = site.stack.rival(&site.name).await?;
+    connection.execute("SET SESSION innodb_lock_wait_timeout = 2").await?;
+    while Instant::now() < until {
+        connection.execute("START TRANSACTION").await?;
+        for _ in 0..2 + dice.below(6) {
+            let sql = match dice.below(3) {
+                0 => format!("UPDATE counter SET value = value WHERE kind = 1 AND target_id = {}", 1 + dice.below(100)),
+                1 => format!(
+                    "SELECT * FROM like_record WHERE kind = 1 AND target_id = {} FOR UPDATE",
+                    1 + dice.below(100)
+                ),
+                _ => format!("SELECT * FROM partition_owner WHERE `partition` = {} FOR UPDATE", dice.below(3)),
+            };
+            if connection.execute(AssertSqlSafe(sql)).await.is_err() {
+                break;
+            }
+            sleep(Duration::from_millis(dice.below(200))).await;
+        }
+        connection.execute("ROLLBACK").await?;
+        sleep(Duration::from_millis(dice.below(100))).await;
+    }
+    Ok(())
+}
+
+async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    while Instant::now() < until {
+        // Now shorter than a batch may take, now longer.
+        let held = Duration::from_millis(500 + dice.below(8_000));
+        site.stack.lock_partitions(&site.name, Instant::now() + held).await?;
+        sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! RabbitMQ dies, freezes, takes nothing, closes what it has, and loses a queue.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tallyd::broker::Broker;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Allows, Fault, Server, then_undo};
+use crate::dice::Dice;
+use crate::site::{Daemon, PARTITIONS, Site};
+
+/// More than any queue's delivery limit.
+const DEATHS: usize = 25;
+
+/// All of them together.
+const DYING_MAX: Duration = Duration::from_secs(300);
+
+/// Until a daemon that has just died is there again.
+const LISTENING_MAX: Duration = Duration::from_secs(10);
+
+pub fn all() -> Vec<Fault> {
+    vec![
+        Fault::new(Server::Rabbitmq, "rabbitmq-killed", "SIGKILL of RabbitMQ, and a start", |site, dice, hold| {
+            Box::pin(super::killed(site, dice, hold, Server::Rabbitmq))
+        }),
+        Fault::new(Server::Rabbitmq, "rabbitmq-frozen", "SIGSTOP of RabbitMQ", |site, dice, hold| {
+            Box::pin(super::frozen(site, dice, hold, Server::Rabbitmq))
+        })
+        .hold(8, 20),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-stopped",
+            "stop_app: all is closed in order; start_app",
+            |site, dice, hold| Box::pin(stopped(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-memory-alarm",
+            "RabbitMQ's memory alarm: who publishes is blocked",
+            |site, dice, hold| Box::pin(memory_alarm(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-disk-alarm",
+            "RabbitMQ's disk alarm: who publishes is blocked",
+            |site, dice, hold| Box::pin(disk_alarm(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-connections-closed",
+            "close_all_connections every two seconds",
+            |site, dice, hold| Box::pin(connections_closed(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-ack-timeout",
+            "RabbitMQ closes the channels of those that keep messages for a second",
+            |site, dice, hold| Box::pin(ack_timeout(site, dice, hold)),
+        )
+        .hold(10, 20),
+        Fault::new(
+            Server::Rabbitmq,
+            "rabbitmq-queue-deleted",
+            "queues are deleted with what is in them",
+            |site, dice, hold| Box::pin(queue_deleted(site, dice, hold)),
+        )
+        .allows(Allows::WhatWasQueued),
+        Fault::new(
+            Server::Rabbitmq,
+            "twenty-five-deaths",
+            "all daemons die 25 times with all that they may have in hand",
+            |site, dice, hold| Box::pin(deaths(site, dice, hold)),
+        )
+        .hold(60, 90),
+    ]
+}
+
+async fn stopped(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let begun = async {
+        site.stack.rabbitmqctl(&["stop_app"]).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, async { site.stack.rabbitmqctl(&["start_app"]).await.map(drop) }).await
+}
+
+async fn memory_alarm(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let watermark = |limit: &'static str| async move {
+        site.stack.rabbitmqctl(&["set_vm_memory_high_watermark", limit]).await.map(drop)
+    };
+    let begun = async {
+        watermark("0.0000001").await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, watermark("0.4")).await
+}
+
+async fn disk_alarm(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let limit =
+        |limit: &'static str| async move { site.stack.rabbitmqctl(&["set_disk_free_limit", limit]).await.map(drop) };
+    let begun = async {
+        limit("1000000GB").await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, limit("50MB")).await
+}
+
+async fn connections_closed(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    while Instant::now() < until {
+        site.stack.rabbitmqctl(&["close_all_connections", "torture"]).await?;
+        sleep(Duration::from_secs(2)).await;
+    }
+    Ok(())
+}
+
+/// Channels read it when they open.
+async fn patience(site: &Site, timeout_ms: u32, tick_ms: u32) -> Result<()> {
+    let set = format!(
+        "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
+         application:set_env(rabbit, channel_tick_interval, {tick_ms})."
+    );
+    site.stack.rabbitmqctl(&["eval", &set]).await?;
+    site.stack.rabbitmqctl(&["close_all_connections", "torture"]).await.map(drop)
+}
+
+async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    let begun = async {
+        patience(site, 1_000, 500).await?;
+        while Instant::now() < until {
+            sleep(Duration::from_secs(1)).await;
+            // Batches wait for it, and their messages with them. With MySQL away they do so anyway.
+            let locked = site.stack.lock_partitions(&site.name, Instant::now() + Duration::from_secs(3)).await;
+            if locked.is_err() {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+        Ok(())
+    };
+    then_undo(begun, patience(site, 1_800_000, 60_000)).await
+}
+
+async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let until = Instant::now() + hold;
+    while Instant::now() < until {
+        let broker = Broker::new(&site.direct_config().amqp)?;
+        let queue = broker.queue(u16::try_from(dice.below(u64::from(PARTITIONS))).unwrap());
+        let link = broker.connect("torture").await?;
+        let options = lapin::options::QueueDeleteOptions::default();
+        link.call("delete a queue", link.channel.queue_delete(queue.into(), options)).await?;
+        sleep_until(until.min(Instant::now() + Duration::from_millis(1_000 + dice.below(4_000)))).await;
+    }
+    Ok(())
+}
+
+/// Nothing is written meanwhile, so that each has as much in hand as it may.
+async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
+    let dying = async {
+        for _ in 0..DEATHS {
+            let logged: Vec<usize> = site.daemons.iter().map(|daemon| daemon.logged()).collect();
+            for daemon in &site.daemons {
+                daemon.kill().await?;
+            }
+            listening(site, &logged).await;
+            // Time for the broker to send what it has.
+            sleep(Duration::from_millis(500)).await;
+        }
+        anyhow::Ok(())
+    };
+    let lock = async {
+        loop {
+            // Where MySQL is away nothing is written, either.
+            let _ = site.stack.lock_partitions(&site.name, Instant::now() + DYING_MAX).await;
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::select! {
+        died = dying => died,
+        () = lock => Ok(()),
+    }
+}
+
+/// Waits until a daemon listens to all partitions, as its log behind these lengths says; not for ever, for the broker may be away.
+async fn listening(site: &Site, logged: &[usize]) {
+    let until = Instant::now() + LISTENING_MAX;
+    let all = usize::from(PARTITIONS);
+    let listens =
+        |daemon: &Daemon, logged: usize| daemon.log_from(logged).matches(r#""event":"consuming""#).count() >= all;
+    while Instant::now() < until && !site.daemons.iter().zip(logged).any(|(daemon, logged)| listens(daemon, *logged)) {
+        sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,255 @@
+//! Redis dies, freezes, forgets, has no room, fails over, and does late what it was told.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use redis::aio::MultiplexedConnection;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use super::{Allows, Fault, Server, then_undo};
+use crate::dice::Dice;
+use crate::site::{Site, redis_at};
+
+/// What adds a measured drift.
+const REPAIR: &str = include_str!("../../lua/repair.lua");
+
+/// Of the run's free ports.
+const REPLICA_PORT: u16 = 30;
+
+/// Until a daemon repairs: several runs, where each waits for events on the way.
+const REPAIR_MAX: Duration = Duration::from_secs(120);
+
+/// Until there is something more to be repaired.
+const DRIFT_EVERY: Duration = Duration::from_secs(10);
+
+/// How long a replica may take to follow.
+const SYNC_MAX: Duration = Duration::from_secs(20);
+
+pub fn all() -> Vec<Fault> {
+    vec![
+        Fault::new(
+            Server::Redis,
+            "redis-killed",
+            "SIGKILL of Redis, and a start on what it had written",
+            |site, dice, hold| Box::pin(super::killed(site, dice, hold, Server::Redis)),
+        ),
+        Fault::new(Server::Redis, "redis-emptied", "SIGKILL of Redis, and a start with nothing", |site, dice, hold| {
+            Box::pin(emptied(site, dice, hold))
+        })
+        .allows(Allows::WhatOnlyRedisKnew),
+        Fault::new(Server::Redis, "redis-frozen", "SIGSTOP of Redis", |site, dice, hold| {
+            Box::pin(super::frozen(site, dice, hold, Server::Redis))
+        }),
+        Fault::new(Server::Redis, "redis-flushed", "FLUSHALL", |site, dice, hold| Box::pin(flushed(site, dice, hold)))
+            .allows(Allows::WhatOnlyRedisKnew),
+        Fault::new(
+            Server::Redis,
+            "redis-memory-full",
+            "Redis has no room, and refuses to write",
+            |site, dice, hold| Box::pin(memory_full(site, dice, hold)),
+        ),
+        Fault::new(Server::Redis, "redis-scripts-flushed", "SCRIPT FLUSH, twice a second", |site, dice, hold| {
+            Box::pin(again(site, dice, hold, &["SCRIPT", "FLUSH"]))
+        }),
+        Fault::new(Server::Redis, "redis-clients-killed", "CLIENT KILL of all, twice a second", |site, dice, hold| {
+            Box::pin(again(site, dice, hold, &["CLIENT", "KILL", "TYPE", "normal"]))
+        }),
+        Fault::new(
+            Server::Redis,
+            "redis-repair-late",
+            "a repair reaches Redis long after the daemon has given it up",
+            |site, dice, hold| Box::pin(repair_late(site, dice, hold)),
+        )
+        .hold(6, 20),
+        Fault::new(
+            Server::Redis,
+            "redis-failover",
+            "a replica that is behind becomes the master, and later the former one again",
+            |site, dice, hold| Box::pin(failover(site, dice, hold)),
+        )
+        .allows(Allows::WhatOnlyRedisKnew),
+    ]
+}
+
+async fn emptied(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    site.stack.kill(Server::Redis).await?;
+    let file = site.stack.folder(Server::Redis).join("appendonlydir");
+    if file.exists() {
+        std::fs::remove_dir_all(file)?;
+    }
+    sleep(hold).await;
+    site.stack.start(&[Server::Redis]).await
+}
+
+async fn flushed(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let mut redis = site.stack.redis().await?;
+    let () = redis::cmd("FLUSHALL").query_async(&mut redis).await?;
+    sleep(hold).await;
+    Ok(())
+}
+
+async fn memory_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let begun = async {
+        let mut redis = site.stack.redis().await?;
+        let () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).query_async(&mut redis).await?;
+        sleep(hold).await;
+        Ok(())
+    };
+    then_undo(begun, site.reset_redis()).await
+}
+
+async fn again(site: &Site, _: Dice, hold: Duration, command: &[&str]) -> Result<()> {
+    let until = Instant::now() + hold;
+    let mut redis = site.stack.redis().await?;
+    while Instant::now() < until {
+        let mut asked = redis::cmd(command[0]);
+        asked.arg(&command[1..]);
+        let _: redis::Value = asked.query_async(&mut redis).await?;
+        sleep(Duration::from_millis(500)).await;
+    }
+    Ok(())
+}
+
+/// Has something to be repaired; the repair is held on its way, the run that sent it fails, others repair, and then it arrives.
+async fn repair_late(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    let script = redis::Script::new(REPAIR);
+    let lines = &site.all_lines(Server::Redis)[1..];
+    let mut redis = site.stack.redis().await?;
+    for line in lines {
+        line.hold_from(script.get_hash().as_bytes());
+    }
+    let given_up = Instant::now() + REPAIR_MAX;
+    while Instant::now() < given_up && !lines.iter().any(|line| line.holds()) {
+        drift(site, &mut redis, &mut dice).await?;
+        let again = Instant::now() + DRIFT_EVERY;
+        while Instant::now() < again && !lines.iter().any(|line| line.holds()) {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let held = lines.iter().filter(|line| line.holds()).count();
+    sleep(hold).await;
+    for line in lines {
+        // What was held arrives now. Whoever said it has long gone.
+        line.release();
+    }
+    sleep(Duration::from_millis(500)).await;
+    lines.iter().for_each(|line| line.clear());
+    ensure!(held > 0, "no daemon repaired anything in {REPAIR_MAX:?}");
+    Ok(())
+}
+
+/// Changes the number of likes of one target that is there, in Redis alone.
+async fn drift(site: &Site, redis: &mut MultiplexedConnection, dice: &mut Dice) -> Result<()> {
+    const CHANGE: &str = r"
+        local fields = redis.call('HKEYS', KEYS[1])
+        for _, field in ipairs(fields) do
+            if string.match(field, '^%d+$') then
+                local first, rest = string.match(redis.call('HGET', KEYS[1], field), '^(%-?%d+)(.*)$')
+                return redis.call('HSET', KEYS[1], field, string.format('%d', first + ARGV[1]) .. rest)
+            end
+        end";
+    let pattern = format!("{}:c:*", site.name);
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(redis).await?;
+    keys.sort();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let key = &keys[usize::try_from(dice.below(keys.len() as u64)).unwrap()];
+    let by = 1 + dice.below(3);
+    let _: redis::Value = redis::Script::new(CHANGE).key(key).arg(by).invoke_async(redis).await?;
+    Ok(())
+}
+
+async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let port = site.stack.port_base + REPLICA_PORT;
+    let (mut replica, url) = (start_replica(port)?, format!("redis://127.0.0.1:{port}/"));
+    let (address, master) = (format!("127.0.0.1:{port}"), site.stack.host_port(Server::Redis));
+    let begun = async {
+        let mut new = answering(&url).await?;
+        follow(&mut new, &master).await?;
+        // From here on it hears nothing more of the master.
+        replicaof(&mut new, "NO", "ONE").await?;
+        sleep(hold / 2).await;
+        lead(site, &address);
+        sleep(hold / 2).await;
+        let mut old = site.stack.redis().await?;
+        replicaof_address(&mut old, &address).await?;
+        synced(&mut old).await?;
+        Ok(())
+    };
+    let undo = async {
+        // The former one has all that the new one had, but for what comes in this moment: it is kept from coming.
+        if let Ok(mut new) = redis_at(&url).await {
+            let _: Result<(), _> =
+                redis::cmd("CLIENT").arg("PAUSE").arg(1_000).arg("WRITE").query_async(&mut new).await;
+            sleep(Duration::from_millis(300)).await;
+        }
+        site.reset_redis().await?;
+        lead(site, &master);
+        site.mend_lines(Server::Redis);
+        Ok(())
+    };
+    let done = then_undo(begun, undo).await;
+    replica.kill().await?;
+    done
+}
+
+fn lead(site: &Site, address: &str) {
+    for line in site.all_lines(Server::Redis) {
+        line.lead(address.to_owned());
+        line.cut();
+    }
+}
+
+fn start_replica(port: u16) -> Result<Child> {
+    let program = ["redis-server", "valkey-server"]
+        .into_iter()
+        .find(|program| std::process::Command::new(program).arg("--version").output().is_ok())
+        .context("find redis-server")?;
+    Command::new(program)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--repl-diskless-load", "swapdb"])
+        .args(["--dir", std::env::temp_dir().to_str().unwrap()])
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .context("start a replica")
+}
+
+async fn answering(url: &str) -> Result<MultiplexedConnection> {
+    let until = Instant::now() + SYNC_MAX;
+    loop {
+        match redis_at(url).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => ensure!(Instant::now() < until, "the replica doesn't start: {error:#}"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn follow(replica: &mut MultiplexedConnection, master: &str) -> Result<()> {
+    replicaof_address(replica, master).await?;
+    synced(replica).await
+}
+
+async fn replicaof_address(replica: &mut MultiplexedConnection, master: &str) -> Result<()> {
+    let (host, port) = master.split_once(':').context("an address has a port")?;
+    replicaof(replica, host, port).await
+}
+
+async fn replicaof(replica: &mut MultiplexedConnection, host: &str, port: &str) -> Result<()> {
+    Ok(redis::cmd("REPLICAOF").arg(host).arg(port).query_async(replica).await?)
+}
+
+async fn synced(replica: &mut MultiplexedConnection) -> Result<()> {
+    let until = Instant::now() + SYNC_MAX;
+    loop {
+        let info: String = redis::cmd("INFO").arg("replication").query_async(replica).await?;
+        if info.contains("master_link_status:up") && info.contains("master_sync_in_progress:0") {
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "the replica doesn't follow: {info}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,163 @@
+//! Which fault comes when: the same for the same seed, time and faults. Pure.
+//!
+//! Rounds follow each other until the time is over. In each round every fault comes once, in an order of its own; now and then one begins
+//! while another one lasts, if they hit different servers. Between others it is quiet for a while, so that recovery can be measured.
+
+use std::time::Duration;
+
+use crate::dice::Dice;
+
+/// Before the first fault: users have begun, the first reconcile and the first archive have run.
+const LEAD_S: u64 = 15;
+
+/// Between the end of a fault and the next one, at least and at most.
+const QUIET_S: (u64, u64) = (4, 9);
+
+/// What beginning and undoing a fault takes, about: servers that start again.
+const OVERHEAD_S: u64 = 3;
+
+/// How many of a hundred faults begin while the one before lasts.
+const OVERLAP_PERCENT: u64 = 30;
+
+/// What is planned with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub name: &'static str,
+    /// What it harms: two that harm the same are never at once.
+    pub hits: &'static str,
+    /// Seconds that it is held, at least and at most.
+    pub hold: (u64, u64),
+    /// Whether it must meet no other one: what it may lose could not be told otherwise.
+    pub is_alone: bool,
+}
+
+/// One fault of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// After the run's begin, at the earliest.
+    pub start: Duration,
+    /// Its place in the list that was planned with.
+    pub item: usize,
+    pub hold: Duration,
+    /// It begins while the one before lasts.
+    pub overlaps: bool,
+}
+
+impl Step {
+    fn end(&self) -> Duration {
+        self.start + self.hold + Duration::from_secs(OVERHEAD_S)
+    }
+}
+
+/// All faults of a run of `length`, in the order of their begin.
+pub fn plan(seed: u64, length: Duration, items: &[Item]) -> Vec<Step> {
+    let mut dice = Dice::new(seed ^ 0x9A3C_F00D);
+    let mut steps: Vec<Step> = Vec::new();
+    if items.is_empty() {
+        return steps;
+    }
+    let round_s: u64 = items.iter().map(|item| item.hold.1 + OVERHEAD_S + QUIET_S.1).sum();
+    // Where not even one round has room at leisure, each fault is held for the least time that makes sense.
+    let is_tight = LEAD_S + round_s > length.as_secs();
+    let mut now = Duration::from_secs(LEAD_S);
+    loop {
+        for item in shuffled(items.len(), &mut dice) {
+            let (hold, quiet) = (items[item].hold, QUIET_S);
+            let hold = if is_tight { hold.0 } else { between(&mut dice, hold) };
+            let quiet = if is_tight { quiet.0 } else { between(&mut dice, quiet) };
+            let hold = Duration::from_secs(hold);
+            let wants_overlap = dice.below(100) < OVERLAP_PERCENT;
+            let part = dice.below(50) + 25;
+            let last = steps.last();
+            let overlaps = wants_overlap && last.is_some_and(|last| may_meet(last, items, item));
+            let start = match last {
+                Some(last) if overlaps => last.start + last.hold.mul_f64(part as f64 / 100.0),
+                _ => now,
+            };
+            let step = Step { start: whole_ms(start), item, hold, overlaps };
+            if step.end() > length {
+                return steps;
+            }
+            now = now.max(step.end() + Duration::from_secs(quiet));
+            steps.push(step);
+        }
+    }
+}
+
+/// Two at once, never three: more would hide which of them it was.
+fn may_meet(last: &Step, items: &[Item], item: usize) -> bool {
+    let (last_item, item) = (&items[last.item], &items[item]);
+    !last.overlaps && !last_item.is_alone && !item.is_alone && last_item.hits != item.hits
+}
+
+fn between(dice: &mut Dice, (least, most): (u64, u64)) -> u64 {
+    least + dice.below(most.saturating_sub(least) + 1)
+}
+
+fn whole_ms(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Fisher and Yates.
+fn shuffled(length: usize, dice: &mut Dice) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..length).collect();
+    for place in (1..length).rev() {
+        order.swap(place, dice.below(place as u64 + 1) as usize);
+    }
+    order
+}
+
+/// Those that the plan has no room for.
+pub fn left_out(steps: &[Step], items: &[Item]) -> Vec<&'static str> {
+    let is_planned = |place: usize| steps.iter().any(|step| step.item == place);
+    items.iter().enumerate().filter(|(place, _)| !is_planned(*place)).map(|(_, item)| item.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SERVERS: [&str; 4] = ["daemon", "mysql", "redis", "rabbitmq"];
+
+    fn items(count: usize) -> Vec<Item> {
+        const NAMES: [&str; 12] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+        let item = |place: usize| Item {
+            name: NAMES[place],
+            hits: SERVERS[place % SERVERS.len()],
+            hold: (2 + place as u64 % 3, 4 + place as u64),
+            is_alone: place % 5 == 4,
+        };
+        (0..count).map(item).collect()
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_plan_and_another_one_another() {
+        let length = Duration::from_secs(600);
+        assert_eq!(plan(1, length, &items(9)), plan(1, length, &items(9)));
+        assert_ne!(plan(1, length, &items(9)), plan(2, length, &items(9)));
+        assert!(plan(1, length, &[]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn every_fault_comes_where_there_is_room_and_no_two_at_once_hit_one_server(seed: u64, count in 1_usize..12, minutes in 1_u64..40) {
+            let (items, length) = (items(count), Duration::from_secs(minutes * 60));
+            let steps = plan(seed, length, &items);
+            let least: u64 = items.iter().map(|item| item.hold.0 + OVERHEAD_S + QUIET_S.1).sum();
+            prop_assert!(LEAD_S + least > length.as_secs() || left_out(&steps, &items).is_empty(), "{steps:?}");
+            for (place, step) in steps.iter().enumerate() {
+                let item = &items[step.item];
+                prop_assert!((item.hold.0..=item.hold.1).contains(&step.hold.as_secs()));
+                prop_assert!(step.end() <= length);
+                let others = steps[..place].iter().filter(|other| other.end() > step.start);
+                for other in others {
+                    let met = &items[other.item];
+                    prop_assert!(step.overlaps && met.hits != item.hits && !met.is_alone && !item.is_alone, "{steps:?}");
+                }
+                prop_assert!(place == 0 || steps[place - 1].start <= step.start, "{steps:?}");
+            }
+        }
+    }
+}

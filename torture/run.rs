@@ -1,0 +1,297 @@
+//! A run: users, faults by the plan, quiet, one reconcile, the comparison.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::args::Args;
+use crate::audit::Audit;
+use crate::checker::{self, Violation};
+use crate::dice::Dice;
+use crate::faults::{Allows, Fault};
+use crate::history::{History, Loses, Micros, Recorder, Window, now};
+use crate::operator::Operator;
+use crate::plan::{Item, Step, left_out, plan};
+use crate::resources::{self, Resources};
+use crate::shrink;
+use crate::site::{Options, Site, Surprise};
+use crate::table::{self, Injected};
+use crate::truth;
+use crate::users::Crowd;
+use crate::watch::Watch;
+
+/// How long all may take to be well after a fault, before the next one comes all the same.
+const WELL_MAX: Duration = Duration::from_secs(90);
+
+/// Longer than any call of the client, with its retries.
+const USERS_END_MAX: Duration = Duration::from_secs(120);
+
+/// For everything to come back and to be empty in the end.
+const SETTLE_MAX: Duration = Duration::from_secs(180);
+
+/// What servers take to come back is not in the plan; but a run that takes so many times its length ends.
+const LATE_MAX: f64 = 1.3;
+
+/// Violations whose histories are printed.
+const TOLD_MAX: usize = 12;
+
+/// What the plan is made with.
+pub fn items(faults: &[Fault]) -> Vec<Item> {
+    let item = |fault: &Fault| Item {
+        name: fault.name,
+        hits: fault.hits.name(),
+        hold: fault.hold,
+        is_alone: fault.allows != Allows::Nothing,
+    };
+    faults.iter().map(item).collect()
+}
+
+/// Prints the plan.
+pub fn print_plan(seed: u64, length: Duration, items: &[Item]) {
+    let steps = plan(seed, length, items);
+    for Step { start, item, hold, overlaps } in &steps {
+        let overlaps = if *overlaps { "  while the one before lasts" } else { "" };
+        println!("+{:7.1} s  {:30} for {:2} s{overlaps}", start.as_secs_f64(), items[*item].name, hold.as_secs());
+    }
+    for name in left_out(&steps, items) {
+        println!("NO ROOM for {name}: the run is too short");
+    }
+}
+
+/// How often what was set aside is sent again.
+const REPLAYS_MAX: u32 = 5;
+
+/// The whole run. Says whether it was green.
+///
+/// # Errors
+/// The run itself failed: a server didn't start, or nothing could be compared.
+pub async fn run(args: &Args, seed: u64) -> Result<bool> {
+    let options = Options { daemons: usize::from(args.daemons), folder: args.folder.clone(), ..Options::default() };
+    let site = Site::start(&options).await.context("start the site")?;
+    let mut faults = args.chosen()?;
+    faults.retain(|fault| match (fault.needs)(&site) {
+        Some(why) => {
+            println!("NOT RUN: {}: {why}", fault.name);
+            false
+        }
+        None => true,
+    });
+    let items = items(&faults);
+    let steps = plan(seed, args.length(), &items);
+    for name in left_out(&steps, &items) {
+        println!("NOT RUN: {name}: {} minutes have no room for it", args.minutes);
+    }
+    println!(
+        "seed {seed}: {} faults of {} kinds in {} minutes, {} daemons",
+        steps.len(),
+        items.len(),
+        args.minutes,
+        args.daemons
+    );
+
+    let recorder = Arc::new(Recorder::default());
+    let began = now();
+    let watch = Arc::new(Watch::start(&site.direct_config(), &recorder)?);
+    let resources = Resources::start(Arc::clone(&site));
+    let audit = Audit::start(site.pool());
+    let crowd = Crowd::start(&site.config(), args.clients, seed, &recorder)?;
+    let driver =
+        Driver { site: Arc::clone(&site), watch: Arc::clone(&watch), recorder: Arc::clone(&recorder), faults, seed };
+    let injected = driver.drive(&steps, args.length()).await;
+    drop(driver);
+    let ended = end(&site, crowd, watch, args.quiet()).await;
+    let looks = resources.end().await;
+    let (audits, mut violations) = audit.end().await;
+    let history = recorder.history();
+    if let Err(error) = &ended {
+        println!("NOT SETTLED: {error:#}");
+    }
+    let state = truth::read(&site).await.context("read what is left")?;
+    violations.extend(checker::check(&history, &state));
+    let surprises = site.surprises();
+    let is_green = ended.is_ok()
+        && violations.is_empty()
+        && surprises.is_empty()
+        && audits > 0
+        && recorder.calls() > 0
+        && injected.iter().all(|one| one.error.is_none());
+    tell(seed, began, &history, &injected, &violations, &surprises);
+    let mut figures = table::figures(&injected, &violations, &history);
+    figures["daemons"] = resources::summary(&looks);
+    figures["surprises"] = json!(surprises.len());
+    figures["audits"] = json!(audits);
+    figures["seed"] = json!(seed);
+    figures["minutes"] = json!(args.minutes);
+    write(args, seed, &figures)?;
+    println!("\n{}", if is_green { "GREEN" } else { "NOT GREEN" });
+    if !is_green {
+        println!("seed {seed}; logs of the daemons and their configurations are in {}", args.folder.display());
+    }
+    site.end().await?;
+    Ok(is_green)
+}
+
+fn write(args: &Args, seed: u64, figures: &Value) -> Result<()> {
+    let path = args.folder.join(format!("{seed}.json"));
+    let text = serde_json::to_string_pretty(&json!({ "figures": figures }))?;
+    std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// Injects what the plan says.
+struct Driver {
+    site: Arc<Site>,
+    watch: Arc<Watch>,
+    recorder: Arc<Recorder>,
+    faults: Vec<Fault>,
+    seed: u64,
+}
+
+impl Driver {
+    async fn drive(&self, steps: &[Step], length: Duration) -> Vec<Injected> {
+        let began = Instant::now();
+        let (mut running, mut injected): (Vec<JoinHandle<Injected>>, Vec<Injected>) = (Vec::new(), Vec::new());
+        for (number, step) in steps.iter().enumerate() {
+            if !step.overlaps {
+                for one in running.drain(..) {
+                    injected.push(one.await.expect("a fault panicked"));
+                }
+            }
+            sleep_until(began + step.start).await;
+            if began.elapsed() > length.mul_f64(LATE_MAX) {
+                println!("NOT RUN: {}: this machine is too slow for the plan", self.faults[step.item].name);
+                continue;
+            }
+            let fault = self.faults[step.item].clone();
+            let (elapsed, calls) = (began.elapsed(), self.recorder.calls());
+            println!("+{:6.1} s  {} for {} s; {calls} calls", elapsed.as_secs_f64(), fault.name, step.hold.as_secs());
+            let has_met = step.overlaps || steps.get(number + 1).is_some_and(|next| next.overlaps);
+            let dice = Dice::new(self.seed.wrapping_mul(7_919).wrapping_add(number as u64 + 1));
+            running.push(tokio::spawn(inject(
+                Arc::clone(&self.site),
+                Arc::clone(&self.watch),
+                Arc::clone(&self.recorder),
+                fault,
+                dice,
+                step.hold,
+                has_met,
+            )));
+        }
+        for one in running {
+            injected.push(one.await.expect("a fault panicked"));
+        }
+        sleep_until(began + length).await;
+        injected
+    }
+}
+
+async fn inject(
+    site: Arc<Site>,
+    watch: Arc<Watch>,
+    recorder: Arc<Recorder>,
+    fault: Fault,
+    dice: Dice,
+    hold: Duration,
+    has_met: bool,
+) -> Injected {
+    let mut loses_since = now();
+    if fault.allows != Allows::Nothing {
+        // What was accepted before is in MySQL, so that no more than what comes from now on may be lost.
+        watch.well_after(loses_since, WELL_MAX).await;
+    }
+    let mut error = None;
+    if fault.allows == Allows::WhatOnlyRedisKnew {
+        match Operator(&site).save_boards().await {
+            Ok(since) => loses_since = since,
+            Err(why) => error = Some(format!("save the boards before it: {why:#}")),
+        }
+    }
+    let begin = now();
+    if error.is_none() {
+        error = fault.run(&site, dice, hold).await.err().map(|why| format!("{why:#}"));
+    }
+    let end = now();
+    let well = watch.well_after(end, WELL_MAX).await;
+    if fault.allows == Allows::WhatOnlyRedisKnew
+        && let Err(why) = Operator(&site).restore_boards().await
+    {
+        error.get_or_insert(format!("put the boards back: {why:#}"));
+    }
+    let loses = match fault.allows {
+        Allows::Nothing => Loses::Nothing,
+        Allows::WhatWasQueued => Loses::Queued,
+        Allows::WhatOnlyRedisKnew => Loses::Boards,
+    };
+    // What was in the queue is lost with it, boards until they are put back.
+    let loses_until = if fault.allows == Allows::WhatWasQueued { end } else { now() };
+    recorder.window(Window { fault: fault.name, begin, end, loses, loses_since, loses_until });
+    if let Some(error) = &error {
+        println!("NOT DONE: {}: {error}", fault.name);
+    }
+    let outage = watch.longest(begin, well.unwrap_or_else(now));
+    Injected { fault: fault.name, outage, recovery: well.map(|well| since(end, well)), has_met, error }
+}
+
+fn since(from: Micros, to: Micros) -> Duration {
+    Duration::from_micros((to - from).max(0).unsigned_abs())
+}
+
+/// Nobody clicks any more, everything is undone, what was set aside is sent again, it is quiet; then one archive and one reconcile.
+async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration) -> Result<()> {
+    let users = crowd.end(USERS_END_MAX).await;
+    if let Ok(watch) = Arc::try_unwrap(watch).map_err(|_| ()) {
+        watch.end().await;
+    }
+    site.settle(SETTLE_MAX).await?;
+    users?;
+    let operator = Operator(site);
+    // What is refused again and again stays open, and shows.
+    for _ in 0..REPLAYS_MAX {
+        if operator.replay().await? == 0 {
+            break;
+        }
+        site.settle(SETTLE_MAX).await?;
+    }
+    sleep(quiet).await;
+    site.settle(SETTLE_MAX).await?;
+    operator.archive().await?;
+    let report = operator.reconcile().await?;
+    println!(
+        "the last reconcile: checked {}, drifted {}, repaired {}",
+        report["checked"], report["drifted"], report["repaired"]
+    );
+    Ok(())
+}
+
+fn tell(
+    seed: u64,
+    began: Micros,
+    history: &History,
+    injected: &[Injected],
+    violations: &[Violation],
+    surprises: &[Surprise],
+) {
+    println!("\n{}", table::text(injected, violations, history));
+    for surprise in surprises.iter().take(TOLD_MAX) {
+        let at = surprise.at.duration_since(UNIX_EPOCH).map_or(0, |at| at.as_micros());
+        let at = shrink::seconds(Micros::try_from(at).unwrap_or(Micros::MAX) - began);
+        println!("SURPRISE at +{at:.3} s of daemon {}: {}", surprise.daemon, surprise.what.trim());
+    }
+    if violations.is_empty() {
+        return;
+    }
+    println!("seed {seed}; faults:");
+    for window in &history.windows {
+        let (begin, end) = (shrink::seconds(window.begin - began), shrink::seconds(window.end - began));
+        println!("  +{begin:8.3} s to +{end:8.3} s  {}", window.fault);
+    }
+    for violation in violations.iter().take(TOLD_MAX) {
+        println!("\n{}", shrink::tell(violation, history, began));
+    }
+    if violations.len() > TOLD_MAX {
+        println!("and {} more", violations.len() - TOLD_MAX);
+    }
+}

@@ -1,0 +1,198 @@
+//! A daemon as systemd would run it: started again when it ends, unless a restart would not help.
+
+use std::fs::OpenOptions;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Result, bail};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use super::lines::Lines;
+use super::stack::signal;
+
+/// The unit's RestartSec= is longer, but the less time a daemon is away, the more can go wrong.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+
+/// Longer than drain_max_s.
+const STOP_MAX: Duration = Duration::from_secs(40);
+
+const SIGTERM: i32 = 15;
+
+/// RestartPreventExitStatus= of the unit.
+const FINAL: [i32; 2] = [64, 78];
+
+/// What a daemon must not do.
+#[derive(Clone, Debug)]
+pub struct Surprise {
+    pub at: SystemTime,
+    /// Its number.
+    pub daemon: usize,
+    pub what: String,
+}
+
+pub struct Daemon {
+    pub number: usize,
+    pub lines: Lines,
+    pub config: PathBuf,
+    pub log: PathBuf,
+    tallyd: PathBuf,
+    wanted: watch::Sender<bool>,
+    running: watch::Sender<Option<u32>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// A fault is about to kill it, or has.
+    killed: bool,
+    environment: Vec<(String, String)>,
+    surprises: Vec<Surprise>,
+}
+
+impl Daemon {
+    pub fn new(number: usize, lines: Lines, config: PathBuf, log: PathBuf, tallyd: PathBuf) -> Arc<Self> {
+        let (wanted, running) = (watch::Sender::new(false), watch::Sender::new(None));
+        let daemon = Arc::new(Self { number, lines, config, log, tallyd, wanted, running, state: Mutex::default() });
+        tokio::spawn(Arc::clone(&daemon).keep());
+        daemon
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        *self.running.borrow()
+    }
+
+    /// Starts it, and waits until there is a process.
+    pub async fn start(&self) {
+        self.wanted.send_replace(true);
+        let _ = self.running.subscribe().wait_for(Option::is_some).await;
+    }
+
+    /// SIGTERM, and waits for its end. It stays away.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub async fn stop(&self) -> Result<()> {
+        self.wanted.send_replace(false);
+        let mut running = self.running.subscribe();
+        let gone = running.wait_for(Option::is_none);
+        let Ok(ended) = tokio::time::timeout(STOP_MAX, gone).await else {
+            bail!("daemon {} does not end {STOP_MAX:?} after SIGTERM", self.number);
+        };
+        ended?;
+        Ok(())
+    }
+
+    /// SIGKILL. It is started again a second later.
+    ///
+    /// # Errors
+    /// It could not be sent.
+    pub async fn kill(&self) -> Result<()> {
+        let Some(pid) = self.pid() else { return Ok(()) };
+        self.with(|state| state.killed = true);
+        signal(pid, "KILL").await?;
+        let mut running = self.running.subscribe();
+        running.wait_for(|running| *running != Some(pid)).await?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// There is no process.
+    pub async fn signal(&self, name: &str) -> Result<()> {
+        let Some(pid) = self.pid() else { bail!("daemon {} does not run", self.number) };
+        signal(pid, name).await
+    }
+
+    /// For its next start.
+    pub fn set_environment(&self, environment: &[(&str, &str)]) {
+        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.with(|state| state.environment = environment);
+    }
+
+    /// Ends in which nobody had a hand.
+    pub fn surprises(&self) -> Vec<Surprise> {
+        self.with(|state| state.surprises.clone())
+    }
+
+    /// How long the log is.
+    pub fn logged(&self) -> usize {
+        std::fs::metadata(&self.log).map_or(0, |log| usize::try_from(log.len()).unwrap_or(usize::MAX))
+    }
+
+    /// What the log says behind its first so many bytes.
+    pub fn log_from(&self, logged: usize) -> String {
+        let log = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(log.get(logged..).unwrap_or_default()).into_owned()
+    }
+
+    fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.state.lock().unwrap())
+    }
+
+    fn spawn(&self) -> std::io::Result<Child> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let environment = self.with(|state| {
+            state.killed = false;
+            state.environment.clone()
+        });
+        Command::new(&self.tallyd)
+            .arg("--config")
+            .arg(&self.config)
+            .env_remove("NOTIFY_SOCKET")
+            .envs(environment)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+    }
+
+    async fn keep(self: Arc<Self>) {
+        let mut wanted = self.wanted.subscribe();
+        loop {
+            let _ = wanted.wait_for(|wanted| *wanted).await;
+            let logged = self.logged();
+            let mut child = self.spawn().expect("start tallyd");
+            self.running.send_replace(child.id());
+            let ended = tokio::select! {
+                status = child.wait() => Some(status),
+                _ = wanted.wait_for(|wanted| !*wanted) => None,
+            };
+            let (was_asked, status) = match ended {
+                Some(status) => (false, status),
+                None => (true, self.end(&mut child).await),
+            };
+            self.note(logged, was_asked, status.expect("wait for tallyd"));
+            self.running.send_replace(None);
+            tokio::time::sleep(RESTART_AFTER).await;
+        }
+    }
+
+    async fn end(&self, child: &mut Child) -> std::io::Result<ExitStatus> {
+        if let Some(pid) = child.id() {
+            // One that is frozen sees SIGTERM when it goes on. It may have ended this instant.
+            let _ = signal(pid, "TERM").await;
+            let _ = signal(pid, "CONT").await;
+        }
+        child.wait().await
+    }
+
+    /// `logged` is how long the log was when it began.
+    fn note(&self, logged: usize, was_asked: bool, status: ExitStatus) {
+        let was_killed = self.with(|state| state.killed);
+        // Who has not begun to listen to signals ends of one at once.
+        let was_early = status.signal() == Some(SIGTERM) && !self.log_from(logged).contains(r#""event":"started""#);
+        if was_killed || (was_asked && (status.success() || was_early)) {
+            return;
+        }
+        let what = if was_asked { "did not end in order when asked" } else { "ended by itself" };
+        let surprise = Surprise { at: SystemTime::now(), daemon: self.number, what: format!("{what}: {status}") };
+        self.with(|state| state.surprises.push(surprise));
+        if status.code().is_some_and(|code| FINAL.contains(&code)) {
+            self.wanted.send_replace(false);
+        }
+    }
+}

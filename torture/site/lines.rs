@@ -1,0 +1,33 @@
+//! One proxy before each server, for the users or for one daemon.
+
+use super::settings::Addresses;
+use super::stack::Server;
+use crate::proxy::Proxy;
+
+pub struct Lines {
+    mysql: Proxy,
+    redis: Proxy,
+    rabbitmq: Proxy,
+    /// Of the proxies, in place of the servers.
+    pub addresses: Addresses,
+}
+
+impl Lines {
+    pub async fn before(servers: &Addresses) -> Self {
+        let (mysql, mysql_url) = Proxy::before(&servers.mysql).await;
+        let (redis, redis_url) = Proxy::before(&servers.redis).await;
+        let (rabbitmq, amqp_url) = Proxy::before(&servers.amqp).await;
+        let addresses = Addresses { mysql: mysql_url, redis: redis_url, amqp: amqp_url };
+        Self { mysql, redis, rabbitmq, addresses }
+    }
+
+    /// The line to a server of the stack.
+    pub fn to(&self, server: Server) -> &Proxy {
+        match server {
+            Server::Mysql => &self.mysql,
+            Server::Redis => &self.redis,
+            Server::Rabbitmq => &self.rabbitmq,
+            Server::Daemon => unreachable!("nobody calls a daemon through a line"),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The servers of a run, proxies before them, and the daemons on them.
+
+mod daemon;
+mod lines;
+mod log;
+mod settings;
+mod settle;
+mod stack;
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use sqlx::MySqlPool;
+use sqlx::mysql::MySqlPoolOptions;
+use tallyd::config::Config;
+use tokio::process::Command;
+
+use crate::proxy::Proxy;
+
+pub use daemon::{Daemon, Surprise};
+pub use lines::Lines;
+use log::Disturbance;
+pub use settings::PARTITIONS;
+use settings::{Addresses, of_its_own, text};
+pub use stack::{Server, Stack, redis_at};
+
+/// How long after a fault an error may still be said that it explains. After many deaths messages are taken one by one, and a run waits in
+/// vain for all of them.
+const ERRORS_AFTER: Duration = Duration::from_secs(60);
+
+/// What a site is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub daemons: usize,
+    /// For configurations and logs.
+    pub folder: PathBuf,
+    /// The program.
+    pub tallyd: PathBuf,
+}
+
+impl Default for Options {
+    /// The program that was built with this one, which is in examples/ beside it.
+    fn default() -> Self {
+        let here = std::env::current_exe().expect("a program has a path");
+        let tallyd = here.parent().and_then(Path::parent).expect("target/PROFILE/examples").join("tallyd");
+        Self { daemons: 3, folder: PathBuf::from("target/torture"), tallyd }
+    }
+}
+
+/// Everything that a fault may harm.
+pub struct Site {
+    /// Its own on each server.
+    pub name: String,
+    pub stack: Stack,
+    /// What the users go through.
+    pub lines: Lines,
+    pub daemons: Vec<Arc<Daemon>>,
+    folder: PathBuf,
+    tallyd: PathBuf,
+    config: Config,
+    direct_config: Config,
+    pool: MySqlPool,
+    disturbances: Mutex<Vec<Disturbance>>,
+}
+
+impl Site {
+    /// Servers that answer, tables, and daemons that run.
+    ///
+    /// # Errors
+    /// A server or a daemon doesn't start.
+    pub async fn start(options: &Options) -> Result<Arc<Self>> {
+        let stack = Stack::from_environment()?;
+        stack.start(&Server::STACK).await?;
+        let name = format!("torture_{}", std::process::id());
+        std::fs::create_dir_all(&options.folder)?;
+        let folder = std::fs::canonicalize(&options.folder)?;
+        let tallyd =
+            std::fs::canonicalize(&options.tallyd).with_context(|| format!("find {}", options.tallyd.display()))?;
+        stack.prepare(&name).await?;
+        let lines = Lines::before(&stack.addresses).await;
+        let config = configuration(&folder.join("users.toml"), &name, &lines.addresses)?;
+        let direct_config = configuration(&folder.join("direct.toml"), &name, &stack.addresses)?;
+        // As root, who gets in where no one else does.
+        let pool = MySqlPoolOptions::new()
+            .max_connections(8)
+            .acquire_timeout(Duration::from_secs(20))
+            .connect_lazy(&format!("{}{name}", stack.addresses.mysql))?;
+        let mut site = Self {
+            name,
+            stack,
+            lines,
+            daemons: Vec::new(),
+            folder,
+            tallyd,
+            config,
+            direct_config,
+            pool,
+            disturbances: Mutex::default(),
+        };
+        let migrated = site.tallyd(&["migrate"]).await?;
+        if !migrated.status.success() {
+            bail!("tallyd migrate: {}", String::from_utf8_lossy(&migrated.stderr));
+        }
+        for number in 0..options.daemons {
+            let daemon = site.daemon(number).await?;
+            site.daemons.push(daemon);
+        }
+        for daemon in &site.daemons {
+            daemon.start().await;
+        }
+        site.settle(Duration::from_secs(60)).await.context("daemons that have just been started")?;
+        Ok(Arc::new(site))
+    }
+
+    /// For users: through the proxies that faults harm.
+    pub fn config(&self) -> Config {
+        self.config.clone()
+    }
+
+    /// Past all proxies.
+    pub fn direct_config(&self) -> Config {
+        self.direct_config.clone()
+    }
+
+    /// Past all proxies.
+    pub fn pool(&self) -> &MySqlPool {
+        &self.pool
+    }
+
+    /// Runs the program to its end, past all proxies.
+    ///
+    /// # Errors
+    /// It could not be started.
+    pub async fn tallyd(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.tallyd);
+        command.arg("--config").arg(self.folder.join("direct.toml")).env_remove("NOTIFY_SOCKET");
+        Ok(command.args(arguments).kill_on_drop(true).output().await?)
+    }
+
+    /// The lines to a server: first the users' one, then those of the daemons.
+    pub fn all_lines(&self, server: Server) -> Vec<&Proxy> {
+        let daemons = self.daemons.iter().map(|daemon| &daemon.lines);
+        [&self.lines].into_iter().chain(daemons).map(|lines| lines.to(server)).collect()
+    }
+
+    /// The processes of the daemons that run.
+    pub fn pids(&self) -> Vec<u32> {
+        self.daemons.iter().filter_map(|daemon| daemon.pid()).collect()
+    }
+
+    /// Writes a daemon's configuration, changed, for its next start or reload.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    pub fn configure(&self, daemon: &Daemon, change: impl FnOnce(String) -> String) -> Result<()> {
+        let addresses = of_its_own(&daemon.lines.addresses, &self.name);
+        let text = text(&self.name, &addresses, &self.admin(daemon.number));
+        Ok(std::fs::write(&daemon.config, change(text))?)
+    }
+
+    /// Where the daemon's admin port is.
+    pub fn admin(&self, daemon: usize) -> String {
+        format!("127.0.0.1:{}", usize::from(self.stack.port_base) + 10 + daemon)
+    }
+
+    /// Notes that something is broken until [`Site::mend`].
+    pub fn disturb(&self, what: &'static str) {
+        let disturbance = Disturbance { what, from: SystemTime::now(), until: None };
+        self.disturbances.lock().unwrap().push(disturbance);
+    }
+
+    /// What was broken no longer is.
+    pub fn mend(&self, what: &'static str) {
+        let mut disturbances = self.disturbances.lock().unwrap();
+        let open = disturbances.iter_mut().find(|disturbance| disturbance.what == what && disturbance.until.is_none());
+        if let Some(disturbance) = open {
+            disturbance.until = Some(SystemTime::now());
+        }
+    }
+
+    /// What daemons did that no fault explains: ends, panics, errors.
+    pub fn surprises(&self) -> Vec<Surprise> {
+        let disturbances = self.disturbances.lock().unwrap().clone();
+        let of = |daemon: &Arc<Daemon>| {
+            let mut all = daemon.surprises();
+            all.extend(log::surprises(daemon.number, &daemon.log_from(0), &disturbances, ERRORS_AFTER));
+            all
+        };
+        self.daemons.iter().flat_map(of).collect()
+    }
+
+    /// Stops the daemons in order. The servers stay.
+    ///
+    /// # Errors
+    /// A daemon doesn't end.
+    pub async fn end(&self) -> Result<()> {
+        for daemon in &self.daemons {
+            daemon.stop().await?;
+        }
+        Ok(())
+    }
+
+    async fn daemon(&self, number: usize) -> Result<Arc<Daemon>> {
+        let file = |ending: &str| self.folder.join(format!("daemon-{number}.{ending}"));
+        let lines = Lines::before(&self.stack.addresses).await;
+        let (config, log) = (file("toml"), file("log"));
+        std::fs::write(&log, "")?;
+        let daemon = Daemon::new(number, lines, config, log, self.tallyd.clone());
+        self.configure(&daemon, |text| text)?;
+        Ok(daemon)
+    }
+}
+
+fn configuration(path: &Path, name: &str, addresses: &Addresses) -> Result<Config> {
+    std::fs::write(path, text(name, &of_its_own(addresses, name), ""))?;
+    Ok(tallyd::config::load(path)?)
+}

@@ -1,0 +1,118 @@
+//! The configuration of a run: everything that tallyd does, often, with short waits.
+
+/// Where the three servers are, or the proxies before them.
+#[derive(Clone, Debug)]
+pub struct Addresses {
+    pub mysql: String,
+    pub redis: String,
+    pub amqp: String,
+}
+
+/// Queues that the events are spread over.
+pub const PARTITIONS: u16 = 3;
+
+/// What every configuration of the run has. `name` is its own on each server; `admin` is empty where no port is wanted.
+pub fn text(name: &str, addresses: &Addresses, admin: &str) -> String {
+    let Addresses { mysql, redis, amqp } = addresses;
+    let servers = format!(
+        r#"[admin]
+listen = "{admin}"
+[daemon]
+drain_max_s = 20
+[amqp]
+url = "{amqp}"
+prefix = "{name}"
+partitions = {PARTITIONS}
+prefetch = 1000
+heartbeat_s = 2
+timeout_ms = 5000
+[mysql]
+url = "{mysql}"
+connect_timeout_ms = 3000
+transaction_timeout_ms = 5000
+[redis]
+url = "{redis}"
+key_prefix = "{name}:"
+bucket_bits = 6
+timeout_ms = 2000
+"#
+    );
+    [&servers, WORK, METRICS, BOARDS].concat()
+}
+
+/// With the run's own account and database, as root of whose server nobody is refused.
+pub fn of_its_own(addresses: &Addresses, name: &str) -> Addresses {
+    let mut mysql = url::Url::parse(&addresses.mysql).unwrap();
+    mysql.set_username(name).unwrap();
+    mysql.set_password(Some(name)).unwrap();
+    mysql.set_path(name);
+    Addresses { mysql: mysql.into(), ..addresses.clone() }
+}
+
+const WORK: &str = r#"[consumer]
+batch_events_max = 300
+database_away_max = "10s"
+[reconcile]
+changed_cron = "5,15,25,35,45,55 * * * * *"
+full_cron = "0,30 * * * * *"
+publish_grace = "1s"
+fence_max = "15s"
+overlap = "5m"
+page_targets = 200
+repair_targets_max_percent = 100
+watch_every = "1s"
+[archive]
+cron = "*/15 * * * * *"
+page_members = 50
+[filter]
+likes_min = 20
+cron = "*/10 * * * * *"
+[log]
+format = "json"
+"#;
+
+const METRICS: &str = r#"[kinds]
+video = 1
+post = 2
+[metrics]
+like = 1
+view = 2
+stock = 3
+unread = 4
+[[rule]]
+metric = "view"
+writer = "daemon"
+board = "seen"
+[[rule]]
+metric = "stock"
+writer = "api"
+[[rule]]
+metric = "unread"
+settable = true
+"#;
+
+/// Periods of `past` are closed whenever something is added to them: users say a day that is over.
+const BOARDS: &str = r#"[[board]]
+name = "hot"
+period = "day"
+snapshot_every = "5s"
+[[board]]
+name = "hot"
+period = "total"
+snapshot_every = "5s"
+[[board]]
+name = "seen"
+period = "day"
+score = ["view"]
+snapshot_every = "5s"
+[[board]]
+name = "seen"
+period = "total"
+score = ["view"]
+snapshot_every = "5s"
+[[board]]
+name = "past"
+period = "day"
+archive_grace = "0s"
+snapshot_every = "5s"
+"#;

@@ -1,0 +1,151 @@
+//! Brings everything back to how it began, and waits until nothing is on its way any more.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use sqlx::{AssertSqlSafe, Executor};
+use tallyd::broker::Broker;
+
+use super::{PARTITIONS, Server, Site};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Of MySQL, as `dev/up` starts it.
+const CONNECTIONS: u32 = 300;
+
+/// What the broker says of messages that are not acknowledged is some seconds old.
+const CALM: Duration = Duration::from_secs(6);
+
+impl Site {
+    /// Undoes whatever faults have left, then waits until every server answers, daemons hold all partitions, the queues are empty, and
+    /// what the daemons add to Redis is there.
+    ///
+    /// # Errors
+    /// It is not so at the deadline: what was still missing.
+    pub async fn settle(&self, deadline: Duration) -> Result<()> {
+        let until = Instant::now() + deadline;
+        let mut calm_since = None;
+        let mut missing = match self.undo_all().await {
+            Ok(()) => "nothing was looked at".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        while Instant::now() < until {
+            match self.missing().await {
+                Ok(None) => {
+                    let since = *calm_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= CALM {
+                        match self.unacknowledged().await? {
+                            0 => return Ok(()),
+                            messages => {
+                                (missing, calm_since) = (format!("{messages} messages are not acknowledged"), None);
+                            }
+                        }
+                    }
+                }
+                Ok(Some(what)) => (missing, calm_since) = (what, None),
+                Err(error) => (missing, calm_since) = (format!("{error:#}"), None),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        bail!("not settled after {deadline:?}: {missing}");
+    }
+
+    /// Undoes what may be undone more than once.
+    async fn undo_all(&self) -> Result<()> {
+        for server in Server::STACK {
+            // One that is dead needs no waking.
+            let _ = self.stack.signal(server, "CONT").await;
+            self.mend_lines(server);
+        }
+        for daemon in &self.daemons {
+            let _ = daemon.signal("CONT").await;
+        }
+        self.stack.start(&Server::STACK).await?;
+        self.reset_mysql().await?;
+        self.reset_redis().await?;
+        for daemon in &self.daemons {
+            daemon.start().await;
+        }
+        Ok(())
+    }
+
+    /// All lines to a server lead there again, and let everything through.
+    pub fn mend_lines(&self, server: Server) {
+        let address = self.stack.host_port(server);
+        for proxy in self.all_lines(server) {
+            proxy.lead(address.clone());
+            proxy.clear();
+        }
+    }
+
+    /// MySQL may be written, by as many as usual.
+    ///
+    /// # Errors
+    /// It doesn't answer.
+    pub async fn reset_mysql(&self) -> Result<()> {
+        let mut mysql = self.stack.mysql().await?;
+        mysql.execute("SET GLOBAL read_only = 0").await?;
+        mysql.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS}"))).await?;
+        Ok(())
+    }
+
+    /// Redis is a master with room.
+    ///
+    /// # Errors
+    /// It doesn't answer.
+    pub async fn reset_redis(&self) -> Result<()> {
+        let mut redis = self.stack.redis().await?;
+        let () = redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).query_async(&mut redis).await?;
+        let () = redis::cmd("REPLICAOF").arg("NO").arg("ONE").query_async(&mut redis).await?;
+        Ok(())
+    }
+
+    /// What keeps the site from being settled.
+    async fn missing(&self) -> Result<Option<String>> {
+        let owners: Vec<(u16, Option<String>)> =
+            sqlx::query_as("SELECT `partition`, owner FROM partition_owner WHERE `partition` < 256")
+                .fetch_all(self.pool())
+                .await?;
+        let pids = self.pids();
+        let lives = |owner: &str| pids.iter().any(|pid| owner.ends_with(&format!(":{pid}")));
+        let held = owners.iter().filter(|(_, owner)| owner.as_deref().is_some_and(lives)).count();
+        if held != usize::from(PARTITIONS) {
+            return Ok(Some(format!("living daemons hold {held} of {PARTITIONS} partitions: {owners:?}")));
+        }
+        if let Some(missing) = self.on_the_way().await? {
+            return Ok(Some(missing));
+        }
+        let sql = "SELECT CAST(COUNT(*) AS SIGNED) FROM partition_owner o LEFT JOIN outbox_state s USING (`partition`) \
+            WHERE o.outbox > COALESCE(s.applied, 0)";
+        let behind: i64 = sqlx::query_scalar(sql).fetch_one(self.pool()).await?;
+        Ok((behind > 0).then(|| format!("{behind} outboxes are not in Redis")))
+    }
+
+    /// Messages that queues hold or have delivered.
+    async fn unacknowledged(&self) -> Result<u64> {
+        let list = self.stack.rabbitmqctl(&["-q", "list_queues", "name", "messages", "--no-table-headers"]).await?;
+        let of_ours = |line: &str| -> Option<u64> {
+            let (name, messages) = line.split_once('\t')?;
+            name.starts_with(&format!("{}.events.", self.name)).then(|| messages.trim().parse().ok())?
+        };
+        Ok(list.lines().filter_map(of_ours).sum())
+    }
+
+    /// Messages that wait in queues.
+    async fn on_the_way(&self) -> Result<Option<String>> {
+        let broker = Broker::new(&self.direct_config().amqp)?;
+        let link = broker.connect_publisher("torture").await?;
+        for partition in 0..PARTITIONS {
+            let queue = broker.queue(partition);
+            let depth = link.depth(&queue).await?;
+            if depth.messages > 0 {
+                return Ok(Some(format!("{queue} has {} messages", depth.messages)));
+            }
+            if depth.consumers == 0 {
+                return Ok(Some(format!("nobody consumes {queue}")));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,163 @@
+//! What a run says in the end: a table for people, one object for programs. Pure.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::checker::{Class, Violation};
+use crate::history::{Answer, Call, History, What};
+use crate::shrink;
+
+/// What became of one injection.
+#[derive(Clone, Debug)]
+pub struct Injected {
+    pub fault: &'static str,
+    /// The longest time for which something that was accepted waited to be in MySQL, from its begin until all was well.
+    pub outage: Duration,
+    /// From when it was undone until all was well; none where that was not seen.
+    pub recovery: Option<Duration>,
+    /// Another one lasted at the same time: whose outage it was can't be said.
+    pub has_met: bool,
+    /// Why it could not be done, if so.
+    pub error: Option<String>,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Line {
+    times: usize,
+    outage: Duration,
+    recovery: Duration,
+    /// Whether these are of injections that met another one, because there were no others.
+    has_met: bool,
+    not_well: usize,
+    violations: usize,
+}
+
+fn lines(injected: &[Injected], violations: &[Violation], history: &History) -> BTreeMap<&'static str, Line> {
+    let mut lines: BTreeMap<&'static str, Line> = BTreeMap::new();
+    for one in injected {
+        let line = lines.entry(one.fault).or_default();
+        line.times += usize::from(one.error.is_none());
+        if one.has_met && injected.iter().any(|other| other.fault == one.fault && !other.has_met) {
+            continue;
+        }
+        line.has_met = one.has_met;
+        line.outage = line.outage.max(one.outage);
+        match one.recovery {
+            Some(recovery) => line.recovery = line.recovery.max(recovery),
+            None => line.not_well += 1,
+        }
+    }
+    for violation in violations {
+        for fault in shrink::met(violation, history) {
+            lines.entry(fault).or_default().violations += 1;
+        }
+    }
+    lines
+}
+
+/// How many of each class.
+pub fn classes(violations: &[Violation]) -> BTreeMap<Class, usize> {
+    let mut counts: BTreeMap<Class, usize> = Class::ALL.into_iter().map(|class| (class, 0)).collect();
+    for violation in violations {
+        *counts.entry(violation.class).or_default() += 1;
+    }
+    counts
+}
+
+/// The table.
+pub fn text(injected: &[Injected], violations: &[Violation], history: &History) -> String {
+    let lines = lines(injected, violations, history);
+    let mut text = String::new();
+    let _ = writeln!(text, "| fault | times | longest outage | recovery | violations |");
+    let _ = writeln!(text, "|---|---|---|---|---|");
+    for (fault, line) in &lines {
+        let Line { times, outage, recovery, has_met, not_well, violations } = line;
+        let (outage, recovery) = (outage.as_secs_f64(), recovery.as_secs_f64());
+        let never = if *not_well > 0 { format!(", {not_well} times not seen") } else { String::new() };
+        let met = if *has_met { "*" } else { "" };
+        let _ =
+            writeln!(text, "| {fault} | {times} | {outage:.1} s{met} | {recovery:.1} s{met}{never} | {violations} |");
+    }
+    if lines.values().any(|line| line.has_met) {
+        let _ = writeln!(text, "\n`*` never alone: another fault lasted at the same time.");
+    }
+    let counts: Vec<String> = classes(violations).iter().map(|(class, count)| format!("{class} {count}")).collect();
+    let _ = writeln!(text, "\n{}", counts.join(", "));
+    text
+}
+
+/// The same for programs, beside what calls took.
+pub fn figures(injected: &[Injected], violations: &[Violation], history: &History) -> Value {
+    let lines = lines(injected, violations, history);
+    let of = |line: &Line| {
+        json!({
+            "times": line.times,
+            "longest_outage_s": line.outage.as_secs_f64(),
+            "recovery_s": line.recovery.as_secs_f64(),
+            "met_another": line.has_met,
+            "not_well": line.not_well,
+            "violations": line.violations,
+        })
+    };
+    let faults: BTreeMap<&str, Value> = lines.iter().map(|(fault, line)| (*fault, of(line))).collect();
+    let counts: BTreeMap<String, usize> =
+        classes(violations).into_iter().map(|(class, count)| (class.to_string(), count)).collect();
+    json!({ "faults": faults, "violations": counts, "calls": calls(history) })
+}
+
+/// How many of each answer, and how long clicks took.
+fn calls(history: &History) -> Value {
+    let count = |is: fn(&Answer) -> bool| history.calls.iter().filter(|call| is(&call.answer)).count();
+    let clicks = |is_wanted: &dyn Fn(&Call) -> bool| {
+        let clicks = history.calls.iter().filter(|call| matches!(call.what, What::Like { .. }) && is_wanted(call));
+        percentiles(clicks.map(|call| call.end - call.begin).collect())
+    };
+    let is_quiet = |call: &Call| !history.windows.iter().any(|window| window.meets(call));
+    json!({
+        "all": history.calls.len(),
+        "done": count(|answer| matches!(answer, Answer::Done { .. })),
+        "nothing": count(|answer| matches!(answer, Answer::Nothing)),
+        "not_counted": count(|answer| matches!(answer, Answer::NotCounted)),
+        "not_confirmed": count(|answer| matches!(answer, Answer::NotConfirmed { .. })),
+        "unknown": count(|answer| matches!(answer, Answer::Unknown)),
+        "click_ms": clicks(&|_| true),
+        "click_without_faults_ms": clicks(&is_quiet),
+    })
+}
+
+fn percentiles(mut micros: Vec<i64>) -> Value {
+    micros.sort_unstable();
+    let of = |percent: usize| {
+        let place = (micros.len() * percent / 100).min(micros.len().saturating_sub(1));
+        micros.get(place).map(|micros| shrink::seconds(*micros) * 1_000.0)
+    };
+    json!({ "p50": of(50), "p99": of(99), "most": of(100) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_fault_with_its_worst() {
+        let injected = |outage, recovery: Option<u64>| Injected {
+            fault: "mysql-killed",
+            outage: Duration::from_secs(outage),
+            recovery: recovery.map(Duration::from_secs),
+            has_met: false,
+            error: None,
+        };
+        let met = Injected { has_met: true, ..injected(99, None) };
+        let all = [injected(3, Some(2)), met, injected(5, None), injected(1, Some(4))];
+        let text = text(&all, &[], &History::default());
+        assert!(text.contains("| mysql-killed | 4 | 5.0 s | 4.0 s, 1 times not seen | 0 |"), "{text}");
+        assert!(text.ends_with("lost 0, doubled 0, reordered 0, invented 0\n"), "{text}");
+        let figures = figures(&all, &[], &History::default());
+        assert_eq!(figures["faults"]["mysql-killed"]["times"], 4);
+        assert_eq!(figures["violations"]["lost"], 0);
+    }
+}

@@ -1,0 +1,277 @@
+//! Those who use the site: through `tallyd::client`, by chance that can be had again, each writing down what it did and what was answered.
+//!
+//! Many share few targets and few users: two devices of one user click at the same time.
+
+mod others;
+mod seat;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tallyd::client::counts::{Change, Changed, CountError, Counting};
+use tallyd::client::{Clicked, ClientError, Counted};
+use tallyd::config::Config;
+use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::dice::Dice;
+use crate::history::{Answer, Recorder, What, event_id};
+use seat::Seat;
+
+/// Targets, and users who click on them.
+const TARGETS: u64 = 60;
+const USERS: u64 = 400;
+
+/// The kind of all of them.
+pub const VIDEO: Kind = Kind(1);
+
+/// The codes in the site's `[metrics]`.
+const VIEW: u8 = 2;
+const STOCK: u8 = 3;
+const UNREAD: u8 = 4;
+
+/// Tasks of each client.
+const TASKS: u32 = 4;
+
+/// Between two calls of a task, at most.
+const PAUSE_MS_MAX: u64 = 60;
+
+/// Whoever gets an error waits at least so long.
+const AFTER_ERROR: Duration = Duration::from_millis(150);
+
+/// How often a count that was not confirmed is sent again.
+const SENT_AGAIN_MAX: usize = 8;
+
+/// Old events that a task keeps, to send one of them once more now and then.
+const KEPT: usize = 40;
+
+/// Everybody.
+pub struct Crowd {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Crowd {
+    /// `clients` connections to each server, and four users at a time behind each.
+    ///
+    /// # Errors
+    /// The configuration can't be used.
+    pub fn start(config: &Config, clients: u32, seed: u64, recorder: &Arc<Recorder>) -> Result<Self> {
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        for number in 0..clients {
+            let seat = Arc::new(Seat::new(config, Arc::clone(recorder))?);
+            for task in 0..TASKS {
+                let who = number * TASKS + task;
+                let user = User {
+                    seat: Arc::clone(&seat),
+                    who,
+                    dice: Dice::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(who) + 1)),
+                    numbered: 0,
+                    old: Vec::new(),
+                };
+                tasks.spawn(user.play(stop.clone()));
+            }
+        }
+        Ok(Self { stop, tasks })
+    }
+
+    /// Tells all to end, and waits until the last answer is there: a call that was given up half way could still do something.
+    ///
+    /// # Errors
+    /// Somebody panicked, or doesn't end.
+    pub async fn end(mut self, deadline: Duration) -> Result<()> {
+        self.stop.cancel();
+        let ended = tokio::time::timeout(deadline, async {
+            while let Some(task) = self.tasks.join_next().await {
+                task?;
+            }
+            anyhow::Ok(())
+        });
+        match ended.await {
+            Ok(ended) => ended,
+            Err(_) => bail!("{} users wait for an answer {} s after the end", self.tasks.len(), deadline.as_secs()),
+        }
+    }
+}
+
+/// Something that was published once.
+enum Old {
+    Like(Counted),
+    Change(Changed, u64),
+}
+
+struct User {
+    seat: Arc<Seat>,
+    who: u32,
+    dice: Dice,
+    /// How many things it has given a number to.
+    numbered: u64,
+    old: Vec<Old>,
+}
+
+impl User {
+    async fn play(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let is_well = match self.dice.below(100) {
+                0..50 => self.click().await,
+                50..66 => self.add(VIEW).await,
+                66..74 => self.add(STOCK).await,
+                74..79 => self.add(UNREAD).await,
+                79..82 => self.set().await,
+                82..88 => self.gain().await,
+                88..92 => self.late().await,
+                92..94 => self.letter().await,
+                94..97 => self.read().await,
+                _ => self.send_an_old_one().await,
+            };
+            let pause = Duration::from_millis(self.dice.below(PAUSE_MS_MAX));
+            tokio::time::sleep(if is_well { pause } else { pause + AFTER_ERROR }).await;
+        }
+    }
+
+    /// The lower ones are liked more.
+    fn target(&mut self) -> Target {
+        let id = 1 + self.dice.below(TARGETS).min(self.dice.below(TARGETS));
+        Target { kind: VIDEO, id: TargetId(id) }
+    }
+
+    /// Another one for each.
+    fn next_number(&mut self) -> u64 {
+        self.numbered += 1;
+        u64::from(self.who) << 40 | self.numbered
+    }
+
+    async fn click(&mut self) -> bool {
+        let (target, user, liked) = (self.target(), UserId(1 + self.dice.below(USERS)), self.dice.percent(60));
+        let answer = self.click_once(target, user, liked).await;
+        if matches!(answer, Answer::NotConfirmed { .. } | Answer::NotCounted) && self.dice.percent(50) {
+            // What was taken back is clicked anew by who sees the error.
+            tokio::time::sleep(AFTER_ERROR).await;
+            self.click_once(target, user, liked).await;
+        }
+        matches!(answer, Answer::Done { .. })
+    }
+
+    async fn click_once(&mut self, target: Target, user: UserId, liked: bool) -> Answer {
+        let begin = crate::history::now();
+        let client = &self.seat.client;
+        let clicked = match liked {
+            true => client.like(target, user, &[]).await,
+            false => client.unlike(target, user, &[]).await,
+        };
+        let answer = match clicked {
+            Ok(Clicked::Counted(counted)) => {
+                self.keep(Old::Like(counted));
+                Answer::Done { at: counted.event.at.0 }
+            }
+            Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
+            Ok(Clicked::Limited { .. }) => Answer::Nothing,
+            Err(ClientError::NotCounted(_)) => Answer::NotCounted,
+            Err(ClientError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+        };
+        self.seat.note(self.who, begin, What::Like { target: target.id.0, user: user.0, liked }, answer);
+        answer
+    }
+
+    async fn add(&mut self, metric: u8) -> bool {
+        let (target, event) = (self.target(), self.next_number());
+        let delta = match metric {
+            STOCK if self.dice.percent(25) => -1,
+            _ => 1 + self.dice.below(3).cast_signed(),
+        };
+        let begin = crate::history::now();
+        let counting = self.seat.client.add(target, Metric(metric), delta, &event_id(event)).await;
+        self.counted(begin, What::Add { target: target.id.0, metric, delta, event }, event, counting).await
+    }
+
+    async fn set(&mut self) -> bool {
+        // Few, so that each is set often.
+        let target = Target { kind: VIDEO, id: TargetId(1 + self.dice.below(20)) };
+        let value = if self.dice.percent(60) { 0 } else { self.dice.below(50).cast_signed() };
+        let (begin, client) = (crate::history::now(), &self.seat.client);
+        let counting = match value {
+            0 => client.reset(target, Metric(UNREAD)).await,
+            value => client.set(target, Metric(UNREAD), value).await,
+        };
+        self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
+    }
+
+    /// What was not confirmed is sent again as it is by most, as docs/clients.md says; some give up.
+    async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
+        let changed = match counting {
+            Ok(Counting::Counted(changed)) => {
+                self.seat.note(self.who, begin, what, Answer::Done { at: changed.at.0 });
+                self.keep(Old::Change(changed, event));
+                return true;
+            }
+            Ok(Counting::BelowZero { .. }) => {
+                self.seat.note(self.who, begin, what, Answer::Nothing);
+                return true;
+            }
+            Err(CountError::NotCounted(_)) => {
+                self.seat.note(self.who, begin, what, Answer::NotCounted);
+                return false;
+            }
+            Err(CountError::NotPublished { changed, .. }) => *changed,
+        };
+        self.seat.note(self.who, begin, what, Answer::NotConfirmed { at: changed.at.0 });
+        for _ in 0..SENT_AGAIN_MAX {
+            if self.dice.percent(15) {
+                break;
+            }
+            tokio::time::sleep(AFTER_ERROR).await;
+            if self.publish_again(what, &changed).await {
+                self.keep(Old::Change(changed, event));
+                break;
+            }
+        }
+        false
+    }
+
+    async fn publish_again(&self, what: What, changed: &Changed) -> bool {
+        let begin = crate::history::now();
+        let is_done = self.seat.client.publish_change(changed).await.is_ok();
+        let at = changed.at.0;
+        self.seat.note(self.who, begin, what, if is_done { Answer::Done { at } } else { Answer::NotConfirmed { at } });
+        is_done
+    }
+
+    fn keep(&mut self, old: Old) {
+        if self.old.len() < KEPT {
+            self.old.push(old);
+        } else {
+            let place = usize::try_from(self.dice.below(KEPT as u64)).unwrap();
+            self.old[place] = old;
+        }
+    }
+
+    /// An event that was published before comes once more, and late: it must change nothing.
+    async fn send_an_old_one(&mut self) -> bool {
+        if self.old.is_empty() {
+            return true;
+        }
+        let place = usize::try_from(self.dice.below(self.old.len() as u64)).unwrap();
+        match &self.old[place] {
+            Old::Like(counted) => {
+                let (begin, event) = (crate::history::now(), counted.event);
+                let is_done = self.seat.client.publish(counted).await.is_ok();
+                let what = What::Like { target: event.target.id.0, user: event.user.0, liked: event.liked };
+                let at = event.at.0;
+                let answer = if is_done { Answer::Done { at } } else { Answer::NotConfirmed { at } };
+                self.seat.note(self.who, begin, what, answer);
+                is_done
+            }
+            Old::Change(changed, event) => {
+                let (target, metric) = (changed.target.id.0, changed.metric.0);
+                let what = match &changed.change {
+                    Change::Add { delta, .. } => What::Add { target, metric, delta: *delta, event: *event },
+                    Change::Set(value) => What::Set { target, metric, value: *value },
+                    Change::Reset => What::Set { target, metric, value: 0 },
+                };
+                self.publish_again(what, changed).await
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the users of one API server share: its connections, and the history.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use redis::aio::MultiplexedConnection;
+use tallyd::broker::{Broker, Publisher};
+use tallyd::cache::Cache;
+use tallyd::cache::keys::Keys;
+use tallyd::client::Client;
+use tallyd::config::Config;
+use tokio::sync::Mutex;
+
+use crate::history::{Answer, Call, Micros, Recorder, What};
+
+/// How long Redis may take to answer what is not asked through the client.
+const REDIS_MAX: Duration = Duration::from_secs(2);
+
+pub struct Seat {
+    pub client: Client,
+    pub keys: Keys,
+    pub broker: Broker,
+    /// For messages that can't be applied.
+    publisher: Mutex<Option<Arc<Publisher>>>,
+    /// For boards of days that are over.
+    redis: Mutex<Option<MultiplexedConnection>>,
+    redis_url: String,
+    recorder: Arc<Recorder>,
+    /// When the users began.
+    pub began: Micros,
+}
+
+impl Seat {
+    pub fn new(config: &Config, recorder: Arc<Recorder>) -> Result<Self> {
+        Ok(Self {
+            client: Client::new(config)?,
+            keys: Cache::new(&config.redis, &config.metrics)?.keys.clone(),
+            broker: Broker::new(&config.amqp)?,
+            publisher: Mutex::default(),
+            redis: Mutex::default(),
+            redis_url: config.redis.url.expose().to_owned(),
+            recorder,
+            began: crate::history::now(),
+        })
+    }
+
+    pub fn note(&self, who: u32, begin: Micros, what: What, answer: Answer) {
+        self.recorder.call(Call { begin, end: crate::history::now(), who, what, answer });
+    }
+
+    /// Publishes any bytes, as a producer in any language does.
+    pub async fn publish(&self, routing_key: &str, body: &[u8]) -> Result<()> {
+        let publisher = {
+            let mut shared = self.publisher.lock().await;
+            match shared.as_ref() {
+                Some(publisher) => Arc::clone(publisher),
+                None => Arc::clone(shared.insert(Arc::new(self.broker.connect_publisher("letters").await?))),
+            }
+        };
+        let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
+        if published.is_err() {
+            *self.publisher.lock().await = None;
+        }
+        published
+    }
+
+    /// A connection that is given back with [`Seat::distrust`] after an error.
+    pub async fn redis(&self) -> Result<MultiplexedConnection> {
+        let mut shared = self.redis.lock().await;
+        if let Some(redis) = shared.as_ref() {
+            return Ok(redis.clone());
+        }
+        let config = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(REDIS_MAX))
+            .set_response_timeout(Some(REDIS_MAX));
+        let client = redis::Client::open(self.redis_url.as_str())?;
+        let redis = client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(shared.insert(redis).clone())
+    }
+
+    pub async fn distrust(&self) {
+        *self.redis.lock().await = None;
+    }
+}

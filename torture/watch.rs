@@ -1,0 +1,184 @@
+//! How long what was accepted takes into MySQL: users of its own click all the time, past all proxies, and their rows are looked at.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Result;
+use sqlx::{Connection, MySqlConnection};
+use tallyd::client::{Clicked, Client, ClientError};
+use tallyd::config::Config;
+use tallyd::model::{Target, TargetId, UserId};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::history::{Answer, Call, Micros, Recorder, What, now};
+use crate::users::VIDEO;
+
+/// Enough that each partition has some.
+const WATCHERS: u64 = 8;
+
+/// Their targets and users come after this, so that nobody else has them.
+const FIRST: u64 = 1_000_000;
+
+/// Between two clicks of one of them.
+const CLICK_EVERY: Duration = Duration::from_millis(400);
+
+/// Between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// How long MySQL may take to answer a look.
+const LOOK_MAX: Duration = Duration::from_millis(1_500);
+
+/// All is well again once nothing that was accepted waits for longer.
+const WELL: i64 = 1_000_000;
+
+/// One who clicks to be watched.
+#[derive(Default)]
+struct Watcher {
+    /// What was confirmed and isn't seen in MySQL yet: `at`, and when the call began and ended.
+    waiting: VecDeque<(Micros, Micros, Micros)>,
+    /// When the newest call began of which the row is seen.
+    seen_of: Micros,
+}
+
+#[derive(Default)]
+struct Seen {
+    watchers: Vec<Watcher>,
+    /// At each look, for how long the oldest accepted event has waited.
+    lags: Vec<(Micros, i64)>,
+}
+
+impl Seen {
+    fn lag(&self, at: Micros) -> i64 {
+        let oldest = self.watchers.iter().filter_map(|watcher| watcher.waiting.front()).map(|waiting| waiting.2).min();
+        oldest.map_or(0, |oldest| (at - oldest).max(0))
+    }
+}
+
+pub struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Watch {
+    /// # Errors
+    /// The configuration can't be used.
+    pub fn start(config: &Config, recorder: &Arc<Recorder>) -> Result<Self> {
+        let watchers = (0..WATCHERS).map(|_| Watcher::default()).collect();
+        let seen = Arc::new(Mutex::new(Seen { watchers, lags: Vec::new() }));
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let client = Arc::new(Client::new(config)?);
+        for number in 0..WATCHERS {
+            tasks.spawn(click(Arc::clone(&client), number, Arc::clone(&seen), Arc::clone(recorder), stop.clone()));
+        }
+        tasks.spawn(look(config.mysql.url.expose().to_owned(), Arc::clone(&seen), stop.clone()));
+        Ok(Self { seen, stop, tasks })
+    }
+
+    /// Waits until everything is well that was accepted after `since`; says when it was.
+    pub async fn well_after(&self, since: Micros, deadline: Duration) -> Option<Micros> {
+        let until = tokio::time::Instant::now() + deadline;
+        while tokio::time::Instant::now() < until {
+            {
+                let seen = self.seen.lock().unwrap();
+                let at = now();
+                if seen.lag(at) < WELL && seen.watchers.iter().all(|watcher| watcher.seen_of > since) {
+                    return Some(at);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        None
+    }
+
+    /// The longest time for which something accepted waited, between the two instants.
+    pub fn longest(&self, from: Micros, to: Micros) -> Duration {
+        let seen = self.seen.lock().unwrap();
+        let within = seen.lags.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, lag)| *lag);
+        // Some looks were not answered: the time since the last one that was counts, too.
+        Duration::from_micros(within.max().unwrap_or(0).unsigned_abs())
+    }
+
+    /// Waits for the last answers.
+    pub async fn end(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+async fn click(
+    client: Arc<Client>,
+    number: u64,
+    seen: Arc<Mutex<Seen>>,
+    recorder: Arc<Recorder>,
+    stop: CancellationToken,
+) {
+    let id = FIRST + number;
+    let target = Target { kind: VIDEO, id: TargetId(id) };
+    let mut liked = true;
+    while !stop.is_cancelled() {
+        let begin = now();
+        let clicked = match liked {
+            true => client.like(target, UserId(id), &[]).await,
+            false => client.unlike(target, UserId(id), &[]).await,
+        };
+        let end = now();
+        let answer = match clicked {
+            Ok(Clicked::Counted(counted)) => Answer::Done { at: counted.event.at.0 },
+            Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
+            Ok(Clicked::Limited { .. }) => Answer::Nothing,
+            Err(ClientError::NotCounted(_)) => Answer::NotCounted,
+            Err(ClientError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+        };
+        recorder.call(Call { begin, end, who: u32::MAX, what: What::Like { target: id, user: id, liked }, answer });
+        if let Answer::Done { at } = answer {
+            let watcher = usize::try_from(number).unwrap();
+            seen.lock().unwrap().watchers[watcher].waiting.push_back((at, begin, end));
+            liked = !liked;
+        }
+        tokio::time::sleep(CLICK_EVERY).await;
+    }
+}
+
+/// Looks until told to stop. A server that doesn't answer is one in which nothing is seen.
+async fn look(url: String, seen: Arc<Mutex<Seen>>, stop: CancellationToken) {
+    let mut mysql: Option<MySqlConnection> = None;
+    while !stop.is_cancelled() {
+        let rows = tokio::time::timeout(LOOK_MAX, rows(&url, &mut mysql)).await;
+        let rows = match rows {
+            Ok(Ok(rows)) => rows,
+            _ => {
+                mysql = None;
+                Vec::new()
+            }
+        };
+        {
+            let mut seen = seen.lock().unwrap();
+            for (target, at) in rows {
+                let Some(watcher) = usize::try_from(target - FIRST).ok().and_then(|at| seen.watchers.get_mut(at))
+                else {
+                    continue;
+                };
+                while let Some((_, begin, _)) = watcher.waiting.pop_front_if(|waiting| waiting.0 <= at) {
+                    watcher.seen_of = watcher.seen_of.max(begin);
+                }
+            }
+            let at = now();
+            let lag = seen.lag(at);
+            seen.lags.push((at, lag));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn rows(url: &str, mysql: &mut Option<MySqlConnection>) -> Result<Vec<(u64, Micros)>> {
+    const SQL: &str = "SELECT target_id, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record \
+        WHERE kind = 1 AND target_id BETWEEN 1000000 AND 1000999";
+    let connection = match mysql {
+        Some(connection) => connection,
+        None => mysql.insert(MySqlConnection::connect(url).await?),
+    };
+    Ok(sqlx::query_as(SQL).fetch_all(connection).await?)
+}
