@@ -186,7 +186,8 @@ mod tests {
             config.amqp.tls.authorities = Some(secret.to_owned());
             config
         };
-        let Reload { changed, needs_restart, .. } = with("one").reloaded(with("two")).unwrap();
+        let Reload { changed, needs_restart, .. } =
+            with("the-secret-of-before").reloaded(with("the-secret-of-today")).unwrap();
         let expected = ["[admin] token", "[redis] sentinel_password", "[amqp] what its tls_ files hold"];
         assert_eq!((changed, needs_restart), (vec![], names(&expected)));
     }

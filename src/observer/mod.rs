@@ -98,6 +98,8 @@ pub struct Observer {
 impl Observer {
     /// With what it will have seen.
     pub fn new(live: &Live, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
+        // What is written while it looks for the first time is in the first point.
+        vitals().pulse.beat((Instant::now(), Micros::now()), vitals().committed.get(), vitals().lag.get(), None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
             live: live.clone(),
@@ -115,7 +117,7 @@ impl Observer {
 
     /// Looks until the stop.
     pub async fn run(mut self, beat: Beat, stop: CancellationToken) -> String {
-        let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest::default());
+        let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
             let began = Instant::now();
             let config = self.live.now();

@@ -46,9 +46,7 @@ impl Store {
         let mut lent = self.lend().await?;
         let (applied, floor) = lent
             .limit("read the schema's version", async |connection| {
-                let applied = applied(connection).await?;
-                let floor = if applied.is_empty() { None } else { floor(connection).await? };
-                Ok((applied, floor))
+                Ok((applied(connection).await?, floor(connection).await?))
             })
             .await?;
         Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
@@ -144,6 +142,9 @@ mod tests {
             (&[1, 2, 3], None, Schema::TooNew),
             // The step that needs a newer version was interrupted.
             (&[1, 2], Some(3), Schema::TooNew),
+            // The list of steps is lost.
+            (&[], Some(2), Schema::Behind(2)),
+            (&[], Some(3), Schema::TooNew),
             // Two versions that went ways of their own.
             (&[1, 3], Some(1), Schema::TooNew),
         ] {
