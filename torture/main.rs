@@ -12,6 +12,7 @@ mod faults;
 mod history;
 mod operator;
 mod plan;
+mod plot;
 #[path = "../tests/common/proxy.rs"]
 mod proxy;
 mod resources;

@@ -1,10 +1,11 @@
 //! A run: users, faults by the plan, quiet, one reconcile, the comparison.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -16,6 +17,7 @@ use crate::faults::{Allows, Fault};
 use crate::history::{History, Loses, Micros, Recorder, Window, now};
 use crate::operator::Operator;
 use crate::plan::{Item, Step, left_out, plan};
+use crate::plot;
 use crate::resources::{self, Resources};
 use crate::shrink;
 use crate::site::{Options, Site, Surprise};
@@ -101,7 +103,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let crowd = Crowd::start(&site.config(), args.clients, seed, &recorder)?;
     let driver =
         Driver { site: Arc::clone(&site), watch: Arc::clone(&watch), recorder: Arc::clone(&recorder), faults, seed };
-    let injected = driver.drive(&steps, args.length()).await;
+    let (injected, skipped) = driver.drive(&steps, args.length()).await;
     drop(driver);
     let ended = end(&site, crowd, watch, args.quiet()).await;
     let looks = resources.end().await;
@@ -126,8 +128,12 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     figures["audits"] = json!(audits);
     figures["seed"] = json!(seed);
     figures["minutes"] = json!(args.minutes);
-    write(args, seed, &figures)?;
-    println!("\n{}", if is_green { "GREEN" } else { "NOT GREEN" });
+    figures["skipped"] = json!(skipped);
+    let text = serde_json::to_string_pretty(&json!({ "figures": figures }))?;
+    write(&args.folder.join(format!("{seed}.json")), &text)?;
+    write(&args.folder.join(format!("{seed}.svg")), &plot::svg(&looks))?;
+    let but = if skipped > 0 { format!(", but for {skipped} faults there was no time") } else { String::new() };
+    println!("\n{}{but}", if is_green { "GREEN" } else { "NOT GREEN" });
     if !is_green {
         println!("seed {seed}; logs of the daemons and their configurations are in {}", args.folder.display());
     }
@@ -135,10 +141,8 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     Ok(is_green)
 }
 
-fn write(args: &Args, seed: u64, figures: &Value) -> Result<()> {
-    let path = args.folder.join(format!("{seed}.json"));
-    let text = serde_json::to_string_pretty(&json!({ "figures": figures }))?;
-    std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
 }
 
 /// Injects what the plan says.
@@ -151,8 +155,9 @@ struct Driver {
 }
 
 impl Driver {
-    async fn drive(&self, steps: &[Step], length: Duration) -> Vec<Injected> {
-        let began = Instant::now();
+    /// Says what became of each, and how many were skipped, because the machine was too slow.
+    async fn drive(&self, steps: &[Step], length: Duration) -> (Vec<Injected>, usize) {
+        let (began, mut skipped) = (Instant::now(), 0);
         let (mut running, mut injected): (Vec<JoinHandle<Injected>>, Vec<Injected>) = (Vec::new(), Vec::new());
         for (number, step) in steps.iter().enumerate() {
             if !step.overlaps {
@@ -163,6 +168,7 @@ impl Driver {
             sleep_until(began + step.start).await;
             if began.elapsed() > length.mul_f64(LATE_MAX) {
                 println!("NOT RUN: {}: this machine is too slow for the plan", self.faults[step.item].name);
+                skipped += 1;
                 continue;
             }
             let fault = self.faults[step.item].clone();
@@ -184,7 +190,7 @@ impl Driver {
             injected.push(one.await.expect("a fault panicked"));
         }
         sleep_until(began + length).await;
-        injected
+        (injected, skipped)
     }
 }
 

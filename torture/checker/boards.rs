@@ -110,8 +110,21 @@ fn compare(
     }
 }
 
+fn day_of(period: &str) -> i32 {
+    let first = jiff::civil::date(1970, 1, 1);
+    let days = period.parse::<jiff::civil::Date>().ok().and_then(|date| date.since(first).ok());
+    days.map_or(0, |days| days.get_days())
+}
+
 fn check_past(past: &BTreeMap<i32, BTreeMap<u64, Range>>, state: &State, found: &mut Vec<Violation>) {
     let none = Archive::default();
+    for ((board, named), archive) in &state.archives {
+        if board == PAST && !archive.places.is_empty() && !past.keys().any(|day| period(*day) == *named) {
+            let says = format!("board past {named}: an archive of a day to which nobody has added");
+            let about = About::Late { day: day_of(named), member: None };
+            found.push(Violation::new(Class::Invented, about, says));
+        }
+    }
     for (day, ranges) in past {
         let key = (PAST.to_owned(), period(*day));
         let archive = state.archives.get(&key).unwrap_or(&none);

@@ -241,6 +241,11 @@ fn an_archive_that_lacks_a_member_or_its_order_or_its_end_is_found() {
     assert_eq!(story.verdict(), [(Class::Lost, About::Late { day, member: None })]);
 
     let mut story = Story::new();
+    let archive = story.state.archives[&key].clone();
+    story.state.archives.insert((PAST.to_owned(), period(day + 1)), archive);
+    assert_eq!(story.verdict(), [(Class::Invented, About::Late { day: day + 1, member: None })]);
+
+    let mut story = Story::new();
     story.state.boards.entry(key).or_default().insert(1, 1);
     assert_eq!(story.verdict(), [(Class::Lost, About::Late { day, member: None })]);
 }
@@ -255,7 +260,17 @@ fn a_dead_letter_that_is_missing_twice_or_of_nobody_is_found() {
     let mut story = Story::new();
     story.state.letters.push(Letter { body: "{}".to_owned(), reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
+    // A clock that was wrong had it refused, which is why it was sent again.
     story.state.letters.last_mut().unwrap().is_replayed = true;
+    assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: None })]);
+    let window =
+        Window { fault: "clock-stepped", begin: 0, end: 1, loses: Loses::Nothing, loses_since: 0, loses_until: 1 };
+    story.history.windows.push(window);
+    assert_eq!(story.verdict(), []);
+    // What came back from the broker did so because of something.
+    story.state.letters[3].reason = "returned-by-broker".to_owned();
+    assert_eq!(story.verdict(), [(Class::Invented, About::Letter { letter: Some(3) })]);
+    story.history.windows.push(Window { fault: "twenty-five-deaths", ..window });
     assert_eq!(story.verdict(), []);
 }
 
