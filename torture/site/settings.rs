@@ -49,9 +49,11 @@ pub fn of_its_own(addresses: &Addresses, name: &str) -> Addresses {
     Addresses { mysql: mysql.into(), ..addresses.clone() }
 }
 
+/// All dead letters are kept, also those of hours: each is looked for in the end.
 const WORK: &str = r#"[consumer]
 batch_events_max = 300
 database_away_max = "10s"
+dead_letters_max = 1_000_000
 [reconcile]
 changed_cron = "5,15,25,35,45,55 * * * * *"
 full_cron = "0,30 * * * * *"

@@ -122,8 +122,8 @@ impl User {
                 79..82 => self.set().await,
                 82..88 => self.gain().await,
                 88..92 => self.late().await,
-                92..94 => self.letter().await,
-                94..97 => self.read().await,
+                92..93 => self.letter().await,
+                93..97 => self.read().await,
                 _ => self.send_an_old_one().await,
             };
             let pause = Duration::from_millis(self.dice.below(PAUSE_MS_MAX));
