@@ -75,9 +75,18 @@ impl Processes {
 
 /// The most memory that a process ever had, in MiB (VmHWM).
 pub fn peak_rss_mib(pid: u32) -> Result<f64> {
+    of_status(pid, "VmHWM:")
+}
+
+/// What it has now, in MiB (VmRSS).
+pub fn rss_mib(pid: u32) -> Result<f64> {
+    of_status(pid, "VmRSS:")
+}
+
+fn of_status(pid: u32, name: &str) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("read the process's status")?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
-    let kib: f64 = peak.context("no VmHWM in the process's status")?.trim().parse()?;
+    let size = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"));
+    let kib: f64 = size.with_context(|| format!("no {name} in the process's status"))?.trim().parse()?;
     Ok(kib / 1024.0)
 }
 

@@ -13,11 +13,14 @@
 pub mod command;
 pub mod contender;
 pub mod cpu;
+pub mod daemon;
 pub mod lineup;
 pub mod machine;
 pub mod model;
 pub mod peers;
 pub mod preload;
+pub mod relay;
 pub mod report;
+pub mod wait;
 pub mod workload;
 pub mod world;

@@ -6,7 +6,6 @@ mod common;
 mod site;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -171,14 +170,4 @@ impl Ran {
         );
         Ok(self)
     }
-}
-
-/// Waits until `fact` is true.
-async fn until(what: &str, limit: Duration, mut fact: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
-    let began = Instant::now();
-    while !fact().await? {
-        ensure!(began.elapsed() < limit, "{what}: not within {} s", limit.as_secs());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
 }

@@ -16,9 +16,9 @@ use tallyd::model::{Kind, Target, TargetId};
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};
 use crate::common::preload;
+use crate::common::wait;
 use crate::common::workload::Workload;
 use crate::common::world::{Setup, World};
-use crate::until;
 
 /// Like records per target in the mean.
 const ROWS_PER_TARGET: u64 = 40;
@@ -29,6 +29,10 @@ const ROWS_PER_STATEMENT: usize = 10_000;
 /// Likes arrive so many at a time, and so often: 4,000 a second.
 const ARRIVING_PER_TURN: usize = 80;
 const TURN: Duration = Duration::from_millis(20);
+
+/// For a queue to be empty after likes have arrived, and between two looks.
+const EMPTY_MAX: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Commands of one pipeline, as tallyd's own.
 const PIPELINE: usize = 500;
@@ -194,8 +198,10 @@ impl Site {
             error = talking => return Err(error),
             arrived = self.arrive() => return arrived.and(Err(anyhow!("likes no longer arrive"))),
         };
-        until("the queue is empty", Duration::from_secs(120), async || Ok(self.world.assert_drained().await.is_ok()))
-            .await?;
+        wait::until("the queue is empty", EMPTY_MAX, LOOK_EVERY, async || {
+            Ok(self.world.assert_drained().await.is_ok())
+        })
+        .await?;
         running.stop().await?;
         self.forget_new_rows().await?;
         Ok(ran)

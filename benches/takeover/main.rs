@@ -2,10 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod relay;
 
 use std::collections::BTreeMap;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -18,11 +16,13 @@ use tallyd::event::{LikeEvent, encode_like};
 use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
 use tokio::task::JoinHandle;
 
+use common::daemon::Daemon;
 use common::machine::Machine;
 use common::preload;
+use common::relay::Relay;
 use common::report::{Aim, Results, median, print_figures};
+use common::wait;
 use common::world::{Setup, World};
-use relay::Relay;
 
 const PARTITIONS: u16 = 4;
 
@@ -87,31 +87,6 @@ impl How {
     }
 }
 
-/// A daemon, killed when dropped.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
-        command.arg("--config").arg(world.config_path()).envs(environment.iter().copied());
-        command.env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::null());
-        Ok(Self(command.spawn().context("start tallyd")?))
-    }
-
-    fn signal(&self, name: &str) -> Result<()> {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status()?;
-        ensure!(sent.success(), "kill -{name}");
-        Ok(())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::main]
 async fn main() -> Result<()> {
     let arguments = Arguments::parse();
@@ -160,7 +135,7 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     preload::preload_messages(world, first_events).await?;
     sent.store(FIRST, Ordering::Relaxed);
     let first = Daemon::start(world, &environment)?;
-    until("the first one has written all", async || Ok(rows(world).await? == FIRST)).await?;
+    wait::until("the first one has written all", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? == FIRST)).await?;
     let second = Daemon::start(world, &[])?;
     tokio::time::sleep(LISTENS_AFTER).await;
     let load = spawn_load(world, &publisher, &sent, rate);
@@ -172,8 +147,8 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
         How::Stop => first.signal("STOP")?,
         How::Cut => relays.iter().for_each(Relay::fall_silent),
     }
-    let owner = format!("%:{}", second.0.id());
-    until("the second one has all", async || {
+    let owner = format!("%:{}", second.pid());
+    wait::until("the second one has all", LIMIT, LOOK_EVERY, async || {
         ensure!(!load.is_finished(), "nothing is published any more");
         let held: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM partition_owner WHERE owner LIKE ?")
             .bind(&owner)
@@ -187,7 +162,8 @@ async fn measure_in(world: &World, how: How, rate: u64) -> Result<f64> {
     let _ = load.await;
     drop(first);
     // One may be on the way that the load had not counted.
-    until("all is written", async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed))).await?;
+    wait::until("all is written", LIMIT, LOOK_EVERY, async || Ok(rows(world).await? >= sent.load(Ordering::Relaxed)))
+        .await?;
     second.signal("TERM")?;
     drop((second, relays, publisher));
     Ok(took.as_secs_f64() * 1e3)
@@ -221,14 +197,4 @@ fn like(user: u64) -> LikeEvent {
 async fn rows(world: &World) -> Result<u64> {
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM like_record").fetch_one(&world.pool).await?;
     Ok(rows.unsigned_abs())
-}
-
-/// Waits until `fact` is true.
-async fn until(what: &str, mut fact: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
-    let began = Instant::now();
-    while !fact().await? {
-        ensure!(began.elapsed() < LIMIT, "{what}: not within {} s", LIMIT.as_secs());
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
-    Ok(())
 }

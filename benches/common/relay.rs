@@ -36,6 +36,11 @@ impl Relay {
     pub fn fall_silent(&self) {
         self.silent.send_replace(true);
     }
+
+    /// What was kept back goes on.
+    pub fn speak(&self) {
+        self.silent.send_replace(false);
+    }
 }
 
 impl Drop for Relay {

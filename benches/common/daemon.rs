@@ -1,0 +1,37 @@
+//! The daemon as a child whose log nobody reads.
+
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::world::World;
+
+/// Killed when dropped.
+pub struct Daemon(Child);
+
+impl Daemon {
+    /// Starts the release binary; `environment` goes before the file.
+    pub fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+        command.arg("--config").arg(world.config_path()).envs(environment.iter().copied());
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::null());
+        Ok(Self(command.spawn().context("start tallyd")?))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn signal(&self, name: &str) -> Result<()> {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status()?;
+        ensure!(sent.success(), "kill -{name}");
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

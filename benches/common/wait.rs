@@ -1,0 +1,20 @@
+//! Waiting for a fact.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+/// Looks every `every` until `fact` is true. Fails after `limit`.
+pub async fn until(
+    what: &str,
+    limit: Duration,
+    every: Duration,
+    mut fact: impl AsyncFnMut() -> Result<bool>,
+) -> Result<()> {
+    let began = Instant::now();
+    while !fact().await? {
+        ensure!(began.elapsed() < limit, "{what}: not within {} s", limit.as_secs());
+        tokio::time::sleep(every).await;
+    }
+    Ok(())
+}
