@@ -16,6 +16,23 @@ use tokio::net::TcpStream;
 /// Bytes of an answer: a screenshot is the largest.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+/// Chromedriver wants one port of both kinds of addresses, takes any that is free of the one kind, and ends where the other has it.
+const STARTS_MAX: usize = 5;
+
+/// The driver and its port; none where it ended without one.
+fn start_driver() -> Option<(Child, u16)> {
+    let mut driver = Command::new("chromedriver");
+    let driver = driver.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut driver = driver.spawn().expect("chromedriver can't be run: apt-get install chromium chromium-driver");
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
+    let port =
+        lines.find_map(|line| line.unwrap().split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
+    if port.is_none() {
+        let _ = driver.wait();
+    }
+    Some((driver, port?))
+}
+
 /// A tab, with a profile of its own. Both programs are killed when it is dropped.
 pub struct Browser {
     driver: Child,
@@ -29,13 +46,8 @@ pub struct Browser {
 impl Browser {
     pub async fn start() -> Self {
         let profile = tempfile::tempdir().unwrap();
-        let mut driver = Command::new("chromedriver");
-        let driver = driver.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut driver = driver.spawn().expect("chromedriver can't be run: apt-get install chromium chromium-driver");
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines
-            .find_map(|line| line.unwrap().split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
-        let mut browser = Self { driver, port: port.unwrap(), session: String::new(), process: 0, profile };
+        let (driver, port) = (0..STARTS_MAX).find_map(|_| start_driver()).expect("chromedriver names no port");
+        let mut browser = Self { driver, port, session: String::new(), process: 0, profile };
         let folder = format!("--user-data-dir={}", browser.profile.path().display());
         let arguments = [
             "--headless",
