@@ -22,12 +22,12 @@ use tracing::{debug, info, warn};
 
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::care::{self, Care};
+use super::care::Care;
 use super::dead;
 use super::flush::Writer;
 use super::silence::Silence;
 use super::vital::{Oldest, ReceivedCounts};
-use super::waiting::{self, Waiting};
+use super::waiting::{self, Overfull, Waiting};
 use crate::broker::Link;
 use crate::config::Current;
 use crate::event::{self, Message, Terms};
@@ -121,14 +121,15 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     };
     session.vitals.stands(Standing::Listening);
     let ended = session.consume().await;
-    // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
-    match ended {
+    let ended = match ended {
         Ok(end) => session.finish(end).await.map(|()| end),
-        Err(error) => {
-            session.break_off().await;
-            Err(error)
-        }
-    }
+        Err(error) => Err(error),
+    };
+    let Err(error) = ended else { return ended };
+    // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
+    let is_overfull = error.is::<Overfull>();
+    session.break_off(is_overfull).await;
+    if is_overfull { Ok(End::Again(care)) } else { Err(error) }
 }
 
 /// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
@@ -246,6 +247,8 @@ impl Session<'_> {
         while let Some(delivery) = next {
             let delivery = delivery.ok_or_else(|| anyhow!("the broker cancelled the consumer"))?.context("receive")?;
             self.waiting.push(delivery);
+            // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
+            ensure!(self.waiting.bytes <= self.partition.waiting_bytes_max(), Overfull(self.waiting.bytes));
             next = self.deliveries.next().now_or_never();
         }
         Ok(())
@@ -253,16 +256,11 @@ impl Session<'_> {
 
     /// Moves what waits into the open batch. A care when another number should be taken at once.
     fn fill(&mut self) -> Result<Option<Care>> {
-        if self.waiting.bytes > self.partition.waiting_bytes_max() {
-            // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
-            return Ok(Some(self.care));
-        }
         while !self.is_full() {
             let Some(message) = self.waiting.pop() else { break };
-            let returns = care::returns(&message.delivery.properties);
-            let needed = Care::needed(returns);
+            let needed = Care::needed(message.returns);
             if needed > self.care {
-                return Err(NeedsCare { care: needed, returns }.into());
+                return Err(NeedsCare { care: needed, returns: message.returns }.into());
             }
             self.push(message);
             self.calm = if needed < self.care { self.calm + 1 } else { 0 };
@@ -287,7 +285,7 @@ impl Session<'_> {
 
     fn push(&mut self, message: waiting::Arrived) {
         let bytes = message.bytes();
-        let (Delivery { data: body, acker, redelivered, .. }, headers) = (message.delivery, message.headers);
+        let waiting::Arrived { body, headers, redelivered, acker, .. } = message;
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);

@@ -8,28 +8,38 @@ use std::collections::VecDeque;
 use lapin::Acker;
 use lapin::message::Delivery;
 
+use super::care;
 use super::dead::{self, Headers};
 
-/// A message as it came, with its headers read.
+/// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
 #[derive(Debug)]
 pub(super) struct Arrived {
-    pub delivery: Delivery,
+    pub body: Vec<u8>,
     pub headers: Headers,
+    /// How often the broker has taken it back.
+    pub returns: i64,
+    pub redelivered: bool,
+    pub acker: Acker,
 }
 
 impl Arrived {
-    /// Of its body and its headers: an empty body may come with 128 KiB of these.
+    /// Of its body and its headers as they came: an empty body may come with 128 KiB of these.
     pub fn bytes(&self) -> usize {
-        self.delivery.data.len() + self.headers.bytes
+        self.body.len() + self.headers.bytes
     }
 }
 
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
-        let headers = dead::headers(&delivery.properties);
-        Self { delivery, headers }
+        let Delivery { data: body, acker, redelivered, properties, .. } = delivery;
+        Self { body, headers: dead::headers(&properties), returns: care::returns(&properties), redelivered, acker }
     }
 }
+
+/// More has come than memory is meant for: what was learned of the messages' size is of other ones.
+#[derive(Debug, thiserror::Error)]
+#[error("messages of {0} bytes wait, more than are meant to")]
+pub(super) struct Overfull(pub usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -51,9 +61,14 @@ impl Waiting {
         Some(message)
     }
 
+    /// Each one's bytes.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.messages.iter().map(Arrived::bytes)
+    }
+
     /// The newest one's, which answers for all before it. Forgets them.
     pub fn take_last(&mut self) -> Option<Acker> {
-        let last = self.messages.pop_back().map(|message| message.delivery.acker);
+        let last = self.messages.pop_back().map(|message| message.acker);
         *self = Self::default();
         last
     }

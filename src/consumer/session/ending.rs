@@ -1,20 +1,37 @@
 //! How a session ends: in order, or after an error.
 
-use anyhow::{Context, Result};
+use std::pin::pin;
+
+use anyhow::Result;
 use futures_util::{FutureExt, StreamExt};
 use lapin::options::{BasicCancelOptions, BasicNackOptions};
 use tracing::debug;
 
-use super::{End, REPLY_SUCCESS, Session, join};
+use super::super::waiting::Waiting;
+use super::{End, Open, REPLY_SUCCESS, Session, Written, join};
 
 impl Session<'_> {
-    /// After an error: gives everything back and waits for the transaction under way, which commits or not.
-    pub(super) async fn break_off(mut self) {
+    /// After an error, or to stop the broker at once (`learns`: for what waits is of a size that nobody knew). Gives everything back and waits
+    /// for the transaction under way, which commits or not.
+    pub(super) async fn break_off(mut self, learns: bool) {
         self.ends.cancel();
         self.open.received.note();
+        if learns {
+            self.waiting.sizes().for_each(|bytes| self.partition.sizes.note(bytes));
+        }
+        // The broker's again; and as much may be on the way, which nobody needs either.
+        (self.waiting, self.open) = (Waiting::default(), Open::default());
         // First of all the broker takes back what we hold, or a fence could pass it by.
         let closed = self.link.channel.close(REPLY_SUCCESS, "starting again".into());
-        if let Err(error) = self.partition.beat.during(self.link.call("close the channel", closed)).await {
+        let mut closed = pin!(self.partition.beat.during(self.link.call("close the channel", closed)));
+        let closed = loop {
+            tokio::select! {
+                biased;
+                closed = &mut closed => break closed,
+                Some(_) = self.deliveries.next() => {}
+            }
+        };
+        if let Err(error) = closed {
             debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
         }
         if self.writing.is_some()
@@ -25,7 +42,7 @@ impl Session<'_> {
     }
 
     /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
-    pub(super) async fn finish(mut self, end: End) -> Result<()> {
+    pub(super) async fn finish(&mut self, end: End) -> Result<()> {
         let beat = self.partition.beat.clone();
         let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
         if end == End::Stop {
@@ -49,27 +66,35 @@ impl Session<'_> {
     /// Writes and acknowledges the batch under way and the open one.
     async fn write_open(&mut self) -> Result<()> {
         if self.writing.is_some() {
-            let written = join(&mut self.writing).await?;
+            let written = self.written().await?;
             self.acknowledge(written).await?;
         }
         if self.open.batch.is_empty() {
             return Ok(());
         }
         self.start_writing("stop")?;
-        let written = join(&mut self.writing).await?;
+        let written = self.written().await?;
         self.acknowledge(written).await
+    }
+
+    /// Waits for the transaction under way, and takes in what still comes: the library holds as much as the broker sends.
+    async fn written(&mut self) -> Result<Written> {
+        loop {
+            tokio::select! {
+                biased;
+                written = join(&mut self.writing) => return written,
+                Some(delivery) = self.deliveries.next() => self.take_in(Some(delivery))?,
+            }
+        }
     }
 
     /// Writes and acknowledges all that was delivered before the cancel.
     async fn write_delivered(&mut self) -> Result<()> {
         loop {
-            let message = match self.waiting.pop() {
-                Some(message) => message,
-                None => match self.deliveries.next().now_or_never() {
-                    Some(Some(delivery)) => delivery.context("receive")?.into(),
-                    _ => break,
-                },
-            };
+            if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
+                self.take_in(Some(delivery))?;
+            }
+            let Some(message) = self.waiting.pop() else { break };
             self.push(message);
             if self.is_full() {
                 self.partition.beat.beat();
