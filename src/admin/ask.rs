@@ -1,5 +1,7 @@
 //! Asks a daemon's admin port, for commands: one connection, one request, a limit for the time and the bytes of the answer.
 
+use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -7,11 +9,12 @@ use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode, header};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
+use tokio_util::either::Either;
 use url::{Host, Url};
 
-use crate::config::Secret;
+use crate::config::{SOCKET, Secret};
 
 /// How long a daemon may take to answer: it asks no server meanwhile.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
@@ -31,11 +34,11 @@ pub struct Answer {
 /// Nobody answers there.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no daemon answers at {url}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
+    "no daemon answers at {at}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
 )]
 pub struct NoDaemon {
     /// Where.
-    pub url: String,
+    pub at: At,
     /// Why.
     pub reason: String,
 }
@@ -44,9 +47,54 @@ pub struct NoDaemon {
 #[derive(Clone, Debug)]
 pub struct Port {
     /// Where it is.
-    pub url: Url,
+    pub at: At,
     /// What it asks for.
     pub token: Option<Secret>,
+}
+
+/// Where a daemon is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum At {
+    /// By plain HTTP.
+    Url(Url),
+    /// The same, by a socket in the file system.
+    Socket(PathBuf),
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url(url) => url.fmt(f),
+            Self::Socket(path) => write!(f, "{SOCKET}{}", path.display()),
+        }
+    }
+}
+
+impl At {
+    async fn connect(&self) -> Result<Either<TcpStream, UnixStream>> {
+        let url = match self {
+            Self::Url(url) => url,
+            Self::Socket(path) => return Ok(Either::Right(UnixStream::connect(path).await?)),
+        };
+        let port = url.port_or_known_default().context("the address has no port")?;
+        let stream = match url.host().context("the address names no host")? {
+            Host::Domain(name) => TcpStream::connect((name, port)).await,
+            Host::Ipv4(address) => TcpStream::connect((address, port)).await,
+            Host::Ipv6(address) => TcpStream::connect((address, port)).await,
+        };
+        Ok(Either::Left(stream?))
+    }
+
+    /// By which name it is asked, and below which path.
+    fn host_and_path(&self) -> (String, &str) {
+        match self {
+            Self::Url(url) => {
+                let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or(80));
+                (format!("{host}:{port}"), url.path().trim_end_matches('/'))
+            }
+            Self::Socket(_) => ("localhost".to_owned(), ""),
+        }
+    }
 }
 
 /// Asks for `path`, which is below that of the port's address.
@@ -56,23 +104,17 @@ pub struct Port {
 pub async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, path)).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
-    answer.map_err(|error| NoDaemon { url: port.url.to_string(), reason: format!("{error:#}") })
+    answer.map_err(|error| NoDaemon { at: port.at.clone(), reason: format!("{error:#}") })
 }
 
-async fn exchange(Port { url, token }: &Port, path: &str) -> Result<Answer> {
-    let port = url.port_or_known_default().context("the address has no port")?;
-    let stream = match url.host().context("the address names no host")? {
-        Host::Domain(name) => TcpStream::connect((name, port)).await,
-        Host::Ipv4(address) => TcpStream::connect((address, port)).await,
-        Host::Ipv6(address) => TcpStream::connect((address, port)).await,
-    };
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream?)).await?;
+async fn exchange(Port { at, token }: &Port, path: &str) -> Result<Answer> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(at.connect().await?)).await?;
     // Ends with this call, whatever comes.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
-    let request = Request::get(format!("{}{path}", url.path().trim_end_matches('/')))
-        .header(header::HOST, format!("{}:{port}", url.host_str().unwrap_or_default()))
-        .header(header::ACCEPT, "application/json");
+    let (host, base) = at.host_and_path();
+    let request =
+        Request::get(format!("{base}{path}")).header(header::HOST, host).header(header::ACCEPT, "application/json");
     let request = match token {
         Some(token) => request.header(header::AUTHORIZATION, format!("Bearer {}", token.expose())),
         None => request,

@@ -1,13 +1,14 @@
 //! The admin port: what the daemon tells those who look after it, over HTTP.
 //!
 //! It must never slow the tasks: its connections to the servers are its own and few, and requests are bounded in number and
-//! time. One connection is one request. It changes nothing. On this machine's own addresses it asks for no token unless one is set, on
-//! others it does (`token`); a page on the Web is kept out by the name that a request is sent to (`hosts`), and gets no CORS header.
+//! time. One connection is one request. It changes nothing. On this machine's own addresses and sockets it asks for no token unless one is set,
+//! on others it does (`token`); a page on the Web is kept out by the name that a request is sent to (`hosts`), and gets no CORS header.
 
 pub mod ask;
 mod counters;
 pub mod health;
 mod hosts;
+mod listener;
 mod metrics;
 mod page;
 mod token;
@@ -31,7 +32,6 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -46,6 +46,7 @@ use crate::runtime::progress::{Beat, Progress};
 use crate::status::Status;
 use crate::store::Store;
 use crate::vitals::vitals;
+use listener::{Listener, Stream};
 use token::Token;
 
 /// Connections at once. Others wait to be accepted.
@@ -77,7 +78,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
 /// The port, listened on.
 pub struct Admin {
-    listener: TcpListener,
+    listener: Listener,
     routes: Router,
 }
 
@@ -110,7 +111,7 @@ impl Admin {
     /// Listens where `[admin] listen` says, with the task that looks at the servers for it; none where it is empty.
     ///
     /// # Errors
-    /// [`ConfigError`]: the port is taken, or may not be listened on.
+    /// [`ConfigError`]: the address or path is taken, or may not be listened on.
     pub async fn bind(
         live: &Live,
         broker: &Broker,
@@ -120,8 +121,8 @@ impl Admin {
         let config = live.now();
         let Some(address) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("[admin] listen = \"{address}\": {error:#}")]);
-        let listener = TcpListener::bind(address).await.map_err(|error| wrong(error.into()))?;
-        let address = listener.local_addr().context("read the admin port's address")?;
+        let listener = Listener::bind(&address).await.map_err(|error| wrong(error.into()))?;
+        let address = listener.listens().context("read the admin port's address")?;
         info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
@@ -162,12 +163,12 @@ impl Admin {
     }
 
     /// The next connection, once there is room for one.
-    async fn accept(&self, connections: &mut JoinSet<()>) -> std::io::Result<TcpStream> {
+    async fn accept(&self, connections: &mut JoinSet<()>) -> std::io::Result<Stream> {
         while connections.try_join_next().is_some() {}
         while connections.len() >= CONNECTIONS_MAX {
             connections.join_next().await;
         }
-        Ok(self.listener.accept().await?.0)
+        self.listener.accept().await
     }
 }
 
@@ -187,7 +188,7 @@ fn routes(asked: Asked) -> Router {
 }
 
 /// Answers one request; none that has not come by the end.
-async fn serve(stream: TcpStream, routes: Router, end: CancellationToken) {
+async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
     let routes = TowerToHyperService::new(routes);
     let mut connection = pin!(
         http1::Builder::new()

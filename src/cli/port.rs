@@ -8,14 +8,14 @@ use clap::Args;
 use url::Url;
 
 use super::Usage;
-use crate::admin::ask::{Answer, Port};
-use crate::config::{self, Secret};
+use crate::admin::ask::{Answer, At, Port};
+use crate::config::{self, Listen, NoAddress, Secret};
 
 #[derive(Debug, Args)]
 pub(super) struct PortArgs {
-    /// The daemon's admin port; by default where [admin] listen of the configuration says.
+    /// The daemon's admin port, http://HOST:PORT or unix:PATH; by default where [admin] listen of the configuration says.
     #[arg(long, value_name = "URL", value_parser = parse)]
-    url: Option<Url>,
+    url: Option<At>,
     /// With --url: a file with the token that the daemon asks for, if it does ([admin] token_file).
     #[arg(long, value_name = "FILE", requires = "url")]
     token_file: Option<PathBuf>,
@@ -25,10 +25,10 @@ impl PortArgs {
     /// The port that is asked. Reads no configuration where it is given.
     pub(super) fn port(&self, config: &Path) -> Result<Port> {
         match &self.url {
-            Some(url) => Ok(Port { url: url.clone(), token: self.token()? }),
+            Some(at) => Ok(Port { at: at.clone(), token: self.token()? }),
             None => {
                 let admin = config::load_admin(config)?;
-                Ok(Port { url: of_listener(admin.address()?)?, token: admin.token })
+                Ok(Port { at: of_listener(admin.address()?)?, token: admin.token })
             }
         }
     }
@@ -40,11 +40,16 @@ impl PortArgs {
     }
 }
 
-fn parse(text: &str) -> Result<Url, String> {
+fn parse(text: &str) -> Result<At, String> {
     let example = "for instance http://127.0.0.1:9464";
+    match text.parse() {
+        Ok(Listen::Socket(path)) => return Ok(At::Socket(path)),
+        Err(error @ (NoAddress::Relative | NoAddress::TooLong)) => return Err(error.to_string()),
+        _ => {}
+    }
     let url = Url::parse(text).map_err(|error| format!("{error}; write an address, {example}"))?;
     match url.scheme() {
-        "http" if url.username().is_empty() && url.password().is_none() => Ok(url),
+        "http" if url.username().is_empty() && url.password().is_none() => Ok(At::Url(url)),
         "http" => {
             Err(format!("write an address without a user and password, and the token with --token-file, {example}"))
         }
@@ -53,10 +58,14 @@ fn parse(text: &str) -> Result<Url, String> {
 }
 
 /// Who listens on all addresses listens on this machine's own.
-fn of_listener(listens: Option<SocketAddr>) -> Result<Url> {
-    let Some(address) = listens else {
-        let problem = "[admin] listen is empty, so the daemon has no admin port: set it, or give --url";
-        return Err(Usage(problem.to_owned()).into());
+fn of_listener(listens: Option<Listen>) -> Result<At> {
+    let address = match listens {
+        Some(Listen::Address(address)) => address,
+        Some(Listen::Socket(path)) => return Ok(At::Socket(path)),
+        None => {
+            let problem = "[admin] listen is empty, so the daemon has no admin port: set it, or give --url";
+            return Err(Usage(problem.to_owned()).into());
+        }
     };
     if address.port() == 0 {
         let problem = "[admin] listen has port 0, any that is free: give --url with the port that the daemon has logged (admin-listening)";
@@ -67,15 +76,15 @@ fn of_listener(listens: Option<SocketAddr>) -> Result<Url> {
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
-    Ok(Url::parse(&format!("http://{}", SocketAddr::new(ip, address.port())))?)
+    Ok(At::Url(Url::parse(&format!("http://{}", SocketAddr::new(ip, address.port())))?))
 }
 
 /// What an answer says that isn't the one that was asked for.
 pub(super) fn refusal(port: &Port, answer: &Answer) -> String {
-    let url = &port.url;
+    let at = &port.at;
     let error = serde_json::from_str::<serde_json::Value>(&answer.body).ok();
     let error = error.as_ref().and_then(|error| error["error"].as_str()).unwrap_or("is it tallyd's admin port?");
-    format!("{url} answers {}: {}", answer.status, error.replace(char::is_control, " "))
+    format!("{at} answers {}: {}", answer.status, error.replace(char::is_control, " "))
 }
 
 #[cfg(test)]
@@ -88,16 +97,19 @@ mod tests {
         assert_eq!(asked("0.0.0.0:9464"), "http://127.0.0.1:9464/");
         assert_eq!(asked("[::]:9464"), "http://[::1]:9464/");
         assert_eq!(asked("10.0.0.7:1"), "http://10.0.0.7:1/");
+        assert_eq!(asked("unix:/run/tallyd/admin.sock"), "unix:/run/tallyd/admin.sock");
         assert!(of_listener(None).unwrap_err().to_string().contains("[admin] listen is empty"));
         assert!(of_listener(Some("[::]:0".parse().unwrap())).unwrap_err().to_string().contains("port 0"));
     }
 
     #[test]
-    fn only_addresses_of_plain_http_are_taken() {
-        assert_eq!(parse("http://tallyd.example.com:9464").unwrap().port(), Some(9_464));
+    fn only_addresses_of_plain_http_and_sockets_are_taken() {
+        assert_eq!(parse("http://tallyd.example.com:9464").unwrap().to_string(), "http://tallyd.example.com:9464/");
+        assert_eq!(parse("unix:/run/tallyd/admin.sock").unwrap(), At::Socket("/run/tallyd/admin.sock".into()));
         for (wrong, said) in [
             ("127.0.0.1:9464", "write an address"),
             ("https://localhost", "doesn't speak https"),
+            ("unix:admin.sock", "write the whole path"),
             ("http://user:secret@localhost", "the token with --token-file"),
         ] {
             let error = parse(wrong).unwrap_err();

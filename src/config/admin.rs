@@ -1,6 +1,9 @@
 //! `[admin]`: the port for those who look after the daemon, and who may ask there.
 
-use std::net::{AddrParseError, SocketAddr};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,7 +17,7 @@ use super::problem::Faults;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Admin {
-    /// `127.0.0.1:9464`; empty for none.
+    /// `127.0.0.1:9464`, or `unix:` and the path of a socket; empty for none.
     pub listen: String,
     /// Names by which it is called beside `localhost` and addresses.
     pub hosts: Vec<String>,
@@ -36,9 +39,62 @@ impl Admin {
     /// Where it listens; none where it doesn't.
     ///
     /// # Errors
-    /// `listen` is no address: [`super::load`] has refused that.
-    pub fn address(&self) -> Result<Option<SocketAddr>, AddrParseError> {
+    /// `listen` is neither address nor path: [`super::load`] has refused that.
+    pub fn address(&self) -> Result<Option<Listen>, NoAddress> {
         if self.listen.is_empty() { Ok(None) } else { self.listen.parse().map(Some) }
+    }
+}
+
+/// Where an admin port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// For all who reach the address.
+    Address(SocketAddr),
+    /// For all on this machine who may write the socket.
+    Socket(PathBuf),
+}
+
+/// What a path is told by.
+pub const SOCKET: &str = "unix:";
+
+/// Bytes of a socket's path (`sun_path` of unix(7), without its end).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// What can't be listened on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoAddress {
+    /// Neither of both.
+    #[error("write ADDRESS:PORT, for instance 127.0.0.1:9464, or unix:/run/tallyd/admin.sock, or nothing for no port")]
+    Unknown,
+    /// Where a relative one would be depends on who asks.
+    #[error("write the whole path, for instance unix:/run/tallyd/admin.sock")]
+    Relative,
+    /// No socket can have it.
+    #[error("the path of a socket has {SOCKET_PATH_MAX} bytes at most")]
+    TooLong,
+}
+
+impl FromStr for Listen {
+    type Err = NoAddress;
+
+    fn from_str(text: &str) -> Result<Self, NoAddress> {
+        let Some(path) = text.strip_prefix(SOCKET) else {
+            return text.parse().map(Self::Address).map_err(|_| NoAddress::Unknown);
+        };
+        match path {
+            path if !path.starts_with('/') || path.ends_with('/') => Err(NoAddress::Relative),
+            path if path.len() > SOCKET_PATH_MAX => Err(NoAddress::TooLong),
+            path => Ok(Self::Socket(path.into())),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Socket(path) => write!(f, "{SOCKET}{}", path.display()),
+        }
     }
 }
 
@@ -57,14 +113,10 @@ pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
 
 /// What can't be listened on, or be called so.
 pub(super) fn problems(admin: &Admin, found: &mut Faults) {
-    if admin.address().is_err() {
-        let text = format!(
-            "[admin] listen is \"{}\": write ADDRESS:PORT, for instance 127.0.0.1:9464, or nothing for no port",
-            admin.listen
-        );
-        found.at("admin.listen", text);
+    if let Err(problem) = admin.address() {
+        found.at("admin.listen", format!("[admin] listen is \"{}\": {problem}", admin.listen));
     }
-    let is_others = admin.address().is_ok_and(|address| address.is_some_and(|address| !address.ip().is_loopback()));
+    let is_others = matches!(admin.address(), Ok(Some(Listen::Address(address))) if !address.ip().is_loopback());
     if is_others && admin.token.is_none() && admin.token_file.is_none() {
         let text = format!(
             "[admin] listen is \"{}\", which others reach: set token_file to a file with a token that they must show, or listen on 127.0.0.1",
@@ -119,6 +171,10 @@ mod tests {
         };
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");
+        assert_eq!(found("unix:/run/tallyd/admin.sock", "tallyd"), "");
+        assert!(found("unix:admin.sock", "a").contains("[admin] listen is \"unix:admin.sock\": write the whole path"));
+        assert!(found("unix:/run/", "a").contains("write the whole path"));
+        assert!(found(&format!("unix:/{}", "x".repeat(107)), "a").contains("107 bytes at most"));
         assert!(found("localhost:9464", "a").contains("[admin] listen is \"localhost:9464\""));
         assert!(found("9464", "a").contains("write ADDRESS:PORT"));
         assert!(found("0.0.0.0:9464", "a").contains("which others reach: set token_file"));

@@ -31,7 +31,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use admin::Admin;
+pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use board::Board;
 pub use filter::Filter;
 pub use key::{Key, Origin, Origins};

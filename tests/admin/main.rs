@@ -7,6 +7,7 @@ mod common;
 mod health;
 mod metrics;
 mod page;
+mod socket;
 mod watchdog;
 mod who;
 

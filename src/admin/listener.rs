@@ -1,0 +1,77 @@
+//! Where the admin port takes connections: an address, or a socket in the file system.
+
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_util::either::Either;
+
+use crate::config::Listen;
+
+/// A connection of either kind.
+pub(super) type Stream = Either<TcpStream, UnixStream>;
+
+pub(super) enum Listener {
+    Address(TcpListener),
+    Socket(Socket),
+}
+
+/// A socket, whose file goes with it.
+pub(super) struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens. A socket that nobody listens on any more, because a daemon was killed, is replaced. Who may connect to a new one is what the
+    /// process' umask leaves.
+    ///
+    /// # Errors
+    /// The address or the path is taken, or may not be listened on.
+    pub(super) async fn bind(listen: &Listen) -> Result<Self> {
+        match listen {
+            Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
+            Listen::Socket(path) => {
+                forget(path).await?;
+                let listener = UnixListener::bind(path)?;
+                Ok(Self::Socket(Socket { listener, path: path.clone() }))
+            }
+        }
+    }
+
+    /// Where it listens: with the port that it was given where any would do.
+    pub(super) fn listens(&self) -> Result<Listen> {
+        Ok(match self {
+            Self::Address(listener) => Listen::Address(listener.local_addr()?),
+            Self::Socket(socket) => Listen::Socket(socket.path.clone()),
+        })
+    }
+
+    pub(super) async fn accept(&self) -> Result<Stream> {
+        Ok(match self {
+            Self::Address(listener) => Either::Left(listener.accept().await?.0),
+            Self::Socket(socket) => Either::Right(socket.listener.accept().await?.0),
+        })
+    }
+}
+
+/// Takes away what a daemon has left that was killed; fails where one listens, and where the path is another file's.
+async fn forget(path: &Path) -> Result<()> {
+    let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err(Error::new(ErrorKind::AlreadyExists, "there is a file of that name, which is no socket"));
+    }
+    match UnixStream::connect(path).await {
+        Ok(_) => Err(Error::new(ErrorKind::AddrInUse, "another process listens there")),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => tokio::fs::remove_file(path).await,
+        Err(error) => Err(error),
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Gone already: nothing to take away.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

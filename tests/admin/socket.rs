@@ -1,0 +1,45 @@
+//! A socket in the file system instead of a port.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::common::{World, eventually, stderr, stdout};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_socket_answers_those_who_may_write_it_and_is_replaced_after_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("admin.sock");
+    let url = format!("unix:{}", path.display());
+    let world = World::new("admin_socket", &format!("[admin]\nlisten = \"{url}\"\n")).await;
+    let asked = |arguments: &[&str]| world.tallyd(arguments);
+
+    let daemon = world.daemon();
+    eventually("it is healthy", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    assert!(daemon.log().contains(&format!("\"address\":\"{url}\"")), "{}", daemon.log());
+    let told = asked(&["status", "--format", "json", "--url", &url]);
+    assert!(stdout(&told).contains("\"partitions\""), "{}{}", stdout(&told), stderr(&told));
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o002, 0, "the umask of tests lets no stranger write: {mode:o}");
+
+    let second = asked(&[]);
+    assert_eq!(second.status.code(), Some(78));
+    let said = format!("[admin] listen = \"{url}\": another process listens there");
+    assert!(stderr(&second).contains(&said), "{}", stderr(&second));
+
+    daemon.kill();
+    assert!(path.exists(), "what a killed daemon leaves");
+    let none = asked(&["healthcheck"]);
+    assert_eq!(none.status.code(), Some(75));
+    assert!(stderr(&none).contains(&format!("no daemon answers at {url}: Connection refused")), "{}", stderr(&none));
+
+    let daemon = world.daemon();
+    eventually("it is healthy again", || async { asked(&["healthcheck"]).status.code() == Some(0) }).await;
+    assert!(daemon.stop().success());
+    assert!(!path.exists(), "a daemon that ends takes it away");
+
+    std::fs::write(&path, "notes").unwrap();
+    let refused = asked(&[]);
+    assert_eq!(refused.status.code(), Some(78));
+    assert!(stderr(&refused).contains("there is a file of that name, which is no socket"), "{}", stderr(&refused));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "notes");
+    world.close().await;
+}
