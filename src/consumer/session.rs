@@ -110,6 +110,7 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
         link: &link,
         deliveries,
         ends,
+        is_cancelled: false,
         waiting: Waiting::default(),
         open: Open::default(),
         writer,
@@ -129,7 +130,17 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
     let is_overfull = error.is::<Overfull>();
     session.break_off(is_overfull).await;
-    if is_overfull { Ok(End::Again(care)) } else { Err(error) }
+    if !is_overfull {
+        return Err(error);
+    }
+    let (number, prefetch) = (partition.number, care.prefetch(partition.prefetch()));
+    info!(
+        event = "prefetch-lowered",
+        partition = number,
+        prefetch,
+        "{error}: {prefetch} are taken at once from now on"
+    );
+    Ok(End::Again(care))
 }
 
 /// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
@@ -167,6 +178,8 @@ struct Session<'a> {
     deliveries: lapin::Consumer,
     /// Cancelled at the stop, and when the session fails: a database that is away is then waited for no longer.
     ends: CancellationToken,
+    /// Nothing comes any more: it was asked for, or the queue is gone.
+    is_cancelled: bool,
     /// Received and in no batch yet.
     waiting: Waiting,
     open: Open,
@@ -205,6 +218,7 @@ impl Session<'_> {
                 written = join(&mut self.writing) => self.acknowledge(written?).await?,
                 delivery = self.deliveries.next(), if gather.is_none() => {
                     self.take_in(delivery)?;
+                    ensure!(!self.is_cancelled, "the broker cancelled the consumer");
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
@@ -245,8 +259,11 @@ impl Session<'_> {
         self.silence.broken(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
-            let delivery = delivery.ok_or_else(|| anyhow!("the broker cancelled the consumer"))?.context("receive")?;
-            self.waiting.push(delivery);
+            let Some(delivery) = delivery else {
+                self.is_cancelled = true;
+                break;
+            };
+            self.waiting.push(delivery.context("receive")?);
             // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
             ensure!(self.waiting.bytes <= self.partition.waiting_bytes_max(), Overfull(self.waiting.bytes));
             next = self.deliveries.next().now_or_never();

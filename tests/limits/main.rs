@@ -66,7 +66,8 @@ async fn stays_under_memory_max(name: &str, large: &[LikeEvent], publish: impl A
 
     proxy.hold();
     publish(&world, large).await;
-    daemon.logged("writing partition 0 failed").await;
+    // To write a batch, or to begin anew where more had come than memory is meant for.
+    daemon.logged(" partition 0 failed").await;
     proxy.release();
     world.drained(&publisher).await;
 
