@@ -63,6 +63,9 @@ impl Care {
 /// What is taken at once while nobody knows how large messages are.
 const FIRST_PREFETCH: u16 = 200;
 
+/// However large they are: while one is written, the next one may come.
+pub(super) const PREFETCH_MIN: u16 = 2;
+
 /// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
 /// counts messages, not bytes.
 #[derive(Debug, Default)]
@@ -76,11 +79,22 @@ impl Sizes {
         self.0.store(new, Ordering::Relaxed);
     }
 
+    /// Takes the messages of which there is too much for typical, the larger the more: their mean by bytes, not by number.
+    pub fn learn(&self, sizes: impl Iterator<Item = usize>) {
+        let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
+        let (bytes, squares) = sizes.fold((0, 0), sum);
+        if let Some(mean) = squares.checked_div(bytes) {
+            self.0.store(usize::try_from(mean).unwrap_or(usize::MAX).max(1), Ordering::Relaxed);
+        }
+    }
+
     /// How many messages may be on the way: at most as configured, and at most `bytes_max` of them by their mean.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.0.load(Ordering::Relaxed) {
             0 => configured.min(FIRST_PREFETCH),
-            mean => u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(2, configured.max(2)),
+            mean => {
+                u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, configured.max(PREFETCH_MIN))
+            }
         }
     }
 }
@@ -127,6 +141,17 @@ mod tests {
         assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
         (0..1_000).for_each(|_| sizes.note(1 << 40));
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
+    }
+
+    #[test]
+    fn of_too_much_the_large_ones_are_what_is_learned() {
+        let sizes = Sizes::default();
+        sizes.learn([].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
+        sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 32);
+        sizes.learn([120, 40 << 20, 40 << 20].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), PREFETCH_MIN);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::care::Care;
+use super::care::{Care, PREFETCH_MIN};
 use super::dead;
 use super::flush::Writer;
 use super::silence::Silence;
@@ -250,6 +250,11 @@ impl Session<'_> {
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
+    /// Fewer than the least can't be asked for: they are taken as they come.
+    fn is_overfull(&self) -> bool {
+        self.waiting.bytes > self.partition.waiting_bytes_max() && self.prefetch > PREFETCH_MIN
+    }
+
     fn is_due(&self) -> bool {
         self.writing.is_none() && self.is_full()
     }
@@ -265,7 +270,7 @@ impl Session<'_> {
             };
             self.waiting.push(delivery.context("receive")?);
             // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
-            ensure!(self.waiting.bytes <= self.partition.waiting_bytes_max(), Overfull(self.waiting.bytes));
+            ensure!(!self.is_overfull(), Overfull(self.waiting.bytes));
             next = self.deliveries.next().now_or_never();
         }
         Ok(())

@@ -95,6 +95,31 @@ async fn lists_that_come_after_small_messages_while_mysql_is_away_stay_under_mem
     .await;
 }
 
+/// Of two of them the bytes are more than may wait of small messages; fewer than two can't be asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
+    const LARGE: u8 = 8;
+    let world = World::new("limits_few", "[consumer]\nbatch_bytes_max = 1048576\n").await;
+    let publisher = world.publisher().await;
+    let (first, last) = (likes(1, 10), likes(100, 10));
+    world.publish(&publisher, &first.iter().map(body).collect::<Vec<_>>()).await;
+    for number in 0..LARGE {
+        // The same message twice would be one dead letter.
+        world.publish(&publisher, &[(UserId(1), vec![b'0' + number; 15 << 20])]).await;
+    }
+    world.publish(&publisher, &last.iter().map(body).collect::<Vec<_>>()).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let mut model = Model::default();
+    first.iter().chain(&last).for_each(|event| model.apply(event));
+    assert_eq!(world.counters().await, model.counters());
+    let letters = world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'too-large'").await;
+    assert_eq!(letters, i64::from(LARGE));
+    assert!(daemon.log().contains("\"prefetch-lowered\""), "{}", daemon.log());
+    assert_eq!(daemon.stop().code(), Some(0));
+    world.close().await;
+}
+
 /// The bodies are small. Headers must fit into one frame, of 128 KiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {

@@ -17,7 +17,7 @@ impl Session<'_> {
         self.ends.cancel();
         self.open.received.note();
         if learns {
-            self.waiting.sizes().for_each(|bytes| self.partition.sizes.note(bytes));
+            self.partition.sizes.learn(self.waiting.sizes());
         }
         // The broker's again; and as much may be on the way, which nobody needs either.
         (self.waiting, self.open) = (Waiting::default(), Open::default());
