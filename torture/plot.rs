@@ -13,6 +13,9 @@ const LEFT: f64 = 60.0;
 const BELOW: f64 = 36.0;
 const ABOVE: f64 = 12.0;
 
+/// Microseconds without a look at a process that lives.
+const SILENCE_MAX: Micros = 60_000_000;
+
 /// A process that was seen less often is no line: it was killed at once.
 const LOOKS_MIN: usize = 3;
 
@@ -50,11 +53,7 @@ pub fn svg(looks: &[Look]) -> String {
             HEIGHT - BELOW + 16.0
         );
     }
-    let mut processes: BTreeMap<u32, Vec<&Look>> = BTreeMap::new();
-    for look in looks {
-        processes.entry(look.pid).or_default().push(look);
-    }
-    for (number, looks) in processes.values().filter(|looks| looks.len() >= LOOKS_MIN).enumerate() {
+    for (number, looks) in lives(looks).into_iter().filter(|looks| looks.len() >= LOOKS_MIN).enumerate() {
         let points: Vec<String> =
             looks.iter().map(|look| format!("{:.1},{:.1}", x(minutes(look.at)), y(mebibytes(look)))).collect();
         // Neighbours differ, whoever comes after whom.
@@ -67,6 +66,19 @@ pub fn svg(looks: &[Look]) -> String {
     }
     svg.push_str("</svg>\n");
     svg
+}
+
+/// The looks at each process. The system gives numbers again.
+fn lives(looks: &[Look]) -> Vec<Vec<&Look>> {
+    let mut lives: BTreeMap<u32, Vec<Vec<&Look>>> = BTreeMap::new();
+    for look in looks {
+        let of_pid = lives.entry(look.pid).or_default();
+        match of_pid.last_mut().filter(|life| life.last().is_some_and(|last| look.at - last.at < SILENCE_MAX)) {
+            Some(life) => life.push(look),
+            None => of_pid.push(vec![look]),
+        }
+    }
+    lives.into_values().flatten().collect()
 }
 
 /// 1, 2 or 5 times a power of ten.
@@ -95,21 +107,28 @@ mod tests {
 
     #[test]
     fn each_process_is_a_line_from_its_begin_to_its_end() {
-        let look = |minute: i64, pid, mebibytes: u64| Look {
-            at: minute * 60_000_000,
+        let look = |tens: i64, pid, mebibytes: u64| Look {
+            at: tens * 10_000_000,
             pid,
             rss_kib: mebibytes * 1024,
             files: 1,
             threads: 1,
         };
-        let looks: Vec<Look> = (0..=10)
-            .flat_map(|minute| (minute < 5).then(|| look(minute, 7, 80)).into_iter().chain([look(minute, 8, 60)]))
+        let looks: Vec<Look> = (0..=60)
+            .flat_map(|tens| (tens < 30).then(|| look(tens, 7, 80)).into_iter().chain([look(tens, 8, 60)]))
             .collect();
         let svg = svg(&looks);
         assert_eq!(svg.matches("<polyline").count(), 2, "{svg}");
         assert!(svg.contains(">80 MiB<") && svg.contains(">10 min<") && !svg.contains(">12 min<"), "{svg}");
         let line = svg.lines().find(|line| line.starts_with("<polyline")).unwrap();
         assert!(line.contains("points=\"60.0,12.0 "), "its begin at the left, its most at the top: {line}");
+    }
+
+    #[test]
+    fn a_number_that_is_given_again_is_another_process() {
+        let look = |second: i64| Look { at: second * 1_000_000, pid: 7, rss_kib: 1024, files: 1, threads: 1 };
+        let looks: Vec<Look> = (0..20).chain(200..220).map(look).collect();
+        assert_eq!(lives(&looks).iter().map(Vec::len).collect::<Vec<_>>(), [20, 20]);
     }
 
     #[test]

@@ -79,6 +79,9 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
             }
             sleep(Duration::from_millis(50)).await;
         }
+        // The undoing needs a connection, for which daemons and users wait, too.
+        let usual = format!("SET GLOBAL max_connections = {}", crate::site::CONNECTIONS);
+        let _ = root.execute(AssertSqlSafe(usual)).await;
         for rival in rivals {
             let _ = rival.close().await;
         }

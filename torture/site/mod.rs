@@ -25,6 +25,7 @@ pub use lines::Lines;
 use log::Disturbance;
 pub use settings::PARTITIONS;
 use settings::{Addresses, of_its_own, text};
+pub use settle::CONNECTIONS;
 pub use stack::{Server, Stack, redis_at};
 
 /// How long after a fault an error may still be said that it explains. After many deaths messages are taken one by one, and a run waits in

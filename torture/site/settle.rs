@@ -12,7 +12,10 @@ use super::{PARTITIONS, Server, Site};
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Of MySQL, as `dev/up` starts it.
-const CONNECTIONS: u32 = 300;
+pub const CONNECTIONS: u32 = 300;
+
+/// For a connection to be free again.
+const ROOM_MAX: Duration = Duration::from_secs(30);
 
 /// What the broker says of messages that are not acknowledged is some seconds old.
 const CALM: Duration = Duration::from_secs(6);
@@ -82,9 +85,16 @@ impl Site {
     /// MySQL may be written, by as many as usual.
     ///
     /// # Errors
-    /// It doesn't answer.
+    /// It doesn't answer, or has no connection for root for long.
     pub async fn reset_mysql(&self) -> Result<()> {
-        let mut mysql = self.stack.mysql().await?;
+        let until = Instant::now() + ROOM_MAX;
+        let mut mysql = loop {
+            match self.stack.mysql().await {
+                // Others were quicker to take what was free.
+                Err(_) if Instant::now() < until => tokio::time::sleep(PAUSE).await,
+                tried => break tried?,
+            }
+        };
         mysql.execute("SET GLOBAL read_only = 0").await?;
         mysql.execute(AssertSqlSafe(format!("SET GLOBAL max_connections = {CONNECTIONS}"))).await?;
         Ok(())
