@@ -310,7 +310,7 @@ fn what_was_late_counts_twice_after_a_failover_alone() {
     places[0].1 = before * 2;
     story.state.frozen.remove(&key);
     let doubled = (Class::Doubled, About::Late { day, member: Some(member) });
-    assert_eq!(story.verdict(), [doubled.clone()]);
+    assert_eq!(story.verdict(), std::slice::from_ref(&doubled));
     let whole = (story.now - 10_000 * S, story.now + S);
     let window = |fault| Window {
         fault,
