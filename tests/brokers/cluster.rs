@@ -4,12 +4,12 @@
 //! in /usr/sbin switch user and drop the environment.
 
 use std::fs::{self, File, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use super::common::ports::free_port;
 use super::common::{World, eventually, stderr, stdout};
 
 /// Where RabbitMQ's scripts are, unless the environment says otherwise.
@@ -112,6 +112,7 @@ impl Cluster {
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_NODENAME", Self::name(place))
             .env("RABBITMQ_DIST_PORT", self.nodes[place].dist_port.to_string())
+            .env("ERL_CRASH_DUMP_SECONDS", "0")
             .env("RABBITMQ_CONF_ENV_FILE", folder.join("rabbitmq-env.conf"))
             .env("RABBITMQ_CONFIG_FILE", folder.join("rabbitmq.conf"))
             .env("RABBITMQ_ADVANCED_CONFIG_FILE", folder.join("advanced.config"))
@@ -274,8 +275,4 @@ impl Drop for Cluster {
         let _ = self.epmd.kill();
         let _ = self.epmd.wait();
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

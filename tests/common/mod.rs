@@ -8,6 +8,7 @@ pub mod accounts;
 pub mod browser;
 pub mod clicker;
 pub mod dice;
+pub mod ports;
 pub mod private;
 pub mod proxy;
 pub mod site;

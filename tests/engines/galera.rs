@@ -12,9 +12,10 @@ use tallyd::store::likes::{self, State};
 use tallyd::store::repairs::Intent;
 use tallyd::store::{Store, StoreError, partitions};
 
+use super::common::ports::free_ports;
 use super::common::proxy::Proxy;
 use super::common::{Model, World, eventually, target};
-use super::servers::{Server, Template, free_ports, number, run, text};
+use super::servers::{Server, Template, number, run, text};
 use super::{stream_of_likes, take};
 
 /// Its nodes.

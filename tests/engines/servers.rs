@@ -1,12 +1,12 @@
 //! MariaDB servers of the test's own: alone, as primary and replica, or as a Galera cluster.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
 use sqlx::{AssertSqlSafe, Row};
 
+use super::common::ports::free_port;
 use super::common::{eventually, stderr};
 
 /// Whether MariaDB's programs are here, which these servers are. They may be missing only where dev/lab has been told to take another MySQL.
@@ -52,7 +52,7 @@ impl Server {
         let folder = tempfile::tempdir().unwrap();
         run_command(Command::new("cp").arg("-a").arg(template.0.path().join("data")).arg(folder.path()));
         give(folder.path());
-        let port = free_ports::<1>()[0];
+        let port = free_port();
         let child = spawn(folder.path(), port, arguments);
         Self { port, child, folder, arguments: arguments.to_vec() }
     }
@@ -132,12 +132,6 @@ fn program(name: &str, folder: &Path) -> Command {
     // A server that starts removes the temporary tables in its folder for them, be they another's.
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin")).env("TMPDIR", folder);
     command
-}
-
-/// Ports that are free, and that nobody else gets at once.
-pub fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners = [(); N].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// As root the servers run as the account that Debian's package has made: the program by which Galera copies a node writes as nobody

@@ -1,7 +1,6 @@
 //! A master, two replicas and three sentinels that end with the test.
 
 use std::fs::{self, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,6 +10,7 @@ use redis::aio::MultiplexedConnection;
 use tallyd::client::Client;
 use tallyd::config::Config;
 
+use super::common::ports::free_port;
 use super::common::{World, eventually};
 
 /// What the sentinels call the master.
@@ -260,8 +260,4 @@ impl Group {
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();
         Client::new(&config).unwrap()
     }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

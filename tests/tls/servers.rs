@@ -9,7 +9,8 @@ use redis::{Client, ClientTlsConfig, TlsCertificates};
 
 use super::authority::{Files, Shown};
 use super::common::eventually;
-use super::mariadb::{Server, Template, free_ports, run};
+use super::common::ports::free_ports;
+use super::mariadb::{Server, Template, run};
 
 /// Where RabbitMQ's scripts are, unless the environment says otherwise.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
@@ -211,6 +212,7 @@ impl Rabbit {
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_NODENAME", "tls@localhost")
             .env("RABBITMQ_DIST_PORT", dist_port.to_string())
+            .env("ERL_CRASH_DUMP_SECONDS", "0")
             .env("RABBITMQ_CONF_ENV_FILE", path("rabbitmq-env.conf"))
             .env("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf"))
             .env("RABBITMQ_ADVANCED_CONFIG_FILE", path("advanced.config"))
