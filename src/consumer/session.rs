@@ -355,6 +355,14 @@ impl Session<'_> {
     }
 
     async fn acknowledge(&mut self, written: Written) -> Result<()> {
+        match self.committed(written)? {
+            Some(last) => self.acknowledge_until(&last).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
+    fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
         let (writer, open, result) = written;
         self.writer = Some(writer);
         result.context("write a batch")?;
@@ -367,9 +375,13 @@ impl Session<'_> {
                 "{refused} messages can never be applied: they are dead letters, as far as there is room"
             );
         }
-        let Some(acker) = open.last else { return Ok(()) };
+        Ok(open.last)
+    }
+
+    /// This message and all before it.
+    async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
         let began = Instant::now();
-        let ack = self.link.call("acknowledge", acker.ack(BasicAckOptions { multiple: true }));
+        let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
         let acknowledged = self.partition.beat.during(ack).await?;
         if !acknowledged {
             return Err(anyhow!("the delivery is stale: the broker has taken it back"));

@@ -75,6 +75,28 @@ fn told_by(world: &World, url: &str) -> Vec<String> {
     status["partitions"].as_array().unwrap().iter().map(|one| one["standing"].as_str().unwrap().to_owned()).collect()
 }
 
+/// A daemon begins each session with few messages at once, and anew once it knows how large they are: another one gets the partition then. It must find
+/// all of them written, or each writes what the other one has.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_writes() {
+    let world = World::new("hands", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 10\n").await;
+    world.publisher().await;
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let site = Site::open(&world);
+    site.clicked(2_000).await;
+    let daemons = [world.daemon(), world.daemon()];
+    let begun = |daemon: &Daemon| daemon.log().matches("\"consuming\"").count();
+    eventually("each partition changes hands", || async { daemons.iter().map(begun).sum::<usize>() >= 7 }).await;
+    site.end(&world).await;
+    for daemon in daemons {
+        for sign in ["\"outage-begun\"", "\"care-taken\"", "\"partition-taken-over\"", "\"partition-given-back\""] {
+            assert!(!daemon.log().contains(sign), "{sign} in {}", daemon.log());
+        }
+        assert!(daemon.stop().success());
+    }
+    world.close().await;
+}
+
 /// The broker's version, which it says before anything else.
 fn broker_version(url: &str) -> String {
     let url = url::Url::parse(url).unwrap();

@@ -4,6 +4,7 @@ use std::pin::pin;
 
 use anyhow::Result;
 use futures_util::{FutureExt, StreamExt};
+use lapin::Acker;
 use lapin::options::{BasicCancelOptions, BasicNackOptions};
 use tracing::debug;
 
@@ -41,20 +42,24 @@ impl Session<'_> {
         }
     }
 
-    /// In order: writes and acknowledges what is open, and gives the rest and the partition back.
+    /// In order: writes and acknowledges what is open, and gives the rest and the partition back. All that is ours is committed before the consumer
+    /// is cancelled: from then on the broker gives the partition to the next daemon, which takes it over from whoever still writes.
     pub(super) async fn finish(&mut self, end: End) -> Result<()> {
         let beat = self.partition.beat.clone();
-        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
+        let mut written = None;
         if end == End::Stop {
             self.ends.cancel();
             self.write_open().await?;
-            beat.during(self.link.call("cancel the consumer", cancel)).await?;
-            beat.during(self.give_back()).await?;
         } else {
             // What was delivered is written, not returned: each return counts.
-            beat.during(self.link.call("cancel the consumer", cancel)).await?;
-            self.write_delivered().await?;
+            written = self.write_delivered().await?;
         }
+        let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
+        beat.during(self.link.call("cancel the consumer", cancel)).await?;
+        if let Some(last) = written {
+            self.acknowledge_until(&last).await?;
+        }
+        beat.during(self.give_back()).await?;
         let close = self.link.channel.close(REPLY_SUCCESS, "done".into());
         beat.during(self.link.call("close the channel", close)).await?;
         if let Some(writer) = &self.writer {
@@ -88,20 +93,28 @@ impl Session<'_> {
         }
     }
 
-    /// Writes and acknowledges all that was delivered before the cancel.
-    async fn write_delivered(&mut self) -> Result<()> {
+    /// Writes all that has come, and gives what acknowledges it. Not before the cancel: for each that is acknowledged the broker would send
+    /// another one.
+    async fn write_delivered(&mut self) -> Result<Option<Acker>> {
+        let mut last = None;
         loop {
-            if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
-                self.take_in(Some(delivery))?;
+            while !self.is_full() {
+                if let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
+                    self.take_in(Some(delivery))?;
+                }
+                let Some(message) = self.waiting.pop() else { break };
+                self.push(message);
             }
-            let Some(message) = self.waiting.pop() else { break };
-            self.push(message);
-            if self.is_full() {
-                self.partition.beat.beat();
-                self.write_open().await?;
+            if self.writing.is_none() && self.open.batch.is_empty() {
+                return Ok(last);
             }
+            self.partition.beat.beat();
+            if self.writing.is_none() {
+                self.start_writing("stop")?;
+            }
+            let written = self.written().await?;
+            last = self.committed(written)?.or(last);
         }
-        self.write_open().await
     }
 
     /// What was delivered and never looked at goes back to the front of the queue. Only after the cancel, or the broker
