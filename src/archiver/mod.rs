@@ -5,8 +5,9 @@
 //! ```text
 //! periods that have ended, from Redis -.
 //! rows that are not ended, from MySQL -+-> claim the board -> decide (plan.rs)
-//!   archive:  freeze (RENAME) -> note "frozen" -> PERSIST -> merge what came late -> copy in rank order, reading back what is
-//!             written -> trim -> verify the end -> note "done" -> EXPIRE, as the safety net
+//!   archive:  freeze (RENAME) -> PERSIST, and a note of the freeze in Redis -> note "frozen" in MySQL -> merge what came late -> copy in
+//!             rank order, reading back what is written -> trim -> verify the end -> note "done" -> EXPIRE, as the safety net
+//!   raise:    give the live zset what the archive has more -> note "frozen" -> as above
 //!   end:      verify once more -> UNLINK -> note "ended"
 //! ```
 //!
@@ -40,9 +41,9 @@
 //!   it was verified: reported, never "done", nothing is frozen in its place. Gone once it is done: nothing is lost, it
 //!   is noted as ended. Gone in the middle of copying it a second time (late writes): the report says that the archive
 //!   may be a mixture of both copies.
-//! * A replica that lacks the last second takes over: what it lacks is a step that was not done yet, and the next run
-//!   does it. A RENAME that is undone after its row was noted is done again where the snapshot's mark says that the live zset is the
-//!   board; without a snapshot it looks like a board that was lost, and is reported. So is a mark that is undone.
+//! * A replica that lacks the last seconds takes over, or a server starts from an old dump: what it lacks is a step that was not done yet, and
+//!   the next run does it. Where it has a live zset that MySQL says was frozen, and Redis' own notes don't, that is no late write but the board as it was
+//!   (raise.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
@@ -52,6 +53,7 @@ pub mod period;
 mod plan;
 mod progress;
 mod prune;
+mod raise;
 mod report;
 mod restore;
 mod scope;
@@ -89,8 +91,8 @@ use settle::{Halt, Run};
 pub const FAULT_POINTS: [&str; 14] = [
     "archive:claimed",
     "archive:frozen",
-    "archive:noted",
     "archive:persisted",
+    "archive:noted",
     "archive:merged-page",
     "archive:merged",
     "archive:copied-page",
@@ -102,6 +104,9 @@ pub const FAULT_POINTS: [&str; 14] = [
     "archive:unlinked",
     "archive:ended",
 ];
+
+/// The same where Redis has a board as it was before it was frozen.
+pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raised", "archive:noted-again"];
 
 /// The same for what is deleted, saved and put back.
 pub const SAVE_FAULT_POINTS: [&str; 12] = [
@@ -162,7 +167,7 @@ impl Archiver {
         let mut report = Report { dry_run: scope.dry_run, ..Report::default() };
         for (board, candidates) in self.candidates(scope, now, &mut report).await? {
             if !scope.dry_run {
-                self.cache.claim_board(&board, run.number).await?;
+                run.claim(&board).await?;
                 fault::point("archive:claimed");
             }
             for candidate in candidates {
@@ -255,6 +260,10 @@ impl Archiver {
             Plan::Wait(left) => report(Outcome::Waiting).because(format!("until {}", instant(now.after(left)))),
             Plan::End => report(Outcome::WouldEnd),
             Plan::NoteEnded => report(Outcome::WouldEnd).because("it is gone from Redis already"),
+            Plan::Raise => {
+                let (live, _) = self.cache.count_board(at).await?;
+                PeriodReport { members: live, ..report(Outcome::WouldArchive) }.because(plan::WENT_BACK)
+            }
             Plan::Keep(reason) => report(Outcome::Kept).because(reason),
         })
     }
@@ -269,16 +278,18 @@ mod tests {
         let sources = [
             include_str!("mod.rs"),
             include_str!("settle.rs"),
+            include_str!("raise.rs"),
             include_str!("copy.rs"),
             include_str!("prune.rs"),
             include_str!("snapshot.rs"),
             include_str!("restore.rs"),
         ]
         .concat();
-        for point in FAULT_POINTS.into_iter().chain(SAVE_FAULT_POINTS) {
+        for point in FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).chain(SAVE_FAULT_POINTS) {
             assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
         }
         let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len() + SAVE_FAULT_POINTS.len());
+        let points = FAULT_POINTS.len() + RAISE_FAULT_POINTS.len() + SAVE_FAULT_POINTS.len();
+        assert_eq!(sources.matches(&call).count(), points);
     }
 }

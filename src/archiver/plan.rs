@@ -13,6 +13,8 @@ pub(super) enum Plan {
     Nothing,
     /// Freeze, merge, copy, verify; or go on with it.
     Archive,
+    /// Redis has it as it was before it was frozen: raise that to what the archive has, and archive it once more.
+    Raise,
     /// It is archived and stays in Redis so long.
     Wait(Duration),
     /// It is archived and its time in Redis is over.
@@ -54,6 +56,8 @@ pub(super) const LATE_PRUNED: &str = "it was written to after its archive had be
 pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
     and stays as it is, the zset can be unlinked";
 
+pub(super) const WENT_BACK: &str = "Redis has it as it was before it was frozen: `tallyd archive` raises that to its archive, and archives it once more";
+
 pub(super) const UNKNOWN: &str = "the configuration has no such board any more, so it can't say how long its zset stays: \
     put the board back, or delete its row of leaderboard_period";
 
@@ -65,7 +69,7 @@ pub(super) fn decide(
     expire_after: Option<Duration>,
     now: Micros,
 ) -> Plan {
-    let BoardKeys { live, frozen } = keys;
+    let BoardKeys { live, frozen, never_frozen } = keys;
     let Some(row) = row else {
         return match (live || frozen, expire_after) {
             // What is left of a board must not be taken for it. One that is frozen was whole when it was.
@@ -76,7 +80,11 @@ pub(super) fn decide(
         };
     };
     match (row.state, frozen, expire_after) {
-        // With its mark and its members: the freeze was undone, as by a replica that took over before it had it.
+        // The live zset is no late write: a server has taken over, or was started, with what it knew before the freeze.
+        (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(_)) if live && never_frozen => {
+            Plan::Raise
+        }
+        // With its mark and its members: the same, of a Redis that kept no notes then.
         (PeriodState::Frozen, false, Some(_)) if live && saved == Saved::Marked => Plan::Archive,
         // A live zset alone is what came late, never the board: it is not frozen a second time.
         (PeriodState::Frozen, false, _) => Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED }),
@@ -133,7 +141,31 @@ mod tests {
     ) -> Plan {
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
         let row = state.map(|state| PeriodRow { state, tally, left_out: 0, done_at, restored_at: None });
-        decide(BoardKeys { live, frozen }, row, saved, expire_after, at)
+        decide(BoardKeys { live, frozen, never_frozen: false }, row, saved, expire_after, at)
+    }
+
+    #[test]
+    fn what_redis_has_from_before_the_freeze_is_raised_and_not_taken_for_what_came_late() {
+        use PeriodState::{Done, Ended, Frozen, Pruned};
+        let tally = Tally::default();
+        let plan = |live, frozen, state, saved, stay| {
+            let row = PeriodRow { state, tally, left_out: 0, done_at: Some(DONE_AT), restored_at: None };
+            decide(BoardKeys { live, frozen, never_frozen: true }, Some(row), saved, stay, DONE_AT)
+        };
+        for saved in [Saved::None, Saved::Marked, Saved::Lost] {
+            for state in [Frozen, Done, Ended] {
+                assert_eq!(plan(true, false, state, saved, Some(STAY)), Plan::Raise, "{state:?} {saved:?}");
+            }
+        }
+        // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
+        for (live, frozen, state, stay, expected) in [
+            (false, false, Done, Some(STAY), Plan::NoteEnded),
+            (true, true, Done, Some(STAY), Plan::Archive),
+            (true, false, Pruned, Some(STAY), Plan::Keep(LATE_PRUNED)),
+            (true, false, Ended, None, Plan::Keep(LATE)),
+        ] {
+            assert_eq!(plan(live, frozen, state, Saved::None, stay), expected, "{live} {frozen} {state:?}");
+        }
     }
 
     #[test]

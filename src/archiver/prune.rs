@@ -5,7 +5,7 @@ use tracing::info;
 use super::Archiver;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::Scope;
-use super::settle::{Run, Step};
+use super::settle::{Halt, Run, Step};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 
@@ -34,7 +34,7 @@ impl Run<'_> {
             return Ok(());
         }
         for at in store.obsolete_snapshots().await? {
-            self.archiver.cache.claim_board(&at.board, self.number).await?;
+            self.claim(&at.board).await.map_err(Halt::Failed)?;
             self.forget_snapshot(&at).await?;
         }
         Ok(())

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::Archiver;
-use super::plan::Saved;
+use super::plan::{self, Saved};
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::{Candidate, candidate_named, instant};
@@ -119,11 +119,11 @@ impl Archiver {
         let candidate = candidate_named(&self.boards, name, period)?;
         let at = candidate.at.clone();
         self.store.check_archive_run(run).await?;
-        if !dry_run {
-            self.cache.claim_board(&at.board, run).await?;
-        }
         let (progress, shown) = watch::channel(Progress::default());
         let run = Run { archiver: self, number: run, now, stop, progress };
+        if !dry_run {
+            run.claim(&at.board).await?;
+        }
         let began = Instant::now();
         let restored = tokio::select! {
             restored = run.restore(&candidate, how) => restored,
@@ -176,7 +176,7 @@ impl Run<'_> {
         let cache = &self.archiver.cache;
         match source {
             Source::Add(snapshot) => return self.put_live(to, candidate, snapshot.number).await,
-            Source::Raise(snapshot) => self.raise(to.at, snapshot).await?,
+            Source::Raise(snapshot) => self.raise_to_snapshot(to.at, snapshot).await?,
             Source::Frozen(_) | Source::Archive(_) => {
                 self.present(cache.put_frozen(to).await?)?;
                 // The next run says how long.
@@ -197,6 +197,7 @@ impl Run<'_> {
         let no = |reason: &str| Err(Halt::Kept(reason.to_owned()));
         match (row.map(|row| row.state), row, snapshot) {
             (Some(PeriodState::Pruned), ..) => no("its archive was pruned, by archive_keep"),
+            (Some(_), ..) if keys.live && !keys.frozen && keys.never_frozen => no(plan::WENT_BACK),
             (Some(PeriodState::Done), ..) if keys.frozen => no("its frozen zset is in Redis, and its archive is whole"),
             (Some(PeriodState::Ended), Some(row), _) if keys.frozen => Ok(Source::Put(row)),
             (Some(PeriodState::Done | PeriodState::Ended), Some(row), _) => Ok(Source::Archive(row)),
@@ -243,7 +244,7 @@ impl Run<'_> {
     }
 
     /// Raises all members to what the snapshot has of them, and marks the board.
-    async fn raise(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
+    async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
         let Archiver { store, cache, .. } = self.archiver;
         self.show(at, "restored", snapshot.members);
         let (mut after, mut done): (Option<Vec<u8>>, u64) = (None, 0);

@@ -112,10 +112,14 @@ impl Run<'_> {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
             (Plan::Archive, row, Some(expire_after)) => {
                 if !keys.frozen {
-                    self.present(cache.freeze_board(at, self.number, marks).await?)?;
-                    fault::point("archive:frozen");
+                    self.freeze(at, marks).await?;
                 }
                 self.archive(candidate, row, expire_after).await
+            }
+            (Plan::Raise, Some(row), Some(expire_after)) => {
+                let row = self.raise_to_archive(at, row).await?;
+                self.freeze(at, None).await?;
+                self.archive(candidate, Some(row), expire_after).await
             }
             (Plan::End, Some(row), _) => self.end(at, row).await,
             (Plan::NoteEnded, _, _) => {
@@ -130,8 +134,14 @@ impl Run<'_> {
                 self.taken(cache.expire_frozen(at, self.number, left.saturating_add(SAFETY_NET)).await?)?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(self.now.after(left)))))
             }
-            (Plan::Nothing | Plan::Archive | Plan::End, _, _) => Ok(report(Outcome::Nothing)),
+            (Plan::Nothing | Plan::Archive | Plan::Raise | Plan::End, _, _) => Ok(report(Outcome::Nothing)),
         }
+    }
+
+    async fn freeze(&self, at: &BoardPeriod, marks: Option<[u64; 2]>) -> Step<()> {
+        self.present(self.archiver.cache.freeze_board(at, self.number, marks).await?)?;
+        fault::point("archive:frozen");
+        Ok(())
     }
 
     async fn archive(
@@ -141,13 +151,14 @@ impl Run<'_> {
         expire_after: Duration,
     ) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
+        // Before MySQL knows of it, so that Redis' own notes are behind only where Redis has gone back; and before anything is merged: its EXPIRE
+        // would take away what is not archived yet.
+        self.present(cache.keep_frozen(at, self.number).await?)?;
+        fault::point("archive:persisted");
         if row.is_none_or(|row| row.state != PeriodState::Frozen) {
             store.note_frozen(self.number, at, self.now).await?;
             fault::point("archive:noted");
         }
-        // Before anything is merged: its EXPIRE would take away what is not archived yet.
-        self.present(cache.keep_frozen(at, self.number).await?)?;
-        fault::point("archive:persisted");
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
         let copied = self.copy(at, *top).await?;

@@ -98,7 +98,7 @@ impl Run<'_> {
             }
             let began = Instant::now();
             let BoardPeriod { board, period } = &savable.at;
-            self.archiver.cache.claim_board(board, self.number).await?;
+            self.claim(board).await?;
             match self.save(&savable, force).await {
                 Ok(saved) => {
                     let (members, seconds) = (saved.members, began.elapsed().as_secs_f32());

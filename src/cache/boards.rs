@@ -13,8 +13,8 @@ use redis::{Cmd, Pipeline, Value};
 use super::ranks::{self, Before, Placed, Ranking};
 use super::score::Rule;
 use super::{
-    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
-    Result, text, unexpected,
+    BOARD_CLAIM, BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_NOTE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call,
+    PIPELINE_COMMANDS_MAX, Result, text, unexpected,
 };
 use crate::model::{BoardMember, BoardPeriod};
 
@@ -28,6 +28,8 @@ pub struct BoardKeys {
     pub live: bool,
     /// The one that is archived.
     pub frozen: bool,
+    /// Redis keeps notes of what was frozen, and this was not: where it was all the same, Redis has gone back to before that.
+    pub never_frozen: bool,
 }
 
 /// What came of changing a closed period.
@@ -44,6 +46,9 @@ pub enum Changed {
     /// So many members were moved, and the restored zset is the live one now.
     Put(u64),
 }
+
+/// The field that the notes of freezes have from the beginning; no period is called so.
+const NOTES_BEGUN: &str = "-";
 
 /// Members that are read at once to count their different scores.
 const DISTINCT_PAGE: u64 = 1_000;
@@ -83,29 +88,43 @@ impl Cache {
     /// Redis is away.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
-        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 2) {
-            let mut pipeline = Pipeline::with_capacity(piece.len() * 2);
+        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
+            let mut pipeline = Pipeline::with_capacity(piece.len() * 3);
             for at in piece {
                 pipeline.cmd("EXISTS").arg(self.live(at));
                 pipeline.cmd("EXISTS").arg(self.frozen(at));
+                pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board)).arg(NOTES_BEGUN).arg(&at.period);
             }
             let answers = self.answers("look for boards", &pipeline).await?;
-            found.extend(answers.chunks_exact(2).map(|pair| BoardKeys {
-                live: pair.first() == Some(&Value::Int(1)),
-                frozen: pair.last() == Some(&Value::Int(1)),
+            found.extend(answers.chunks_exact(3).map(|three| BoardKeys {
+                live: three.first() == Some(&Value::Int(1)),
+                frozen: three.get(1) == Some(&Value::Int(1)),
+                never_frozen: matches!(three.last().and_then(Value::as_sequence), Some([begun, Value::Nil]) if *begun != Value::Nil),
             }));
         }
         Ok(found)
     }
 
-    /// Lets `run`, and no other one from now on, change the board's closed periods.
+    /// Lets `run`, and no other one from now on, change the board's closed periods. Says whether Redis keeps notes of which were frozen.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn claim_board(&self, board: &str, run: u64) -> Result<()> {
-        let mut command = redis::cmd("SET");
-        command.arg(self.keys.board_claim(board)).arg(run).arg("EX").arg(CLAIM_S);
-        self.answer("claim a board", command).await.map(drop)
+    pub async fn claim_board(&self, board: &str, run: u64) -> Result<bool> {
+        const ACTION: &str = "claim a board";
+        let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
+        match self.change(ACTION, call.number(run).number(CLAIM_S)).await? {
+            Changed::Done(noted) => Ok(noted == 1),
+            other => Err(unexpected(ACTION, &Value::SimpleString(format!("{other:?}")))),
+        }
+    }
+
+    /// Begins the notes of which periods were frozen, with these.
+    ///
+    /// # Errors
+    /// Redis is away: it may have run.
+    pub async fn note_freezes(&self, board: &str, run: u64, periods: &[String]) -> Result<Changed> {
+        let call = Call::new(&BOARD_NOTE, self.keys.board_claim(board)).key(self.keys.board_freezes(board)).number(run);
+        self.change("note which boards were frozen", periods.iter().fold(call, Call::arg)).await
     }
 
     /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. Where there is a
@@ -132,13 +151,12 @@ impl Cache {
         self.change("merge what came late", call).await
     }
 
-    /// Lets the frozen zset stay until it is ended.
+    /// Lets the frozen zset stay until it is ended, and notes that there is one.
     ///
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).arg(run.to_string()).arg("0");
-        self.change("keep a frozen board", call).await
+        self.change("keep a frozen board", self.stay(at, run, 0)).await
     }
 
     /// Lets the frozen zset go away by itself, but not before `stay` (at least a second) is over.
@@ -146,9 +164,12 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
-        let seconds = stay.as_secs().max(1);
-        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).arg(run.to_string()).arg(seconds.to_string());
-        self.change("expire a frozen board", call).await
+        self.change("expire a frozen board", self.stay(at, run, stay.as_secs().max(1))).await
+    }
+
+    fn stay(&self, at: &BoardPeriod, run: u64, seconds: u64) -> Call {
+        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).key(self.keys.board_freezes(&at.board));
+        call.number(run).number(seconds).arg(&at.period)
     }
 
     /// Ends the frozen zset. Zero times where something came late: then it stays.

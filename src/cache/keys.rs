@@ -185,6 +185,11 @@ impl Keys {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
+    /// `board:{likes}:freezes`: which periods were frozen, and by which run.
+    pub fn board_freezes(&self, board: &str) -> String {
+        self.board(board, "freezes")
+    }
+
     /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
     pub fn board_claim(&self, board: &str) -> String {
         format!("{}board:{{{board}}}:claim", self.prefix)
@@ -265,6 +270,7 @@ mod tests {
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
         assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
         assert_eq!(keys.restored_board("likes", "total", "s7"), "app:board:{likes}:total:restored-s7");
+        assert_eq!(keys.board_freezes("likes"), "app:board:{likes}:freezes");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }
 }

@@ -83,6 +83,23 @@ impl Store {
         .await
     }
 
+    /// All periods of the board that were frozen and whose archive is not deleted.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<String>> {
+        const ACTION: &str = "list a board's frozen periods";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            sqlx::query_scalar("SELECT period FROM leaderboard_period WHERE board = ? AND state <> 'pruned'")
+                .bind(board)
+                .fetch_all(connection)
+                .await
+                .tried(ACTION)
+        })
+        .await
+    }
+
     /// How far the period has come; none where it was never frozen.
     ///
     /// # Errors

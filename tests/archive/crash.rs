@@ -5,8 +5,8 @@ use std::iter;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
-use tallyd::archiver::FAULT_POINTS;
 use tallyd::archiver::period::Period;
+use tallyd::archiver::{FAULT_POINTS, RAISE_FAULT_POINTS};
 use tallyd::model::BoardPeriod;
 
 use crate::late::late;
@@ -36,7 +36,7 @@ fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
 fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
     let last: Period = "2026-W46".parse().unwrap();
     let weeks = iter::successors(Some(last), |week| week.previous());
-    FAULT_POINTS.into_iter().zip(weeks.map(|period| week(&period.to_string())))
+    FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).zip(weeks.map(|period| week(&period.to_string())))
 }
 
 /// Archives a week with a crash at each fault point, from a start that `prepare` makes; then once more without one.
@@ -106,5 +106,24 @@ async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
     let mut stage = Stage::new("archive_crash_3", ENDED_AT_ONCE).await;
     let reached = survive(&mut stage, false, nothing).await;
     assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| *point != "archive:merged-page").collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
+    let mut stage = Stage::new("archive_crash_4", WEEKLY).await;
+    let reached = survive(&mut stage, false, async |stage, at, whole| {
+        let then = stage.remember().await;
+        let last = late(whole);
+        stage.write(at, &last).await;
+        assert!(!dies_at(stage, at, "none"));
+        if at.period != "2026-W46" {
+            stage.go_back(&then).await;
+        }
+    })
+    .await;
+    let skipped = ["archive:noted", "archive:merged-page", "archive:unlinked", "archive:ended"];
+    let points = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS);
+    assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
     stage.close().await;
 }

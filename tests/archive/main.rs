@@ -7,6 +7,7 @@
 mod common;
 
 mod asked;
+mod back;
 #[cfg(feature = "fault-points")]
 mod crash;
 mod daemons;

@@ -166,7 +166,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
         stage.world.cache.claim_board("likes", 1).await.unwrap();
         match flushed {
             true => stage.redis.del::<_, ()>(&claim).await.unwrap(),
-            false => stage.world.cache.claim_board("likes", 2).await.unwrap(),
+            false => drop(stage.world.cache.claim_board("likes", 2).await.unwrap()),
         }
         stage.write(&at, &board(3)).await;
         assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Refused);

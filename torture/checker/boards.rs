@@ -49,9 +49,6 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
             && let What::Gain { delta, .. } | What::Late { delta, .. } = call.what
         {
             range.add(delta, is_certain);
-            if matches!(call.what, What::Late { .. }) && may_count_twice(history, call) {
-                range.most += delta;
-            }
         }
     }
     let mut seen: BTreeMap<u64, Range> = BTreeMap::new();
@@ -67,11 +64,6 @@ pub fn check(history: &History, state: &State, applied: &Applied, found: &mut Ve
         }
     }
     check_past(&past, state, found);
-}
-
-/// A replica that was behind still has live what was archived for the first time meanwhile: docs/boards.md says that it is archived once more.
-fn may_count_twice(history: &History, call: &Call) -> bool {
-    history.windows.iter().any(|window| window.fault == "redis-failover" && window.excuses(Loses::Boards, call))
 }
 
 /// How long a count may take to the board without a fault.
