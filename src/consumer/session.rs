@@ -5,21 +5,22 @@
 //! first message, or when it is full, or at the stop. Every exit but the stop is an error: the outer loop rebuilds.
 
 mod ending;
+mod writing;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
-use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
+use self::writing::{Writing, join};
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
 use super::care::{Care, PREFETCH_MIN};
@@ -34,7 +35,6 @@ use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::StoreError;
 use crate::vitals::{PartitionVitals, Standing, vitals};
 
 /// AMQP's code for "nothing is wrong".
@@ -61,12 +61,6 @@ struct Open {
     oldest: Option<Micros>,
     received: ReceivedCounts,
 }
-
-/// A batch in its transaction. The task runs to its end whatever becomes of the session.
-type Writing = JoinHandle<Written>;
-
-/// What comes back: the writer, the batch, and how many rows it came down to.
-type Written = (Writer, Open, Result<usize, StoreError>);
 
 /// Why a session ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,65 +336,6 @@ impl Session<'_> {
             open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
         });
     }
-
-    /// Hands the open batch to the idle writer, in a task of its own.
-    fn start_writing(&mut self, why: &'static str) -> Result<()> {
-        let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
-        let mut open = std::mem::take(&mut self.open);
-        open.received.note();
-        vitals().batches.add(why, 1);
-        self.unacked.writing = self.unacked.open.take();
-        self.writing = Some(tokio::spawn(write(writer, open, why)));
-        Ok(())
-    }
-
-    async fn acknowledge(&mut self, written: Written) -> Result<()> {
-        match self.committed(written)? {
-            Some(last) => self.acknowledge_until(&last).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
-    fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
-        let (writer, open, result) = written;
-        self.writer = Some(writer);
-        result.context("write a batch")?;
-        let refused = open.batch.refused.len() as u64;
-        if let Some(refused) = self.refused.note(refused, std::time::Instant::now()) {
-            warn!(
-                event = "dead-letters",
-                partition = self.partition.number,
-                refused,
-                "{refused} messages can never be applied: they are dead letters, as far as there is room"
-            );
-        }
-        Ok(open.last)
-    }
-
-    /// This message and all before it.
-    async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
-        let began = Instant::now();
-        let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
-        let acknowledged = self.partition.beat.during(ack).await?;
-        if !acknowledged {
-            return Err(anyhow!("the delivery is stale: the broker has taken it back"));
-        }
-        self.unacked.writing = None;
-        self.unacked.note(&self.vitals);
-        vitals().step("acknowledge", began.elapsed().as_secs_f64());
-        self.outage.over();
-        Ok(())
-    }
-}
-
-/// Waits for the transaction under way; for ever when there is none.
-async fn join(writing: &mut Option<Writing>) -> Result<Written> {
-    let Some(task) = writing else { return std::future::pending().await };
-    let written = task.await;
-    // A task that has ended must not be asked again.
-    *writing = None;
-    written.context("the writer panicked")
 }
 
 /// Waits until then; for ever when there is no such time.
@@ -409,27 +344,4 @@ async fn until(then: Option<Instant>) {
         Some(then) => tokio::time::sleep_until(then).await,
         None => std::future::pending().await,
     }
-}
-
-async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written {
-    let started = Instant::now();
-    let result = writer.write(&mut open.batch).await;
-    if let Ok(rows) = &result {
-        let write_ms = started.elapsed().as_secs_f32() * 1e3;
-        let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
-        let (messages, events, refused) = (open.batch.messages, open.batch.events.len(), open.batch.refused.len());
-        debug!(
-            event = "batch-committed",
-            partition = writer.partition,
-            messages,
-            events,
-            rows,
-            refused,
-            why,
-            write_ms,
-            lag_ms,
-            "{messages} messages committed as {rows} rows in {write_ms:.1} ms"
-        );
-    }
-    (writer, open, result)
 }

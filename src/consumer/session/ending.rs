@@ -9,7 +9,8 @@ use lapin::options::{BasicCancelOptions, BasicNackOptions};
 use tracing::debug;
 
 use super::super::waiting::Waiting;
-use super::{End, Open, REPLY_SUCCESS, Session, Written, join};
+use super::writing::{Written, join};
+use super::{End, Open, REPLY_SUCCESS, Session};
 
 impl Session<'_> {
     /// After an error, or to stop the broker at once (`learns`: for what waits is of a size that nobody knew). Gives everything back and waits

@@ -1,0 +1,104 @@
+//! A batch on its way into MySQL, and its acknowledgement.
+
+use anyhow::{Context, Result, anyhow};
+use lapin::Acker;
+use lapin::options::BasicAckOptions;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::{Open, Session};
+use crate::consumer::flush::Writer;
+use crate::model::Micros;
+use crate::store::StoreError;
+use crate::vitals::vitals;
+
+/// A batch in its transaction. The task runs to its end whatever becomes of the session.
+pub(super) type Writing = JoinHandle<Written>;
+
+/// What comes back: the writer, the batch, and how many rows it came down to.
+pub(super) type Written = (Writer, Open, Result<usize, StoreError>);
+
+impl Session<'_> {
+    /// Hands the open batch to the idle writer, in a task of its own.
+    pub(super) fn start_writing(&mut self, why: &'static str) -> Result<()> {
+        let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
+        let mut open = std::mem::take(&mut self.open);
+        open.received.note();
+        vitals().batches.add(why, 1);
+        self.unacked.writing = self.unacked.open.take();
+        self.writing = Some(tokio::spawn(write(writer, open, why)));
+        Ok(())
+    }
+
+    pub(super) async fn acknowledge(&mut self, written: Written) -> Result<()> {
+        match self.committed(written)? {
+            Some(last) => self.acknowledge_until(&last).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
+    pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
+        let (writer, open, result) = written;
+        self.writer = Some(writer);
+        result.context("write a batch")?;
+        let refused = open.batch.refused.len() as u64;
+        if let Some(refused) = self.refused.note(refused, std::time::Instant::now()) {
+            warn!(
+                event = "dead-letters",
+                partition = self.partition.number,
+                refused,
+                "{refused} messages can never be applied: they are dead letters, as far as there is room"
+            );
+        }
+        Ok(open.last)
+    }
+
+    /// This message and all before it.
+    pub(super) async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
+        let began = Instant::now();
+        let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
+        let acknowledged = self.partition.beat.during(ack).await?;
+        if !acknowledged {
+            return Err(anyhow!("the delivery is stale: the broker has taken it back"));
+        }
+        self.unacked.writing = None;
+        self.unacked.note(&self.vitals);
+        vitals().step("acknowledge", began.elapsed().as_secs_f64());
+        self.outage.over();
+        Ok(())
+    }
+}
+
+/// Waits for the transaction under way; for ever when there is none.
+pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
+    let Some(task) = writing else { return std::future::pending().await };
+    let written = task.await;
+    // A task that has ended must not be asked again.
+    *writing = None;
+    written.context("the writer panicked")
+}
+
+async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written {
+    let started = Instant::now();
+    let result = writer.write(&mut open.batch).await;
+    if let Ok(rows) = &result {
+        let write_ms = started.elapsed().as_secs_f32() * 1e3;
+        let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
+        let (messages, events, refused) = (open.batch.messages, open.batch.events.len(), open.batch.refused.len());
+        debug!(
+            event = "batch-committed",
+            partition = writer.partition,
+            messages,
+            events,
+            rows,
+            refused,
+            why,
+            write_ms,
+            lag_ms,
+            "{messages} messages committed as {rows} rows in {write_ms:.1} ms"
+        );
+    }
+    (writer, open, result)
+}
