@@ -1,0 +1,252 @@
+//! The documents, held against the code.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use tallyd::archiver::Outcome;
+use tallyd::event::Reason;
+use tallyd::{cli, reconciler, recounter};
+
+use super::{blocks, documents, first_column, read, root, sources, table};
+
+#[test]
+fn the_documents_list_every_reason_of_refusal() {
+    let codes: Vec<&str> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+    assert_eq!(first_column(&table("docs/events.md", "Refused events")), codes);
+}
+
+/// The events that the sources log, with their levels.
+fn logged_events() -> BTreeMap<String, String> {
+    let mut events = BTreeMap::new();
+    for (path, text) in sources("src") {
+        for (place, _) in text.match_indices("event = \"") {
+            let (before, after) = text.split_at(place);
+            let name = after["event = \"".len()..].split('"').next().unwrap();
+            let level = ["error", "warn", "info", "debug", "trace"]
+                .into_iter()
+                .max_by_key(|level| before.rfind(&format!("{level}!(")))
+                .unwrap();
+            let known = events.insert(name.to_owned(), level.to_owned());
+            assert!(known.is_none_or(|known| known == level), "{name} has two levels: {}", path.display());
+        }
+    }
+    events
+}
+
+#[test]
+fn the_documents_list_every_log_event_with_its_level() {
+    let rows = table("docs/operations.md", "Log events");
+    let listed: BTreeMap<String, String> = rows.into_iter().map(|row| (row[0].clone(), row[1].clone())).collect();
+    assert_eq!(listed, logged_events());
+}
+
+#[test]
+fn the_documents_explain_every_number_of_a_reconcile() {
+    let report = serde_json::to_value(reconciler::report::Report::default()).unwrap();
+    let rows = table("docs/operations.md", "The report of a reconcile");
+    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
+    assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
+}
+
+#[test]
+fn the_documents_explain_every_number_of_a_recount() {
+    let report = serde_json::to_value(recounter::report::Report::default()).unwrap();
+    let rows = table("docs/operations.md", "The report of a recount");
+    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
+    assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
+}
+
+#[test]
+fn the_documents_explain_every_outcome_of_an_archive() {
+    let all = [
+        Outcome::Archived,
+        Outcome::Ended,
+        Outcome::Waiting,
+        Outcome::Saved,
+        Outcome::Restored,
+        Outcome::Forgotten,
+        Outcome::Pruned,
+        Outcome::Kept,
+        Outcome::WouldArchive,
+        Outcome::WouldEnd,
+        Outcome::WouldPrune,
+        Outcome::WouldRestore,
+        Outcome::Open,
+        Outcome::Nothing,
+    ];
+    let names: Vec<String> =
+        all.iter().map(|outcome| serde_json::to_value(outcome).unwrap().as_str().unwrap().to_owned()).collect();
+    assert_eq!(first_column(&table("docs/operations.md", "The report of an archive")), names);
+}
+
+#[test]
+fn the_documents_explain_every_exit_code() {
+    let codes =
+        [cli::EXIT_DONE, cli::EXIT_FAILED, cli::EXIT_DRIFT, cli::EXIT_USAGE, cli::EXIT_TRY_LATER, cli::EXIT_CONFIG];
+    let codes: Vec<String> = codes.iter().map(u8::to_string).collect();
+    assert_eq!(first_column(&table("docs/operations.md", "Exit codes")), codes);
+}
+
+#[test]
+fn the_documents_name_every_table() {
+    let mut tables = BTreeSet::new();
+    for entry in fs::read_dir(root().join("migrations")).unwrap() {
+        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+        let names = text.split("CREATE TABLE IF NOT EXISTS ").skip(1);
+        tables.extend(names.map(|rest| rest.split_whitespace().next().unwrap().to_owned()));
+    }
+    let rows = table("docs/migration.md", "The schema");
+    assert_eq!(first_column(&rows).into_iter().map(str::to_owned).collect::<BTreeSet<_>>(), tables);
+}
+
+#[test]
+fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
+    let examples = [
+        ("python", ["examples/python/like.py", "examples/python/board.py", "examples/python/sets.py"]),
+        ("js", ["examples/node/client.js", "examples/node/board.js", "examples/node/sets.js"]),
+    ];
+    for (language, files) in examples {
+        let example: String = files.iter().map(read).collect();
+        for document in documents() {
+            for block in blocks(document.to_str().unwrap(), language) {
+                assert!(example.contains(block.trim()), "{}: not in {files:?}:\n{block}", document.display());
+            }
+        }
+    }
+    assert!(!blocks("README.md", "python").is_empty());
+}
+
+#[test]
+fn the_readme_gives_the_same_rights_as_the_operations_manual() {
+    let readme = read("README.md");
+    for line in blocks("docs/operations.md", "sql")[0].lines() {
+        assert!(readme.contains(line), "not in README.md: {line}");
+    }
+}
+
+#[test]
+fn the_manual_gives_the_accounts_of_the_files_under_ops() {
+    assert_eq!(blocks("docs/operations.md", "sql")[0], read("ops/mysql/grants.sql"));
+    let manual = read("docs/operations.md");
+    for file in [
+        "rabbitmq/permissions.sh",
+        "redis/accounts.txt",
+        "redis/cluster.txt",
+        "redis/sentinel.txt",
+        "redis/layouts.txt",
+        "redis/filters.txt",
+    ] {
+        assert!(manual.contains(&format!("](../ops/{file})")), "the manual does not name {file}");
+        for line in read(format!("ops/{file}")).lines().filter(|line| !line.starts_with('#') && *line != "set -eu") {
+            assert!(manual.lines().any(|known| known == line), "not in the manual: {line}");
+        }
+    }
+    let of_files: Vec<String> = ["accounts", "cluster", "sentinel", "layouts", "filters"]
+        .iter()
+        .flat_map(|name| read(format!("ops/redis/{name}.txt")).lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let of_manual: Vec<&str> = manual.lines().filter(|line| line.starts_with("ACL SETUSER ")).collect();
+    assert_eq!(of_manual, of_files);
+}
+
+#[test]
+fn nothing_is_unsafe() {
+    assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
+    for folder in ["src", "tests", "benches", "torture", "examples"] {
+        for (path, text) in sources(folder) {
+            // This line names it, too.
+            let named = text
+                .lines()
+                .filter(|line| line.contains("unsafe_code") && !line.contains("forbid") && !line.contains("named"));
+            assert_eq!(named.count(), 0, "{} allows what is forbidden", path.display());
+        }
+    }
+}
+
+#[test]
+fn links_lead_somewhere() {
+    for document in documents() {
+        let text = read(&document);
+        for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            if link.starts_with("http") {
+                continue;
+            }
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            let path = match path {
+                "" => document.clone(),
+                path => document.parent().unwrap().join(path),
+            };
+            assert!(root().join(&path).exists(), "{}: {link} is not there", document.display());
+            assert!(
+                heading.is_empty() || read(&path).lines().any(|line| slug(line) == heading),
+                "{}: {link} has no such heading",
+                document.display()
+            );
+        }
+    }
+}
+
+/// A heading's anchor, as GitHub and others make it.
+fn slug(line: &str) -> String {
+    let Some(title) = line.strip_prefix('#') else { return String::new() };
+    let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
+    title.trim_start_matches('#').trim().to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+#[test]
+fn every_test_that_the_documents_name_exists() {
+    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let mut named = 0;
+    for document in documents() {
+        let text = read(&document);
+        // A test's name is a statement: three words at least, joined.
+        let spans = text.split('`').skip(1).step_by(2);
+        let is_name = |span: &&str| {
+            span.matches('_').count() >= 3 && span.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_')
+        };
+        // Names of other programs' settings and plugins, and of metrics, that look like it.
+        let others =
+            ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
+        let is_metric = |name: &&str| name.starts_with("tallyd_") || name.starts_with("process_");
+        for name in spans.filter(is_name).filter(|name| !others.contains(name) && !is_metric(name)) {
+            assert!(
+                code.contains(&format!("fn {name}(")) || code.contains(&format!("{name}:")),
+                "{}: there is no {name}",
+                document.display()
+            );
+            named += 1;
+        }
+    }
+    assert!(named > 20, "{named} names");
+}
+
+#[test]
+fn every_file_that_the_architecture_names_exists() {
+    let text = read("ARCHITECTURE.md");
+    for span in text.split('`').skip(1).step_by(2) {
+        let is_path =
+            ["src/", "lua/", "tests/", "torture/", "dev/", "migrations/", "docs/", "systemd/", "examples/", ".ci/"]
+                .iter()
+                .any(|folder| span.starts_with(folder))
+                && !span.contains([' ', '*', '{']);
+        assert!(!is_path || root().join(span).exists(), "there is no {span}");
+    }
+}
+
+#[test]
+fn the_changelog_keeps_its_format() {
+    let text = read("CHANGELOG.md");
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("# Changelog"));
+    let versions: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    assert_eq!(versions.first(), Some(&"[Unreleased]"));
+    for version in &versions[1..] {
+        let (number, date) = version.split_once(" - ").unwrap_or_else(|| panic!("{version}: no date"));
+        assert!(number.starts_with('[') && number.ends_with(']'), "{version}");
+        assert!(date.len() == 10 && date.split('-').count() == 3, "{version}");
+    }
+    let kinds = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"];
+    for kind in text.lines().filter_map(|line| line.strip_prefix("### ")) {
+        assert!(kinds.contains(&kind), "{kind}");
+    }
+}

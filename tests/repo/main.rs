@@ -1,0 +1,84 @@
+//! The repository's own promises: the sample configuration, the unit file and the documents say what the code does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod documents;
+mod settings;
+mod unit;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tallyd::config::{self, Config};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The documents, by their paths.
+fn documents() -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"].into_iter().map(PathBuf::from).collect();
+    for entry in fs::read_dir(root().join("docs")).unwrap() {
+        let path = Path::new("docs").join(entry.unwrap().file_name());
+        if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// All Rust files under a folder, with their text.
+fn sources(folder: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push((path.clone(), fs::read_to_string(path).unwrap()));
+            }
+        }
+    }
+    found
+}
+
+/// The rows of the table under a heading: each cell without its backticks.
+fn table(document: &str, heading: &str) -> Vec<Vec<String>> {
+    let text = read(document);
+    let (_, after) =
+        text.split_once(&format!("# {heading}\n")).unwrap_or_else(|| panic!("{document} has no {heading}"));
+    let lines = after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |line: &str| line.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', "")).collect();
+    lines.skip(2).map(cells).collect()
+}
+
+/// The blocks of that language in a document.
+fn blocks(document: &str, language: &str) -> Vec<String> {
+    let text = read(document);
+    let opening = format!("```{language}\n");
+    text.split(&opening).skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
+}
+
+fn first_column(rows: &[Vec<String>]) -> Vec<&str> {
+    rows.iter().map(|row| row[0].as_str()).collect()
+}
+
+fn parsed(text: &str) -> Result<Config, String> {
+    config::parse(text, "config.toml", []).map_err(|error| error.to_string())
+}
+
+/// config.toml with its commented settings in force.
+fn with_examples() -> String {
+    let setting = |line: &str| {
+        line.strip_prefix('#').filter(|rest| !rest.is_empty() && !rest.starts_with([' ', ':'])).map(str::to_owned)
+    };
+    read("config.toml").lines().map(|line| setting(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+}

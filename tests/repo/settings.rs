@@ -1,0 +1,120 @@
+//! config.toml and the samples in the documents, held against the configuration that there is.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use tallyd::config::{self, Config};
+
+use super::{blocks, documents, parsed, read, with_examples};
+
+/// The keys that the type behind a section has, as its own complaint of an unknown one lists them.
+fn keys_of(section: &str) -> Vec<String> {
+    let error = parsed(&format!("{section}\nnothing_is_called_so = 1")).unwrap_err();
+    let (_, list) = error.split_once(": known are ").unwrap_or_else(|| panic!("{error}"));
+    list.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn config_toml_has_the_defaults() {
+    assert_eq!(format!("{:#?}", parsed(&read("config.toml")).unwrap()), format!("{:#?}", Config::default()));
+}
+
+#[test]
+fn config_toml_names_every_key_and_every_key_that_it_names_exists() {
+    parsed(&with_examples()).unwrap();
+    let text = with_examples();
+    let written: toml::Table = text.parse().unwrap();
+    let sections = keys_of("");
+    assert_eq!(sections.iter().collect::<BTreeSet<_>>(), written.keys().collect::<BTreeSet<_>>());
+    for section in sections {
+        let (header, table) = match &written[&section] {
+            toml::Value::Array(blocks) => (format!("[[{section}]]"), blocks[0].as_table().unwrap().clone()),
+            table => (format!("[{section}]"), table.as_table().unwrap().clone()),
+        };
+        if matches!(section.as_str(), "kinds" | "metrics") {
+            continue;
+        }
+        for key in keys_of(&header) {
+            if key == "password_file" {
+                let variable = format!("TALLYD__{}__PASSWORD", section.to_uppercase());
+                assert!(text.contains(&variable), "config.toml does not name {variable}");
+            }
+            assert!(table.contains_key(&key), "config.toml has no {key} in {header}");
+        }
+    }
+}
+
+#[test]
+fn the_board_in_config_toml_has_the_defaults_that_it_says() {
+    let board = |text: &str| format!("{:?}", parsed(text).unwrap().boards);
+    let written = board(&with_examples()).replace("Europe/Berlin", "UTC");
+    assert_eq!(written, board("[[board]]\nname = \"likes\"\nperiod = \"week\""));
+}
+
+#[test]
+fn the_rule_in_config_toml_has_the_defaults_that_it_says() {
+    let rules = |text: &str| format!("{:?}", parsed(text).unwrap().rules);
+    let written = rules(&with_examples());
+    assert_eq!(written, rules("[[rule]]\nmetric = \"unread\"\nkind = \"video\"\nboard = \"likes\""));
+}
+
+#[test]
+fn the_recount_in_config_toml_has_the_defaults_that_it_says() {
+    let recounts = |text: &str| format!("{:?}", parsed(text).unwrap().recounts);
+    let query = &parsed(&with_examples()).unwrap().recounts[0].query;
+    let least = format!("[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"{query}\"");
+    assert_eq!(recounts(&with_examples()), recounts(&least));
+}
+
+/// Loads the sample with one value changed; what is said of that key.
+pub fn complaint(key: &str, line: &str, value: u64) -> Option<String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), read("config.toml").replace(line, &format!("{key} = {value}"))).unwrap();
+    let problems = config::load(file.path()).err()?.0;
+    problems.into_iter().find(|problem| problem.contains(&format!("] {key} is {value}, allowed")))
+}
+
+#[test]
+fn the_bounds_in_config_toml_are_the_bounds() {
+    let text = read("config.toml");
+    let (mut comment, mut checked) = (String::new(), 0);
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# ") {
+            comment = format!("{comment} {rest}");
+            continue;
+        }
+        if let Some((key, value)) = line.split_once(" = ")
+            && value.parse::<u64>().is_ok()
+            && let Some((least, most)) = bounds(&comment)
+        {
+            for value in [least, most] {
+                assert_eq!(complaint(key, line, value), None);
+            }
+            assert!(complaint(key, line, most + 1).is_some(), "{key} = {} is not refused", most + 1);
+            assert!(least == 0 || complaint(key, line, least - 1).is_some(), "{key} = {} is not refused", least - 1);
+            checked += 1;
+        }
+        comment.clear();
+    }
+    assert_eq!(checked, 18, "keys with bounds");
+}
+
+/// "(1 to 3600)", but not of the codes in [kinds] and [metrics], which have no key of their own.
+fn bounds(comment: &str) -> Option<(u64, u64)> {
+    if comment.contains("codes") {
+        return None;
+    }
+    comment.split('(').find_map(|part| {
+        let (least, most) = part.split_once(')')?.0.split_once(" to ")?;
+        Some((least.parse().ok()?, most.parse().ok()?))
+    })
+}
+
+#[test]
+fn every_sample_of_configuration_in_the_documents_is_read() {
+    for document in documents() {
+        for block in blocks(document.to_str().unwrap(), "toml") {
+            parsed(&block).unwrap_or_else(|error| panic!("{}: {error}\n{block}", document.display()));
+        }
+    }
+}
