@@ -3,13 +3,13 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
--- KEYS[4]  where there is a snapshot of the board: its mark
+-- KEYS[4]  where there is a snapshot of the board: its mark; where it was raised: how many pages it was given
 -- ARGV[1]  the number of the run that does it
--- ARGV     then, where there is a snapshot, the marks that it may have
+-- ARGV     then what KEYS[4] may hold
 --
 -- Returns 1 where it did; 0 where a frozen zset is there already, which is never renamed over; -1 where the claim is not
--- this run's (any more); -2 where there is no live zset; -3 where the mark is another one or gone: Redis has lost the board, and the
--- live zset is only what came since.
+-- this run's (any more); -2 where there is no live zset; -3 where KEYS[4] holds something else or is gone: Redis has lost the board, and the
+-- live zset is only what came since; or another server has taken over.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1

@@ -27,7 +27,8 @@
 //!   over the old places, trims what is beyond the end, verifies. A just before UNLINK: the script that unlinks looks
 //!   for the live key itself, and leaves the zset.
 //! * A after the frozen zset is gone: what came late alone must not be taken for the board. A live key is frozen only
-//!   where MySQL has no row of the period; otherwise it stays where it is, and every report names it with its reason.
+//!   where MySQL has no row of the period, or Redis has gone back (below); otherwise it stays where it is, and every report names it with its
+//!   reason.
 //! * A takes away from a member that only the frozen zset has: `board.lua` removes what falls to zero, so the archive
 //!   keeps the higher score. Known, and only possible after `archive_grace`.
 //! * B dies between any two steps ([`FAULT_POINTS`]): after the RENAME the frozen key without a row says that it is the
@@ -222,6 +223,10 @@ impl Archiver {
             if seen.insert(candidate.at.clone()) {
                 boards.entry(candidate.at.board.clone()).or_default().push(candidate);
             }
+        }
+        // Those that have nothing to do, too: what is noted of a board must be there before its first period is frozen.
+        for board in self.boards.iter().filter(|board| scope.has_board(&board.name)) {
+            boards.entry(board.name.clone()).or_default();
         }
         if scope.dry_run {
             let open = self.find(candidates.open, |(candidate, _)| candidate.at.clone()).await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cache::boards::BoardKeys;
+use crate::cache::boards::{BoardKeys, Note};
 use crate::model::Micros;
 use crate::store::boards::{PeriodRow, PeriodState};
 
@@ -37,8 +37,7 @@ pub(super) enum Saved {
 }
 
 pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a \
-    part of it; what the live zset holds, if there is one, came late (or is the board, if a replica took over): delete \
-    its row of leaderboard_period to have that archived as the whole board";
+    part of it; what the live zset holds, if there is one, came late: delete its row of leaderboard_period to have that archived as the whole board";
 
 pub(super) const LOST_SAVED: &str = "Redis lost its frozen zset before the copy was verified, but there is a snapshot: \
     `tallyd board restore` puts that in its place";
@@ -56,6 +55,12 @@ pub(super) const LATE_PRUNED: &str = "it was written to after its archive had be
 pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
     and stays as it is, the zset can be unlinked";
 
+pub(super) const BOTH_CAME_BACK: &str = "its frozen zset is in Redis again after it had ended, and what came late beside it: leaderboard_archive is whole \
+    and stays as it is; what the live zset holds is part of it, but for what was added since Redis went back. Both can be unlinked";
+
+pub(super) const WENT_BACK_AGAIN: &str =
+    "another server has taken over while it was raised to its archive: the next run does that";
+
 pub(super) const WENT_BACK: &str = "Redis has it as it was before it was frozen: `tallyd archive` raises that to its archive, and archives it once more";
 
 pub(super) const UNKNOWN: &str = "the configuration has no such board any more, so it can't say how long its zset stays: \
@@ -69,7 +74,7 @@ pub(super) fn decide(
     expire_after: Option<Duration>,
     now: Micros,
 ) -> Plan {
-    let BoardKeys { live, frozen, never_frozen } = keys;
+    let BoardKeys { live, frozen, .. } = keys;
     let Some(row) = row else {
         return match (live || frozen, expire_after) {
             // What is left of a board must not be taken for it. One that is frozen was whole when it was.
@@ -81,7 +86,9 @@ pub(super) fn decide(
     };
     match (row.state, frozen, expire_after) {
         // The live zset is no late write: a server has taken over, or was started, with what it knew before the freeze.
-        (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(_)) if live && never_frozen => {
+        (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(_))
+            if live && went_back(keys, row) =>
+        {
             Plan::Raise
         }
         // With its mark and its members: the same, of a Redis that kept no notes then.
@@ -99,10 +106,20 @@ pub(super) fn decide(
                 left => Plan::Wait(left),
             }
         }
+        (PeriodState::Ended, true, _) if live => Plan::Keep(BOTH_CAME_BACK),
         (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(CAME_BACK),
         (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
         (PeriodState::Pruned, false, _) if live => Plan::Keep(LATE_PRUNED),
         (PeriodState::Ended | PeriodState::Pruned, false, _) => Plan::Nothing,
+    }
+}
+
+/// Whether Redis lacks a freeze that MySQL knows of: it was in Redis before it was in MySQL.
+pub(super) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
+    match keys.note {
+        Note::Unknown => false,
+        Note::Missing => true,
+        Note::Frozen(restored) => restored != row.restored(),
     }
 }
 
@@ -141,21 +158,33 @@ mod tests {
     ) -> Plan {
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
         let row = state.map(|state| PeriodRow { state, tally, left_out: 0, done_at, restored_at: None });
-        decide(BoardKeys { live, frozen, never_frozen: false }, row, saved, expire_after, at)
+        let note = Note::Frozen(0);
+        decide(BoardKeys { live, frozen, note }, row, saved, expire_after, at)
     }
 
     #[test]
     fn what_redis_has_from_before_the_freeze_is_raised_and_not_taken_for_what_came_late() {
         use PeriodState::{Done, Ended, Frozen, Pruned};
         let tally = Tally::default();
-        let plan = |live, frozen, state, saved, stay| {
-            let row = PeriodRow { state, tally, left_out: 0, done_at: Some(DONE_AT), restored_at: None };
-            decide(BoardKeys { live, frozen, never_frozen: true }, Some(row), saved, stay, DONE_AT)
+        let plan_of = |live, frozen, state, saved, stay, restored_at, note| {
+            let row = PeriodRow { state, tally, left_out: 0, done_at: Some(DONE_AT), restored_at };
+            decide(BoardKeys { live, frozen, note }, Some(row), saved, stay, DONE_AT)
         };
+        let plan = |live, frozen, state, saved, stay| plan_of(live, frozen, state, saved, stay, None, Note::Missing);
         for saved in [Saved::None, Saved::Marked, Saved::Lost] {
             for state in [Frozen, Done, Ended] {
                 assert_eq!(plan(true, false, state, saved, Some(STAY)), Plan::Raise, "{state:?} {saved:?}");
             }
+        }
+        // It was put back from its archive, and Redis knows of that, or of another time, or of none.
+        let (late, restored) = (Plan::Keep(LATE), Some(Micros(7)));
+        for (note, expected) in [
+            (Note::Frozen(7), late),
+            (Note::Frozen(6), Plan::Raise),
+            (Note::Frozen(0), Plan::Raise),
+            (Note::Unknown, late),
+        ] {
+            assert_eq!(plan_of(true, false, Ended, Saved::None, Some(STAY), restored, note), expected, "{note:?}");
         }
         // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
         for (live, frozen, state, stay, expected) in [
@@ -187,7 +216,7 @@ mod tests {
             (false, false, Some(Ended), Plan::Nothing),
             (true, false, Some(Ended), Plan::Keep(LATE)),
             (false, true, Some(Ended), Plan::Keep(CAME_BACK)),
-            (true, true, Some(Ended), Plan::Keep(CAME_BACK)),
+            (true, true, Some(Ended), Plan::Keep(BOTH_CAME_BACK)),
             (false, false, Some(Pruned), Plan::Nothing),
             (true, false, Some(Pruned), Plan::Keep(LATE_PRUNED)),
             (false, true, Some(Pruned), Plan::Keep(CAME_BACK)),

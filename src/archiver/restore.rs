@@ -177,14 +177,27 @@ impl Run<'_> {
         match source {
             Source::Add(snapshot) => return self.put_live(to, candidate, snapshot.number).await,
             Source::Raise(snapshot) => self.raise_to_snapshot(to.at, snapshot).await?,
-            Source::Frozen(_) | Source::Archive(_) => {
+            Source::Frozen(_) => {
                 self.present(cache.put_frozen(to).await?)?;
-                // The next run says how long.
-                self.present(cache.keep_frozen(to.at, self.number).await?)?;
+                let row = self.archiver.store.held_board_period(self.number, to.at).await?;
+                self.keep(to.at, row.map_or(0, |row| row.restored())).await?;
             }
-            Source::Put(row) => drop(self.verify_again(to.at, row).await?),
+            // Before MySQL knows that it was put back.
+            Source::Archive(_) => {
+                self.present(cache.put_frozen(to).await?)?;
+                self.keep(to.at, self.now.0).await?;
+            }
+            Source::Put(row) => {
+                self.verify_again(to.at, row).await?;
+                self.keep(to.at, self.now.0).await?;
+            }
         }
         Ok(0)
+    }
+
+    /// The next run says how long.
+    async fn keep(&self, at: &BoardPeriod, restored: i64) -> Step<()> {
+        self.present(self.archiver.cache.keep_frozen(at, self.number, restored).await?).map(drop)
     }
 
     /// What there is to put back; or why nothing is.
@@ -197,7 +210,7 @@ impl Run<'_> {
         let no = |reason: &str| Err(Halt::Kept(reason.to_owned()));
         match (row.map(|row| row.state), row, snapshot) {
             (Some(PeriodState::Pruned), ..) => no("its archive was pruned, by archive_keep"),
-            (Some(_), ..) if keys.live && !keys.frozen && keys.never_frozen => no(plan::WENT_BACK),
+            (Some(_), Some(row), _) if keys.live && !keys.frozen && plan::went_back(keys, row) => no(plan::WENT_BACK),
             (Some(PeriodState::Done), ..) if keys.frozen => no("its frozen zset is in Redis, and its archive is whole"),
             (Some(PeriodState::Ended), Some(row), _) if keys.frozen => Ok(Source::Put(row)),
             (Some(PeriodState::Done | PeriodState::Ended), Some(row), _) => Ok(Source::Archive(row)),
@@ -253,7 +266,7 @@ impl Run<'_> {
             let page = store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.member.clone());
-            self.present(cache.raise_board(at, self.number, &page).await?)?;
+            self.present(cache.raise_board(at, self.number, None, &page).await?)?;
             fault::point("restore:raised-page");
             done += page.len() as u64;
             self.show_done(done);

@@ -136,7 +136,7 @@ impl Scope {
         Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0), rule, top: board.map_or(0, top) })
     }
 
-    fn has_board(&self, name: &str) -> bool {
+    pub(super) fn has_board(&self, name: &str) -> bool {
         self.board.as_ref().is_none_or(|wanted| wanted == name)
     }
 }

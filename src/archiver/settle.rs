@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
 use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
-use crate::cache::boards::Changed;
+use crate::cache::boards::{Beside, Changed};
 use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
@@ -112,13 +112,12 @@ impl Run<'_> {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
             (Plan::Archive, row, Some(expire_after)) => {
                 if !keys.frozen {
-                    self.freeze(at, marks).await?;
+                    self.freeze(at, marks.map_or(Beside::Nothing, Beside::Mark)).await?;
                 }
                 self.archive(candidate, row, expire_after).await
             }
             (Plan::Raise, Some(row), Some(expire_after)) => {
                 let row = self.raise_to_archive(at, row).await?;
-                self.freeze(at, None).await?;
                 self.archive(candidate, Some(row), expire_after).await
             }
             (Plan::End, Some(row), _) => self.end(at, row).await,
@@ -129,17 +128,22 @@ impl Run<'_> {
                     false => Ok(report(Outcome::Ended).because("it was gone from Redis already")),
                 }
             }
-            (Plan::Wait(left), _, _) => {
+            (Plan::Wait(left), row, _) => {
                 // Each time: the run that noted "done" may have died before this.
-                self.taken(cache.expire_frozen(at, self.number, left.saturating_add(SAFETY_NET)).await?)?;
+                let (stay, restored) = (left.saturating_add(SAFETY_NET), row.map_or(0, |row| row.restored()));
+                self.taken(cache.expire_frozen(at, self.number, stay, restored).await?)?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(self.now.after(left)))))
             }
             (Plan::Nothing | Plan::Archive | Plan::Raise | Plan::End, _, _) => Ok(report(Outcome::Nothing)),
         }
     }
 
-    async fn freeze(&self, at: &BoardPeriod, marks: Option<[u64; 2]>) -> Step<()> {
-        self.present(self.archiver.cache.freeze_board(at, self.number, marks).await?)?;
+    pub(super) async fn freeze(&self, at: &BoardPeriod, beside: Beside) -> Step<()> {
+        let frozen = self.archiver.cache.freeze_board(at, self.number, beside).await?;
+        if frozen == Changed::Lost && matches!(beside, Beside::Pages(_)) {
+            return Err(Halt::Kept(plan::WENT_BACK_AGAIN.to_owned()));
+        }
+        self.present(frozen)?;
         fault::point("archive:frozen");
         Ok(())
     }
@@ -153,7 +157,8 @@ impl Run<'_> {
         let Archiver { store, cache, .. } = self.archiver;
         // Before MySQL knows of it, so that Redis' own notes are behind only where Redis has gone back; and before anything is merged: its EXPIRE
         // would take away what is not archived yet.
-        self.present(cache.keep_frozen(at, self.number).await?)?;
+        let put_back = row.map_or(0, |row| row.restored());
+        self.present(cache.keep_frozen(at, self.number, put_back).await?)?;
         fault::point("archive:persisted");
         if row.is_none_or(|row| row.state != PeriodState::Frozen) {
             store.note_frozen(self.number, at, self.now).await?;
@@ -173,7 +178,7 @@ impl Run<'_> {
         fault::point("archive:verified");
         store.note_done(self.number, at, tally, left_out, self.now).await?;
         fault::point("archive:done");
-        self.taken(cache.expire_frozen(at, self.number, expire_after.saturating_add(SAFETY_NET)).await?)?;
+        self.taken(cache.expire_frozen(at, self.number, expire_after.saturating_add(SAFETY_NET), put_back).await?)?;
         fault::point("archive:expiring");
         let members = tally.members;
         let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
@@ -212,7 +217,7 @@ impl Run<'_> {
         let verified = match verified {
             Err(Halt::Kept(reason)) => {
                 // Or the safety net would end what is no longer proved.
-                self.taken(self.archiver.cache.keep_frozen(at, self.number).await?)?;
+                self.taken(self.archiver.cache.keep_frozen(at, self.number, row.restored()).await?)?;
                 let remedy = "it was archived before: delete its row of leaderboard_period to have it archived anew";
                 Err(Halt::Kept(format!("{reason}; {remedy}")))
             }

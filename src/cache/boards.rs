@@ -18,9 +18,6 @@ use super::{
 };
 use crate::model::{BoardMember, BoardPeriod};
 
-/// How long a claim lasts: longer than any run. What is left of a board that is gone goes away by itself.
-const CLAIM_S: u64 = 7 * 86_400;
-
 /// Which zsets of a period are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoardKeys {
@@ -28,8 +25,20 @@ pub struct BoardKeys {
     pub live: bool,
     /// The one that is archived.
     pub frozen: bool,
-    /// Redis keeps notes of what was frozen, and this was not: where it was all the same, Redis has gone back to before that.
-    pub never_frozen: bool,
+    /// What Redis has noted of its freeze.
+    pub note: Note,
+}
+
+/// What Redis has noted of a period's freeze. It goes back in time together with the zsets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Note {
+    /// It keeps no notes.
+    #[default]
+    Unknown,
+    /// It was never frozen.
+    Missing,
+    /// It was, and was put back from its archive at that time, in microseconds; 0 where it never was.
+    Frozen(i64),
 }
 
 /// What came of changing a closed period.
@@ -50,8 +59,22 @@ pub enum Changed {
 /// The field that the notes of freezes have from the beginning; no period is called so.
 const NOTES_BEGUN: &str = "-";
 
+/// Periods whose notes are read at once.
+const NOTES_PAGE: usize = 1_000;
+
 /// Members that are read at once to count their different scores.
 const DISTINCT_PAGE: u64 = 1_000;
+
+/// What must stand beside a live zset that is frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// One of these marks of a snapshot.
+    Mark([u64; 2]),
+    /// That it was raised by so many pages.
+    Pages(u64),
+}
 
 /// Which of a period's zsets is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +122,7 @@ impl Cache {
             found.extend(answers.chunks_exact(3).map(|three| BoardKeys {
                 live: three.first() == Some(&Value::Int(1)),
                 frozen: three.get(1) == Some(&Value::Int(1)),
-                never_frozen: matches!(three.last().and_then(Value::as_sequence), Some([begun, Value::Nil]) if *begun != Value::Nil),
+                note: three.last().map_or(Note::Unknown, read_note),
             }));
         }
         Ok(found)
@@ -112,31 +135,59 @@ impl Cache {
     pub async fn claim_board(&self, board: &str, run: u64) -> Result<bool> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
-        match self.change(ACTION, call.number(run).number(CLAIM_S)).await? {
+        match self.change(ACTION, call.number(run)).await? {
             Changed::Done(noted) => Ok(noted == 1),
             other => Err(unexpected(ACTION, &Value::SimpleString(format!("{other:?}")))),
         }
     }
 
-    /// Begins the notes of which periods were frozen, with these.
+    /// Notes which periods were frozen, each with the time at which it was put back: begins the notes with these; or, where they are there, adds
+    /// those that have no live zset.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn note_freezes(&self, board: &str, run: u64, periods: &[String]) -> Result<Changed> {
-        let call = Call::new(&BOARD_NOTE, self.keys.board_claim(board)).key(self.keys.board_freezes(board)).number(run);
-        self.change("note which boards were frozen", periods.iter().fold(call, Call::arg)).await
+    pub async fn note_freezes(
+        &self,
+        board: &str,
+        run: u64,
+        are_there: bool,
+        periods: &[(String, i64)],
+    ) -> Result<Changed> {
+        let call = Call::new(&BOARD_NOTE, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
+        let live = periods.iter().filter(|_| are_there).map(|(period, _)| self.keys.board(board, period));
+        let call = live.fold(call, Call::key).number(run);
+        let call = periods.iter().fold(call, |call, (period, restored)| call.arg(period).number(restored));
+        self.change("note which boards were frozen", call).await
     }
 
-    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. Where there is a
-    /// snapshot, its mark must be one of `marks`.
+    /// Those of the periods that Redis has noted otherwise, or not at all.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn noted_otherwise(&self, board: &str, periods: Vec<(String, i64)>) -> Result<Vec<(String, i64)>> {
+        let mut otherwise = Vec::new();
+        for piece in periods.chunks(NOTES_PAGE) {
+            let mut command = redis::cmd("HMGET");
+            command.arg(self.keys.board_freezes(board)).arg(piece.iter().map(|(period, _)| period).collect::<Vec<_>>());
+            let answer = self.answer("read which boards were frozen", command).await?;
+            let notes = answer.as_sequence().unwrap_or_default().iter().map(|note| text(note)?.parse::<i64>().ok());
+            let pairs = piece.iter().zip(notes).filter(|((_, restored), note)| *note != Some(*restored));
+            otherwise.extend(pairs.map(|(period, _)| period.clone()));
+        }
+        Ok(otherwise)
+    }
+
+    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. What must be beside it is there, or it
+    /// is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, marks: Option<[u64; 2]>) -> Result<Changed> {
+    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, beside: Beside) -> Result<Changed> {
         let call = self.claimed(&BOARD_FREEZE, at).key(self.live(at)).key(self.frozen(at));
-        let call = match marks {
-            None => call.number(run),
-            Some(marks) => marks.iter().fold(call.key(self.mark(at)).number(run), Call::number),
+        let call = match beside {
+            Beside::Nothing => call.number(run),
+            Beside::Mark(marks) => marks.iter().fold(call.key(self.mark(at)).number(run), Call::number),
+            Beside::Pages(pages) => call.key(self.raised(at)).number(run).number(pages),
         };
         self.change("freeze a board", call).await
     }
@@ -151,25 +202,25 @@ impl Cache {
         self.change("merge what came late", call).await
     }
 
-    /// Lets the frozen zset stay until it is ended, and notes that there is one.
+    /// Lets the frozen zset stay until it is ended, and notes that there is one, `restored` at that time, or 0.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        self.change("keep a frozen board", self.stay(at, run, 0)).await
+    pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64, restored: i64) -> Result<Changed> {
+        self.change("keep a frozen board", self.stay(at, run, 0, restored)).await
     }
 
     /// Lets the frozen zset go away by itself, but not before `stay` (at least a second) is over.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
-        self.change("expire a frozen board", self.stay(at, run, stay.as_secs().max(1))).await
+    pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration, restored: i64) -> Result<Changed> {
+        self.change("expire a frozen board", self.stay(at, run, stay.as_secs().max(1), restored)).await
     }
 
-    fn stay(&self, at: &BoardPeriod, run: u64, seconds: u64) -> Call {
+    fn stay(&self, at: &BoardPeriod, run: u64, seconds: u64, restored: i64) -> Call {
         let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).key(self.keys.board_freezes(&at.board));
-        call.number(run).number(seconds).arg(&at.period)
+        call.number(run).number(seconds).arg(&at.period).number(restored)
     }
 
     /// Ends the frozen zset. Zero times where something came late: then it stays.
@@ -299,6 +350,10 @@ impl Cache {
         self.keys.board_mark(&at.board, &at.period)
     }
 
+    pub(super) fn raised(&self, at: &BoardPeriod) -> String {
+        self.keys.raised_board(&at.board, &at.period)
+    }
+
     pub(super) fn claimed(&self, script: &'static super::Script, at: &BoardPeriod) -> Call {
         Call::new(script, self.keys.board_claim(&at.board))
     }
@@ -316,6 +371,15 @@ impl Cache {
     pub(super) async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let results = self.run(action, pipeline).await?;
         results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
+    }
+}
+
+/// What stands in the notes: whether they were begun, and the period's.
+fn read_note(answer: &Value) -> Note {
+    match answer.as_sequence() {
+        Some([Value::Nil, _]) | None => Note::Unknown,
+        Some([_, note]) => text(note).and_then(|text| text.parse().ok()).map_or(Note::Missing, Note::Frozen),
+        Some(_) => Note::Unknown,
     }
 }
 

@@ -185,9 +185,14 @@ impl Keys {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: which periods were frozen, and by which run.
+    /// `board:{likes}:freezes`: which periods were frozen, and when each was put back from its archive.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
+    }
+
+    /// `board:{likes}:2026-W46:raised`: how many pages of its archive a live zset was given that is older than that.
+    pub fn raised_board(&self, board: &str, period: &str) -> String {
+        format!("{}:raised", self.board(board, period))
     }
 
     /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
@@ -270,6 +275,7 @@ mod tests {
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
         assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
         assert_eq!(keys.restored_board("likes", "total", "s7"), "app:board:{likes}:total:restored-s7");
+        assert_eq!(keys.raised_board("likes", "2026-W46"), "app:board:{likes}:2026-W46:raised");
         assert_eq!(keys.board_freezes("likes"), "app:board:{likes}:freezes");
         assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
     }

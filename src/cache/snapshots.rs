@@ -189,12 +189,21 @@ impl Cache {
         self.change("put a board back", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
-    /// Raises members of a live board that has less of them; says how many.
+    /// Raises members of a live board that has less of them; says how many. Of one that is to be frozen after that, with the number of pages that it
+    /// was given before: they must be there.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn raise_board(&self, at: &BoardPeriod, run: u64, members: &[BoardMember]) -> Result<Changed> {
-        let call = self.claimed(&BOARD_RAISE, at).key(self.live(at)).key(self.frozen(at)).number(run);
+    pub async fn raise_board(
+        &self,
+        at: &BoardPeriod,
+        run: u64,
+        pages_before: Option<u64>,
+        members: &[BoardMember],
+    ) -> Result<Changed> {
+        let call = self.claimed(&BOARD_RAISE, at).key(self.live(at)).key(self.frozen(at));
+        let call = if pages_before.is_some() { call.key(self.raised(at)) } else { call };
+        let call = call.number(run).number(pages_before.unwrap_or(0));
         self.change("raise a board", members.iter().fold(call, with_member)).await
     }
 

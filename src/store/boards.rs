@@ -49,6 +49,17 @@ pub struct PeriodRow {
     pub restored_at: Option<Micros>,
 }
 
+impl PeriodRow {
+    /// The same time in microseconds; 0 where its frozen zset is the board itself.
+    pub fn restored(&self) -> i64 {
+        restored(self.restored_at)
+    }
+}
+
+fn restored(at: Option<Micros>) -> i64 {
+    at.map_or(0, |at| at.0)
+}
+
 impl PeriodState {
     /// Its name.
     pub fn text(self) -> &'static str {
@@ -83,19 +94,18 @@ impl Store {
         .await
     }
 
-    /// All periods of the board that were frozen and whose archive is not deleted.
+    /// All periods of the board that were frozen and whose archive is not deleted, each with [`PeriodRow::restored`].
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<String>> {
+    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, i64)>> {
         const ACTION: &str = "list a board's frozen periods";
+        const SQL: &str = "SELECT period, restored_at FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            sqlx::query_scalar("SELECT period FROM leaderboard_period WHERE board = ? AND state <> 'pruned'")
-                .bind(board)
-                .fetch_all(connection)
-                .await
-                .tried(ACTION)
+            let rows: Vec<(String, Option<NaiveDateTime>)> =
+                sqlx::query_as(SQL).bind(board).fetch_all(connection).await.tried(ACTION)?;
+            Ok(rows.into_iter().map(|(period, at)| (period, restored(at.map(micros)))).collect())
         })
         .await
     }

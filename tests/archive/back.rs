@@ -2,7 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::archiver::Outcome;
-use tallyd::model::BoardPeriod;
+use tallyd::cache::boards::{Beside, Changed, Note};
+use tallyd::model::{BoardMember, BoardPeriod};
 
 use crate::late::late;
 use crate::restored::since;
@@ -138,4 +139,117 @@ async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
     stage.restore(&at.period, NOW).await.unwrap();
     stage.archive(NOW).await;
     stage.holds(at, whole).await;
+}
+
+#[tokio::test]
+async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
+    let mut stage = Stage::new("back_saved", WEEKLY).await;
+    stage.archive_another().await;
+    let (at, later) = (week("2026-W47"), NOW.after(7 * DAY));
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    let then = stage.remember().await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    stage.save_all(false).await;
+    // A run that dies before it has copied anything.
+    let run = stage.take().await;
+    let cache = stage.world.cache.clone();
+    assert!(cache.claim_board("likes", run).await.unwrap());
+    assert_eq!(cache.freeze_board(&at, run, Beside::Nothing).await.unwrap(), Changed::Done(1));
+    cache.keep_frozen(&at, run, 0).await.unwrap();
+    stage.store.note_frozen(run, &at, later).await.unwrap();
+    stage.end_lease().await;
+
+    stage.go_back(&then).await;
+    let report = stage.archive(later).await;
+
+    assert!(outcomes(&report).contains(&("2026-W47", Outcome::Archived)), "{report:#}");
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_came_late_and_is_archived_by_a_restore_counts_once_though_redis_goes_back_to_before_that() {
+    let mut stage = Stage::new("back_restored", ENDED_AT_ONCE).await;
+    stage.archive_another().await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    let then = stage.remember().await;
+    stage.restore("2026-W46", NOW).await.unwrap();
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+
+    stage.go_back(&then).await;
+    stage.refuses("2026-W46", "before it was frozen").await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() {
+    let mut stage = Stage::new("back_forgotten", WEEKLY).await;
+    stage.archive_another().await;
+    let then = stage.remember().await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    stage.go_back(&then).await;
+    // Another run, of whatever is to be done, sees that it is gone.
+    stage.archive(NOW).await;
+    late_is_added(&mut stage, &at, &mut whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
+    let mut stage = Stage::new("back_twice", WEEKLY).await;
+    stage.archive_another().await;
+    let (at, cache) = (week("2026-W46"), stage.world.cache.clone());
+    stage.write(&at, &board(3)).await;
+    let run = stage.take().await;
+    assert!(cache.claim_board("likes", run).await.unwrap());
+    let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
+    assert_eq!(cache.raise_board(&at, run, Some(0), &[]).await.unwrap(), Changed::Done(0));
+    let then = stage.remember().await;
+    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    stage.go_back(&then).await;
+    assert_eq!(cache.raise_board(&at, run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
+    assert_eq!(cache.freeze_board(&at, run, Beside::Pages(2)).await.unwrap(), Changed::Lost);
+    assert_eq!(stage.in_redis(&at).await, board(3));
+    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.freeze_board(&at, run, Beside::Pages(2)).await.unwrap(), Changed::Done(1));
+    stage.close().await;
+}
+
+/// A run that died between its claim and the notes, of which the claim has gone since.
+#[tokio::test]
+async fn notes_that_no_claim_vouches_for_are_begun_anew() {
+    let mut stage = Stage::new("back_claims", WEEKLY).await;
+    stage.archive_another().await;
+    let (at, cache) = ([week("2026-W44")], stage.world.cache.clone());
+    let note = async || cache.find_boards(&at).await.unwrap()[0].note;
+    assert_eq!(note().await, Note::Frozen(0));
+    stage.redis.del::<_, ()>(cache.keys.board_claim("likes")).await.unwrap();
+    assert!(!cache.claim_board("likes", 900).await.unwrap());
+    assert_eq!(note().await, Note::Unknown);
+    assert!(!cache.claim_board("likes", 901).await.unwrap());
+    assert_eq!(cache.note_freezes("likes", 900, false, &[]).await.unwrap(), Changed::Refused);
+    cache.note_freezes("likes", 901, false, &[("2026-W43".to_owned(), 5)]).await.unwrap();
+    assert_eq!(note().await, Note::Missing);
+    assert!(cache.claim_board("likes", 902).await.unwrap());
+    let live = stage.live(&at[0]);
+    stage.redis.zadd::<_, _, _, ()>(&live, "a", 1).await.unwrap();
+    let both = [("2026-W44".to_owned(), 0), ("2026-W43".to_owned(), 6)];
+    assert_eq!(cache.noted_otherwise("likes", both.to_vec()).await.unwrap(), both);
+    assert_eq!(cache.note_freezes("likes", 902, true, &both).await.unwrap(), Changed::Done(1));
+    assert_eq!(note().await, Note::Missing, "it has a live zset");
+    assert_eq!(cache.noted_otherwise("likes", both.to_vec()).await.unwrap(), both[..1]);
+    stage.close().await;
 }

@@ -2,6 +2,7 @@
 
 use redis::AsyncCommands;
 use tallyd::archiver::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
+use tallyd::cache::boards::Beside;
 use tallyd::job::{Job, Ran, Report as _, run_once};
 use tallyd::model::Micros;
 use tallyd::runtime::show::Show;
@@ -146,8 +147,8 @@ async fn a_board_that_is_lost_while_it_is_archived_is_restored_and_archived() {
     stage.save_all(false).await;
     let run = stage.take().await;
     stage.world.cache.claim_board("likes", run).await.unwrap();
-    stage.world.cache.freeze_board(&at, run, None).await.unwrap();
-    stage.world.cache.keep_frozen(&at, run).await.unwrap();
+    stage.world.cache.freeze_board(&at, run, Beside::Nothing).await.unwrap();
+    stage.world.cache.keep_frozen(&at, run, 0).await.unwrap();
     stage.store.note_frozen(run, &at, later).await.unwrap();
     stage.end_lease().await;
     stage.refuses("2026-W47", "`tallyd archive` goes on").await;

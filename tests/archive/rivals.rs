@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use redis::AsyncCommands;
 use tallyd::archiver::Scope;
-use tallyd::cache::boards::Changed;
+use tallyd::cache::boards::{Beside, Changed};
 use tallyd::cache::score::Rule;
 use tallyd::cache::snapshots::Restoring;
 use tallyd::job::{Ran, Report as _};
@@ -169,12 +169,12 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
             false => drop(stage.world.cache.claim_board("likes", 2).await.unwrap()),
         }
         stage.write(&at, &board(3)).await;
-        assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Refused);
         stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
         let before = stage.everything().await;
         assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
-        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
-        assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY, 0).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.keep_frozen(&at, 1, 0).await.unwrap(), Changed::Refused);
         let (cache, to) = (&stage.world.cache, Restoring { at: &at, tag: "s1", run: 1 });
         let member = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
         for refused in [
@@ -182,7 +182,7 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
             cache.end_filling(to).await.unwrap(),
             cache.put_frozen(to).await.unwrap(),
             cache.put_live(to, 10, Rule::PLAIN, 1).await.unwrap(),
-            cache.raise_board(&at, 1, &member).await.unwrap(),
+            cache.raise_board(&at, 1, None, &member).await.unwrap(),
             cache.mark_board(&at, 1, None, Some(1)).await.unwrap(),
         ] {
             assert_eq!(refused, Changed::Refused);
@@ -202,11 +202,11 @@ async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_write
     let at = week("2026-W46");
     let (live, frozen) = (stage.live(&at), stage.frozen(&at));
     stage.world.cache.claim_board("likes", 1).await.unwrap();
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Absent);
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Absent);
     stage.write(&at, &board(3)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Done(1));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Done(1));
     stage.write(&at, &board(1)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, None).await.unwrap(), Changed::Done(0));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
     // Without a frozen zset nothing is merged: what came late alone is no board.

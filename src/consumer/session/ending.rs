@@ -52,7 +52,8 @@ impl Session<'_> {
             self.ends.cancel();
             self.write_open().await?;
         } else {
-            // What was delivered is written, not returned: each return counts.
+            // What was delivered is written, not returned: each return counts. Only what slips in before the cancel goes back; the next daemon
+            // may pass on a fence that was behind it, as at a stop, for which the reconciler looks twice before it repairs.
             written = self.write_delivered().await?;
         }
         let cancel = self.link.channel.basic_cancel(self.deliveries.tag(), BasicCancelOptions::default());
