@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::cache::boards::{BoardKeys, Note};
+use crate::cache::boards::BoardKeys;
+use crate::cache::freezes::Note;
 use crate::model::Micros;
 use crate::store::boards::{PeriodRow, PeriodState};
 

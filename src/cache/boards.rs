@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
 
+use super::freezes::{NOTES_BEGUN, Note, read_note};
 use super::ranks::{self, Before, Placed, Ranking};
 use super::score::Rule;
 use super::{
-    BOARD_CLAIM, BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_NOTE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call,
-    PIPELINE_COMMANDS_MAX, Result, text, unexpected,
+    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
+    Result, text, unexpected,
 };
 use crate::model::{BoardMember, BoardPeriod};
 
@@ -27,18 +28,6 @@ pub struct BoardKeys {
     pub frozen: bool,
     /// What Redis has noted of its freeze.
     pub note: Note,
-}
-
-/// What Redis has noted of a period's freeze. It goes back in time together with the zsets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Note {
-    /// It keeps no notes.
-    #[default]
-    Unknown,
-    /// It was never frozen.
-    Missing,
-    /// It was, and was put back from its archive at that time, in microseconds; 0 where it never was.
-    Frozen(i64),
 }
 
 /// What came of changing a closed period.
@@ -55,12 +44,6 @@ pub enum Changed {
     /// So many members were moved, and the restored zset is the live one now.
     Put(u64),
 }
-
-/// The field that the notes of freezes have from the beginning; no period is called so.
-const NOTES_BEGUN: &str = "-";
-
-/// Periods whose notes are read at once.
-const NOTES_PAGE: usize = 1_000;
 
 /// Members that are read at once to count their different scores.
 const DISTINCT_PAGE: u64 = 1_000;
@@ -126,55 +109,6 @@ impl Cache {
             }));
         }
         Ok(found)
-    }
-
-    /// Lets `run`, and no other one from now on, change the board's closed periods. Says whether Redis keeps notes of which were frozen.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn claim_board(&self, board: &str, run: u64) -> Result<bool> {
-        const ACTION: &str = "claim a board";
-        let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
-        match self.change(ACTION, call.number(run)).await? {
-            Changed::Done(noted) => Ok(noted == 1),
-            other => Err(unexpected(ACTION, &Value::SimpleString(format!("{other:?}")))),
-        }
-    }
-
-    /// Notes which periods were frozen, each with the time at which it was put back: begins the notes with these; or, where they are there, adds
-    /// those that have no live zset.
-    ///
-    /// # Errors
-    /// Redis is away: it may have run.
-    pub async fn note_freezes(
-        &self,
-        board: &str,
-        run: u64,
-        are_there: bool,
-        periods: &[(String, i64)],
-    ) -> Result<Changed> {
-        let call = Call::new(&BOARD_NOTE, self.keys.board_claim(board)).key(self.keys.board_freezes(board));
-        let live = periods.iter().filter(|_| are_there).map(|(period, _)| self.keys.board(board, period));
-        let call = live.fold(call, Call::key).number(run);
-        let call = periods.iter().fold(call, |call, (period, restored)| call.arg(period).number(restored));
-        self.change("note which boards were frozen", call).await
-    }
-
-    /// Those of the periods that Redis has noted otherwise, or not at all.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn noted_otherwise(&self, board: &str, periods: Vec<(String, i64)>) -> Result<Vec<(String, i64)>> {
-        let mut otherwise = Vec::new();
-        for piece in periods.chunks(NOTES_PAGE) {
-            let mut command = redis::cmd("HMGET");
-            command.arg(self.keys.board_freezes(board)).arg(piece.iter().map(|(period, _)| period).collect::<Vec<_>>());
-            let answer = self.answer("read which boards were frozen", command).await?;
-            let notes = answer.as_sequence().unwrap_or_default().iter().map(|note| text(note)?.parse::<i64>().ok());
-            let pairs = piece.iter().zip(notes).filter(|((_, restored), note)| *note != Some(*restored));
-            otherwise.extend(pairs.map(|(period, _)| period.clone()));
-        }
-        Ok(otherwise)
     }
 
     /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. What must be beside it is there, or it
@@ -371,15 +305,6 @@ impl Cache {
     pub(super) async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let results = self.run(action, pipeline).await?;
         results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
-    }
-}
-
-/// What stands in the notes: whether they were begun, and the period's.
-fn read_note(answer: &Value) -> Note {
-    match answer.as_sequence() {
-        Some([Value::Nil, _]) | None => Note::Unknown,
-        Some([_, note]) => text(note).and_then(|text| text.parse().ok()).map_or(Note::Missing, Note::Frozen),
-        Some(_) => Note::Unknown,
     }
 }
 

@@ -14,6 +14,7 @@ mod cluster;
 pub mod counters;
 pub mod feed;
 pub mod filters;
+pub mod freezes;
 pub mod keys;
 pub mod layout;
 mod link;

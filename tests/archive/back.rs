@@ -2,7 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::archiver::Outcome;
-use tallyd::cache::boards::{Beside, Changed, Note};
+use tallyd::cache::boards::{Beside, Changed};
+use tallyd::cache::freezes::Note;
 use tallyd::model::{BoardMember, BoardPeriod};
 
 use crate::late::late;
