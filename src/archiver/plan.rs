@@ -56,8 +56,9 @@ pub(super) const LATE_PRUNED: &str = "it was written to after its archive had be
 pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
     and stays as it is, the zset can be unlinked";
 
-pub(super) const BOTH_CAME_BACK: &str = "its frozen zset is in Redis again after it had ended, and what came late beside it: leaderboard_archive is whole \
-    and stays as it is; what the live zset holds is part of it, but for what was added since Redis went back. Both can be unlinked";
+pub(super) const BOTH_CAME_BACK: &str = "its frozen zset is in Redis again after it had ended, and a live one beside it: if a \
+    `tallyd board restore` was interrupted, run it again; if Redis went back in time, leaderboard_archive is whole and has all but what was added \
+    since, and both can be unlinked";
 
 pub(super) const WENT_BACK_AGAIN: &str =
     "another server has taken over while it was raised to its archive: the next run does that";
