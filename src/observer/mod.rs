@@ -40,9 +40,11 @@ const JOBS_EVERY: Duration = Duration::from_secs(10);
 /// How often boards are, which costs some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later.
+/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later; and where nobody answered, which may come of that
+/// or of a MySQL that was away.
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
+const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
 /// How long a server may take to answer before it is said to be away.
@@ -211,9 +213,7 @@ impl Observer {
         }
         if self.letters.is_over(LETTERS_EVERY) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
-            if took > SLOW {
-                self.letters.pause(LETTERS_SLOWLY);
-            }
+            self.letters.pause(pause_of_letters(open.is_ok(), took));
             if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
                 self.see_letters(config, &open);
             }
@@ -293,6 +293,15 @@ impl Rest {
     }
 }
 
+/// How much longer than usual dead letters are not counted.
+fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
+    match is_answered {
+        true if took > SLOW => LETTERS_SLOWLY,
+        true => Duration::ZERO,
+        false => LETTERS_AFTER_FAILURE,
+    }
+}
+
 /// What was answered in time, and how long it took.
 async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
     let began = Instant::now();
@@ -307,4 +316,17 @@ async fn outbox_rows(store: &Store) -> Result<u64> {
     let applied: Marks = store.outbox_applied().await?;
     let written = store.outbox_numbers().await?;
     Ok(written.iter().map(|(partition, last)| last.saturating_sub(applied.of(partition))).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {
+        let pause = |is_answered, ms| pause_of_letters(is_answered, Duration::from_millis(ms));
+        assert_eq!((pause(true, 500), pause(true, 501)), (Duration::ZERO, LETTERS_SLOWLY));
+        // MySQL was away for as long as it is waited for: what it would have taken nobody knows.
+        assert_eq!((pause(false, 1), pause(false, 4_000)), (LETTERS_AFTER_FAILURE, LETTERS_AFTER_FAILURE));
+    }
 }
