@@ -24,7 +24,7 @@ use crate::store::StoreError;
 use crate::store::boards::{PeriodRow, PeriodState};
 
 impl Run<'_> {
-    /// Lets this run, and no other one from now on, change the board's closed periods.
+    /// Lets this run, and no other one from now on, change the board's closed periods, and completes what Redis has noted of their freezes.
     pub(super) async fn claim(&self, board: &str) -> Result<()> {
         let Archiver { store, cache, .. } = self.archiver;
         let are_noted = cache.claim_board(board, self.number).await?;
