@@ -16,14 +16,15 @@ pub struct Setup {
     pub batch_events_max: usize,
     /// Of peers alone: teams often choose a longer one.
     pub peer_linger_ms: u64,
+    pub dead_letters_max: u64,
     /// More of the configuration: `[metrics]` and what belongs to them.
     pub metrics: &'static str,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        let Consumer { batch_events_max, linger_ms, .. } = Config::default().consumer;
-        Self { partitions: 1, batch_events_max, peer_linger_ms: linger_ms, metrics: "" }
+        let Consumer { batch_events_max, linger_ms, dead_letters_max, .. } = Config::default().consumer;
+        Self { partitions: 1, batch_events_max, peer_linger_ms: linger_ms, dead_letters_max, metrics: "" }
     }
 }
 
@@ -125,15 +126,16 @@ pub fn stack(name: &str) -> Result<String> {
 }
 
 fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
-    let Setup { partitions, batch_events_max, metrics, .. } = setup;
+    let Setup { partitions, batch_events_max, dead_letters_max, metrics, .. } = setup;
     // A message of about 120 bytes must never close a batch before its events do.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
         "[amqp]\nurl = \"{}\"\nprefix = \"{name}\"\npartitions = {partitions}\nprefetch = {}\n\
          [mysql]\nurl = \"{admin_url}{name}\"\n[redis]\nurl = \"{}\"\nkey_prefix = \"{name}:\"\n\
          [consumer]\nbatch_events_max = {batch_events_max}\nbatch_bytes_max = {bytes_max}\n\
+         dead_letters_max = {dead_letters_max}\n\
          [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\n\
-         [log]\nlevel = \"info,tallyd::consumer=debug\"\nformat = \"json\"\n\
+         [log]\nlevel = \"info,tallyd::consumer::session::writing=debug\"\nformat = \"json\"\n\
          [[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
         stack("AMQP_URL")?,
         setup.prefetch(),
