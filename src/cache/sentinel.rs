@@ -103,7 +103,8 @@ impl Sentinels {
         let login = self.login.at(address)?;
         let connected = login.client()?.get_multiplexed_async_connection_with_config(config).await;
         let mut connection = connected.map_err(|error| login.told(error))?;
-        let role = redis::cmd("ROLE").query_async::<Value>(&mut connection).await?;
+        // By TLS 1.3 a server refuses a client's certificate only after the handshake, with the first answer.
+        let role = redis::cmd("ROLE").query_async::<Value>(&mut connection).await.map_err(|error| login.told(error))?;
         let role = if let Value::Array(parts) = &role { parts.first().and_then(text) } else { None };
         match role {
             Some(MASTER) => Ok(connection),

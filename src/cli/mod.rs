@@ -6,6 +6,7 @@ mod complete;
 mod configuration;
 mod dead;
 mod edit;
+mod exit;
 mod healthcheck;
 mod layout;
 mod port;
@@ -18,43 +19,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use exit::exit_code;
+pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
-use crate::admin::ask::NoDaemon;
 use crate::app::{self, Servers};
-use crate::archiver::{Scope, ScopeError};
-use crate::boards::NotShown;
-use crate::broker::NoAnswer;
-use crate::cache::CacheError;
+use crate::archiver::Scope;
 use crate::config::{self, Config, ConfigError, Kinds};
-use crate::dead::NoLetter;
-use crate::fence::{NotNow, TooFew};
 use crate::filters;
 use crate::job::Ran;
 use crate::model::{Target, TargetId};
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, Order};
 use crate::runtime::show::Show;
-use crate::runtime::tls::Distrust;
 use crate::runtime::{dump, log, shutdown, stack};
 use crate::show;
-use crate::store::migrate::MigrateError;
-use crate::store::{Fate, StoreError};
-
-/// Done.
-pub const EXIT_DONE: u8 = 0;
-/// Failed.
-pub const EXIT_FAILED: u8 = 1;
-/// A dry run found drift.
-pub const EXIT_DRIFT: u8 = 2;
-/// The command line is wrong (EX_USAGE).
-pub const EXIT_USAGE: u8 = 64;
-/// A lock is held or a server is away (EX_TEMPFAIL): the same call may do later.
-pub const EXIT_TRY_LATER: u8 = 75;
-/// The configuration or the schema is wrong (EX_CONFIG): no restart will help.
-pub const EXIT_CONFIG: u8 = 78;
 
 /// Keeps like counts true: writes like events to MySQL, repairs Redis counters, archives leaderboards.
 ///
@@ -380,42 +361,6 @@ fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     })
 }
 
-/// The command line is well formed, but what it names isn't there.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
-
-/// The exit code that says what kind of failure it was.
-fn exit_code(error: &anyhow::Error) -> u8 {
-    for cause in error.chain() {
-        if cause.is::<ConfigError>()
-            || cause.is::<TooFew>()
-            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::TooNew))
-            || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_of_the_configuration)
-        {
-            return EXIT_CONFIG;
-        }
-        if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
-            return EXIT_USAGE;
-        }
-        let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
-            || matches!(
-                cause.downcast_ref::<MigrateError>(),
-                Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
-            )
-            || cause.is::<NoAnswer>()
-            || cause.is::<Distrust>()
-            || cause.is::<NoDaemon>()
-            || cause.is::<CacheError>()
-            || cause.is::<NotNow>()
-            || cause.is::<lapin::Error>();
-        if passes {
-            return EXIT_TRY_LATER;
-        }
-    }
-    EXIT_FAILED
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -425,15 +370,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn a_failure_has_the_code_of_its_kind() {
-        let code = |error: anyhow::Error| exit_code(&error.context("outside"));
-        assert_eq!(code(ConfigError(vec![]).into()), EXIT_CONFIG);
-        assert_eq!(code(Usage(String::new()).into()), EXIT_USAGE);
-        assert_eq!(code(NotNow(String::new()).into()), EXIT_TRY_LATER);
-        assert_eq!(code(StoreError::TakenOver(String::new()).into()), EXIT_TRY_LATER);
-        assert_eq!(code(anyhow::anyhow!("other")), EXIT_FAILED);
     }
 }

@@ -7,29 +7,37 @@
 pub mod accounts;
 pub mod browser;
 pub mod clicker;
+mod daemon;
 pub mod dice;
+mod model;
 pub mod ports;
 pub mod private;
 pub mod proxy;
+pub mod servers;
+mod settings;
 pub mod site;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use accounts::Accounts;
+pub use daemon::Daemon;
 pub use dice::Dice;
 use futures_util::{StreamExt, stream};
+pub use model::{Model, body, target};
+pub use settings::stack;
+use settings::{write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
 use tallyd::cache::keys::NO_TARGET;
 use tallyd::client::{Client, READ_TARGETS_MAX, Source};
 use tallyd::config::Config;
-use tallyd::event::{LikeEvent, encode_like};
+use tallyd::event::LikeEvent;
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// How long a fact may take to become true on a loaded machine.
@@ -287,178 +295,12 @@ impl World {
 /// The target of [`World::drained`].
 const LAST: u64 = 999_999_999_999;
 
-/// A part of the stack's environment, as `dev/up --print-env` gives it.
-pub fn stack(name: &str) -> String {
-    let variable = format!("TALLYD_STACK_{name}");
-    std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
-}
-
-/// Writes the configuration of what runs in a world. What the test itself may do by it: all.
-fn written(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) -> Config {
-    write(folder, name, admin_url, accounts, settings);
-    let path = folder.join("admin.toml");
-    fs::write(
-        &path,
-        toml::to_string(&whole(name, [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")], settings)).unwrap(),
-    )
-    .unwrap();
-    tallyd::config::load(&path).unwrap()
-}
-
-fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) {
-    let servers = [admin_url.to_owned(), stack("AMQP_URL"), stack("REDIS_URL")];
-    let servers = servers.map(|url| accounts.map_or_else(|| url.clone(), |accounts| accounts.of_daemon(&url)));
-    let whole = whole(name, servers.each_ref().map(String::as_str), settings);
-    if let Some(accounts) = accounts {
-        accounts.make_in_redis(&whole);
-    }
-    fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
-}
-
-fn whole(name: &str, [mysql, amqp, redis]: [&str; 3], settings: &str) -> toml::Table {
-    // Tests run at once on two cores: few buckets, short waits. What `settings` says wins.
-    let defaults = format!(
-        "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
-         [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
-         [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
-         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n"
-    );
-    let mut whole: toml::Table = defaults.parse().unwrap();
-    let given: toml::Table = settings.parse().expect("the test's settings are TOML");
-    for (section, value) in given {
-        match (whole.get_mut(&section), value) {
-            (Some(toml::Value::Table(known)), toml::Value::Table(own)) => known.extend(own),
-            (_, value) => drop(whole.insert(section, value)),
-        }
-    }
-    whole
-}
-
-/// The daemon as a child process, killed when dropped.
-pub struct Daemon {
-    pub child: Child,
-    log_path: PathBuf,
-}
-
-impl Daemon {
-    pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
-        assert!(sent.success(), "kill -{name}");
-    }
-
-    /// Whether SIGSTOP has stopped it.
-    pub fn is_stopped(&self) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        stat.rsplit(") ").next().unwrap().starts_with('T')
-    }
-
-    /// SIGKILL.
-    pub fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// SIGTERM, and waits for the end.
-    pub fn stop(mut self) -> ExitStatus {
-        self.signal("TERM");
-        self.wait()
-    }
-
-    pub fn wait(&mut self) -> ExitStatus {
-        let until = Instant::now() + DEADLINE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < until, "the daemon did not end in time:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    pub fn log(&self) -> String {
-        fs::read_to_string(&self.log_path).unwrap()
-    }
-
-    /// Waits until the log has a line with that text.
-    pub async fn logged(&self, text: &str) {
-        eventually(&format!("the log says {text}"), || async { self.log().contains(text) }).await;
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- the daemon's log ---\n{}", self.log());
-        }
-    }
-}
-
 /// Waits until `fact` holds, but no longer than [`DEADLINE`].
 pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
     let until = Instant::now() + DEADLINE;
     while !fact().await {
         assert!(Instant::now() < until, "within {} s this did not become true: {what}", DEADLINE.as_secs());
         tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// What the tables must hold: per (target, user) the newest event.
-#[derive(Default)]
-pub struct Model {
-    pub rows: HashMap<(Target, UserId), (Micros, bool)>,
-}
-
-impl Model {
-    pub fn apply(&mut self, event: &LikeEvent) {
-        let new = (event.at, !event.liked);
-        let row = self.rows.entry((event.target, event.user)).or_insert(new);
-        *row = (*row).max(new);
-    }
-
-    pub fn counters(&self) -> BTreeMap<Target, i64> {
-        let mut counters = BTreeMap::new();
-        for ((target, _), (_, is_del)) in &self.rows {
-            *counters.entry(*target).or_default() += i64::from(!is_del);
-        }
-        counters
-    }
-}
-
-/// A video.
-pub fn target(id: u64) -> Target {
-    Target { kind: Kind(1), id: TargetId(id) }
-}
-
-/// An event as producers send it.
-pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
-    (event.user, encode_like(event, "video", None))
-}
-
-/// Starts and kills servers of the stack, one test at a time.
-pub mod servers {
-    use super::{Command, Path};
-
-    pub fn kill(server: &str) {
-        run("dev/down", &["--kill", server]);
-    }
-
-    pub fn start(server: &str) {
-        run("dev/up", &[server]);
-    }
-
-    pub fn rabbitmqctl(arguments: &[&str]) {
-        run("dev/rabbitmqctl", arguments);
-    }
-
-    fn run(name: &str, arguments: &[&str]) {
-        let output = script(name).args(arguments).output().unwrap();
-        assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    fn script(name: &str) -> Command {
-        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(name))
     }
 }
 

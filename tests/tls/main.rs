@@ -89,6 +89,24 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
         })
         .await;
     }
+    // The master that a sentinel names is who asks for it, not the address in the configuration.
+    let elsewhere = settings(&world.name, servers, None)
+        .replace(&format!("rediss://{}/0", servers.redis_address()), "rediss://127.0.0.2:1/0");
+    world.write(&with_sentinel(&elsewhere, servers));
+    let expected = format!("Redis at {} asks for a certificate (CertificateRequired)", servers.redis_address());
+    eventually("the master's word is heard", || async {
+        let checked = world.tallyd(&["check-config"]);
+        let said = stderr(&checked);
+        assert_eq!(checked.status.code(), Some(78), "{said}");
+        assert!(!said.contains("127.0.0.2"), "{said}");
+        said.contains(&expected)
+    })
+    .await;
+}
+
+/// The same settings, where Redis' master is asked for.
+fn with_sentinel(settings: &str, servers: &Servers) -> String {
+    settings.replace("[reconcile]", &format!("sentinels = [\"127.0.0.1:{}\"]\n[reconcile]", servers.sentinel_port))
 }
 
 fn stop(daemon: Daemon) {
@@ -127,9 +145,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     stop(daemon);
 
     // Sentinels are reached by TLS, too.
-    world.write(
-        &right.replace("[reconcile]", &format!("sentinels = [\"127.0.0.1:{}\"]\n[reconcile]", servers.sentinel_port)),
-    );
+    world.write(&with_sentinel(&right, &servers));
     let shown = world.tallyd(&["show", "video:1"]);
     assert!(shown.status.success(), "{}", stderr(&shown));
 

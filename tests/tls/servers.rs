@@ -15,14 +15,30 @@ use super::mariadb::{Server, Template, run};
 /// Where RabbitMQ's scripts are, unless the environment says otherwise.
 const RABBIT_BIN: &str = "/usr/lib/rabbitmq/bin";
 
+/// A server that ends with the test, also with one that fails before all of them are there.
+struct Process(Child);
+
+impl Process {
+    fn spawn(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 pub struct Servers {
     pub files: Files,
     mysql: Server,
     mysql_admin: sqlx::MySqlPool,
-    redis: Child,
+    _redis: Process,
     redis_port: u16,
     redis_admin: redis::aio::MultiplexedConnection,
-    sentinel: Child,
+    _sentinel: Process,
     pub sentinel_port: u16,
     rabbitmq: Rabbit,
     folder: tempfile::TempDir,
@@ -62,10 +78,10 @@ impl Servers {
             files,
             mysql,
             mysql_admin,
-            redis,
+            _redis: redis,
             redis_port,
             redis_admin,
-            sentinel,
+            _sentinel: sentinel,
             sentinel_port,
             rabbitmq,
             folder,
@@ -127,32 +143,29 @@ impl Servers {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        for child in [&mut self.redis, &mut self.sentinel] {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
         if std::thread::panicking() {
             eprintln!("--- RabbitMQ's log ---\n{}\n--- {} ---", self.rabbitmq_log(), self.folder.path().display());
         }
     }
 }
 
-fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> Child {
+fn redis_server(files: &Files, port: u16, folder: &Path, arguments: &[&str]) -> Process {
     let file = |name: &str| files.path(name).display().to_string();
-    Command::new("redis-server")
+    let mut command = Command::new("redis-server");
+    command
         .args(["--port", "0", "--tls-port", &port.to_string(), "--bind", "127.0.0.1", "--tls-auth-clients", "yes"])
         .args(["--tls-cert-file", &file(&Shown::Right.file()), "--tls-key-file", &file("server.key")])
         .args(["--tls-ca-cert-file", &file("ca.pem"), "--dir", &folder.display().to_string()])
         .args(arguments)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stdout(Stdio::null());
+    Process::spawn(&mut command)
 }
 
-fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Child {
+/// It asks nobody for a certificate: so a stranger hears of the master from it, and of his certificate from the master.
+fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Process {
     let file = |name: &str| files.path(name).display().to_string();
     let text = format!(
-        "port 0\ntls-port {port}\nbind 127.0.0.1\ntls-replication yes\ntls-auth-clients yes\ntls-cert-file {}\ntls-key-file {}\n\
+        "port 0\ntls-port {port}\nbind 127.0.0.1\ntls-replication yes\ntls-auth-clients optional\ntls-cert-file {}\ntls-key-file {}\n\
          tls-ca-cert-file {}\ndir {}\nsentinel monitor mymaster 127.0.0.1 {master} 1\n",
         file(&Shown::Right.file()),
         file("server.key"),
@@ -161,14 +174,14 @@ fn sentinel(files: &Files, port: u16, master: u16, folder: &Path) -> Child {
     );
     let path = folder.join("sentinel.conf");
     fs::write(&path, text).unwrap();
-    Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap()
+    Process::spawn(Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()))
 }
 
 /// One node, in which users log in by their certificates.
 struct Rabbit {
     port: u16,
     child: Child,
-    epmd: Child,
+    _epmd: Process,
     folder: tempfile::TempDir,
 }
 
@@ -193,11 +206,8 @@ impl Rabbit {
         // Certificates are read for each connection, not every two minutes.
         write("advanced.config", "[{ssl, [{bypass_pem_cache, true}]}].");
         write("enabled_plugins", "[rabbitmq_consistent_hash_exchange, rabbitmq_auth_mechanism_ssl].");
-        let epmd = Command::new("epmd")
-            .args(["-port", &epmd_port.to_string(), "-address", "127.0.0.1"])
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap();
+        let epmd =
+            Process::spawn(Command::new("epmd").args(["-port", &epmd_port.to_string(), "-address", "127.0.0.1"]));
         let bin = std::env::var("TALLYD_STACK_RABBIT_BIN").unwrap_or_else(|_| RABBIT_BIN.to_owned());
         let log = File::create(folder.path().join("stdout.log")).unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -230,7 +240,7 @@ impl Rabbit {
             .process_group(0)
             .spawn()
             .unwrap();
-        Self { port, child, epmd, folder }
+        Self { port, child, _epmd: epmd, folder }
     }
 }
 
@@ -238,7 +248,5 @@ impl Drop for Rabbit {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-KILL", "--", &format!("-{}", self.child.id())]).status();
         let _ = self.child.wait();
-        let _ = self.epmd.kill();
-        let _ = self.epmd.wait();
     }
 }

@@ -1,0 +1,69 @@
+//! The real daemon as a child process.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use super::{DEADLINE, eventually};
+
+/// The daemon as a child process, killed when dropped.
+pub struct Daemon {
+    pub child: Child,
+    pub(super) log_path: PathBuf,
+}
+
+impl Daemon {
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status().unwrap();
+        assert!(sent.success(), "kill -{name}");
+    }
+
+    /// Whether SIGSTOP has stopped it.
+    pub fn is_stopped(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('T')
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub fn stop(mut self) -> ExitStatus {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let until = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "the daemon did not end in time:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log_path).unwrap()
+    }
+
+    /// Waits until the log has a line with that text.
+    pub async fn logged(&self, text: &str) {
+        eventually(&format!("the log says {text}"), || async { self.log().contains(text) }).await;
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the daemon's log ---\n{}", self.log());
+        }
+    }
+}

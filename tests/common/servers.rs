@@ -1,0 +1,25 @@
+//! Starts and kills servers of the stack, one test at a time.
+
+use std::path::Path;
+use std::process::Command;
+
+pub fn kill(server: &str) {
+    run("dev/down", &["--kill", server]);
+}
+
+pub fn start(server: &str) {
+    run("dev/up", &[server]);
+}
+
+pub fn rabbitmqctl(arguments: &[&str]) {
+    run("dev/rabbitmqctl", arguments);
+}
+
+fn run(name: &str, arguments: &[&str]) {
+    let output = script(name).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn script(name: &str) -> Command {
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(name))
+}

@@ -1,0 +1,215 @@
+//! The consumer among faults: deaths, cuts, rivals, queues that are gone.
+
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+use super::common::proxy::Proxy;
+use super::common::{Dice, World, body, eventually, target};
+use super::{assert_dead_letters, traffic};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigkill_at_any_moment_loses_and_doubles_nothing() {
+    let world = World::new("sigkill", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(50_000, 3);
+    let mut dice = Dice::new(std::process::id().into());
+    let mut daemon = world.daemon();
+    for part in bodies.chunks(bodies.len().div_ceil(6)) {
+        world.publish(&publisher, part).await;
+        if part.len() == bodies.len().div_ceil(6) {
+            // The moment is chance: at any of them the outcome must be the same.
+            tokio::time::sleep(std::time::Duration::from_millis(dice.below(400))).await;
+            daemon.kill();
+            daemon = world.daemon();
+        }
+    }
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_daemon_that_wakes_up_after_a_takeover_writes_nothing() {
+    let world =
+        World::new("paused", "[consumer]\nbatch_events_max = 100\n[amqp]\nprefetch = 200\nheartbeat_s = 1").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 5);
+    let first = world.daemon();
+    let (before, after) = bodies.split_at(10_000);
+    world.publish(&publisher, before).await;
+    first.logged("partition-taken").await;
+    first.signal("STOP");
+    let second = world.daemon();
+    world.publish(&publisher, after).await;
+    world.drained(&publisher).await;
+    let taken = world.count("SELECT CAST(epoch AS SIGNED) FROM partition_owner").await;
+    assert!(taken >= 2, "the second daemon took the partition over: epoch {taken}");
+    first.signal("CONT");
+    world.assert_equals(&model).await;
+    let again = || async { first.log().contains("outage-begun") || first.log().contains("partition-taken-over") };
+    eventually("it finds out", again).await;
+    assert!(first.stop().success());
+    assert!(second.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_deleted_is_made_again_and_consumed() {
+    let world = World::new("queue_deleted", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    let link = world.broker.connect("test").await.unwrap();
+    link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
+    daemon.logged("the broker cancelled the consumer").await;
+    daemon.logged("outage-over").await;
+    let (bodies, model, malformed) = traffic(1_000, 14);
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// RabbitMQ says nothing to who consumes such a queue, and what it sends is lost on the way, until no more may be on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_again() {
+    let world = World::new("remade", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let likes = |id: u64| -> Vec<(UserId, Vec<u8>)> {
+        let at = Micros(1_790_000_000_000_000);
+        (1..=300).map(|user| body(&LikeEvent { target: target(id), user: UserId(user), at, liked: true })).collect()
+    };
+    world.publish(&publisher, &likes(1)).await;
+    world.drained(&publisher).await;
+    let link = world.broker.connect("test").await.unwrap();
+    let deleted = link.channel.queue_delete(world.broker.queue(0).into(), Default::default());
+    let (deleted, made) = tokio::join!(deleted, world.broker.declare(&link));
+    deleted.unwrap();
+    made.unwrap();
+    world.publish(&publisher, &likes(2)).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 600);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// A rival locks rows of the batches in the opposite order, again and again: the server rolls one of the two back.
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlocks_with_a_rival_lose_and_double_nothing() {
+    let world = World::new("deadlock", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 15);
+    let daemon = world.daemon();
+    let (first, rest) = bodies.split_at(5_000);
+    world.publish(&publisher, first).await;
+    world.drained(&publisher).await;
+    let pool = world.pool.clone();
+    let rival = tokio::spawn(async move {
+        let mut rolled_back = 0;
+        loop {
+            let mut tx = pool.begin().await.unwrap();
+            let mut locked = Ok(());
+            for target in [400, 300, 200, 100, 50, 20, 10, 5, 1] {
+                let lock =
+                    sqlx::query("SELECT value FROM counter WHERE kind = 1 AND target_id = ? FOR UPDATE").bind(target);
+                locked = lock.fetch_all(&mut *tx).await.map(drop);
+                if locked.is_err() {
+                    break;
+                }
+            }
+            rolled_back += u32::from(locked.is_err());
+            tx.rollback().await.unwrap();
+            if rolled_back >= 3 {
+                return rolled_back;
+            }
+        }
+    });
+    world.publish(&publisher, rest).await;
+    world.drained(&publisher).await;
+    rival.abort();
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_cut_again_and_again_lose_and_double_nothing() {
+    let world = World::new("cuts", "[consumer]\nbatch_events_max = 300").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 9);
+    let (rabbitmq, amqp_url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__AMQP__URL", &amqp_url), ("TALLYD__MYSQL__URL", &mysql_url)]);
+    for (round, part) in bodies.chunks(3_000).enumerate() {
+        world.publish(&publisher, part).await;
+        if round % 2 == 0 { rabbitmq.cut() } else { mysql.cut() }
+    }
+    world.drained(&publisher).await;
+    daemon.logged("outage-over").await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// Deaths with messages in hand make them come back; what comes back often is taken one by one, and then as usual.
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_back_often_is_taken_with_care() {
+    let world = World::new("care", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(300, 16);
+    world.publish(&publisher, &bodies).await;
+    for _ in 0..12 {
+        let crashed = world.command().env("TALLYD_FAULT_POINT", "consumer:before-commit").output().unwrap();
+        assert!(!crashed.status.success());
+    }
+    let daemon = world.daemon();
+    daemon.logged("taking 1 at once").await;
+    world.drained(&publisher).await;
+    // Once enough messages that never came back have gone through, as many as usual are taken again.
+    let (calm, more, also_malformed) = traffic(1_500, 17);
+    world.publish(&publisher, &calm).await;
+    daemon.logged("care-ended").await;
+    world.drained(&publisher).await;
+    let mut model = model;
+    for ((target, user), (at, is_del)) in more.rows {
+        model.apply(&LikeEvent { target, user, at, liked: !is_del });
+    }
+    let malformed = [malformed, also_malformed].concat();
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_on_either_side_of_the_commit_changes_nothing() {
+    for point in ["consumer:before-commit", "consumer:after-commit"] {
+        let world = World::new(&format!("crash_{}", point.len()), "").await;
+        let publisher = world.publisher().await;
+        let (bodies, model, malformed) = traffic(2_000, 6);
+        world.publish(&publisher, &bodies).await;
+        let crashed = world.command().env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(!crashed.status.success(), "{point} was not reached");
+        assert_eq!(
+            world.count("SELECT COUNT(*) > 0 FROM like_record").await,
+            i64::from(point == "consumer:after-commit")
+        );
+        let daemon = world.daemon();
+        world.drained(&publisher).await;
+        assert!(daemon.stop().success());
+        world.assert_equals(&model).await;
+        assert_dead_letters(&world, &malformed).await;
+        world.close().await;
+    }
+}
