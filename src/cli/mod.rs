@@ -237,7 +237,7 @@ fn run(cli: Cli) -> Result<u8> {
 fn start_runtime() -> Result<Runtime> {
     // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Builder::new_multi_thread().enable_all().build().context("start the runtime")
+    Builder::new_multi_thread().enable_all().thread_stack_size(stack::WORKER_BYTES).build().context("start the runtime")
 }
 
 fn run_alone(command: Alone, path: &Path) -> Result<u8> {

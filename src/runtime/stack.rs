@@ -7,8 +7,12 @@ use std::process::Command;
 /// The standard library's own variable for the stacks of threads.
 const VARIABLE: &str = "RUST_MIN_STACK";
 
-/// Deeper than any frame can nest: each level takes five bytes of at most 128 KiB.
-const BYTES: &str = "67108864";
+/// Each level takes five bytes of a frame, which has 128 KiB at most (RabbitMQ's `frame_max`, unless set): 26,000 levels. They take 48 MiB, at
+/// 1.8 KiB each; without optimization more than 10 KiB each.
+const BYTES: &str = if cfg!(debug_assertions) { "536870912" } else { "134217728" };
+
+/// For threads that only drop what that one has read.
+pub const WORKER_BYTES: usize = 32 << 20;
 
 /// Starts the program once more with larger stacks, in the same process, where that has not been done. Only address
 /// space is reserved: memory is used as a stack grows.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use lapin::BasicProperties;
-use lapin::types::{AMQPValue, FieldArray, FieldTable};
+use lapin::types::{AMQPValue, FieldTable};
 use tallyd::event::{BODY_BYTES_MAX, LIST_BYTES_MAX};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -12,9 +12,6 @@ use tokio::net::TcpStream;
 use crate::common::Daemon;
 use crate::dice::Dice;
 use crate::mutate::Mutations;
-
-/// So deep that a parser that calls itself needs some megabytes of stack, and in one frame still.
-const DEEP: usize = 20_000;
 
 /// The decoder's corpus, so many mutations of it, and what is too large or too deep; each with properties of some kind.
 pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
@@ -40,23 +37,7 @@ pub fn messages(mutations: usize) -> Vec<(Vec<u8>, BasicProperties)> {
     bodies.push(format!("[{}]", numbers.join(",")).into_bytes());
     let count = properties().len();
     let odd = |(place, body)| (body, properties().swap_remove(place % count));
-    let mut all: Vec<_> = bodies.into_iter().enumerate().map(odd).collect();
-    // Built, sent and dropped by functions that call themselves, too.
-    let deep = std::thread::Builder::new().stack_size(256 << 20).spawn(|| nested(500)).unwrap().join().unwrap();
-    all.push((b"deep headers".to_vec(), BasicProperties::default().with_headers(deep)));
-    all
-}
-
-fn nested(levels: usize) -> FieldTable {
-    let mut value = AMQPValue::Void;
-    for _ in 0..levels.min(DEEP) {
-        let mut list = FieldArray::default();
-        list.push(value);
-        value = AMQPValue::FieldArray(list);
-    }
-    let mut headers = FieldTable::default();
-    headers.insert("nested".into(), value);
-    headers
+    bodies.into_iter().enumerate().map(odd).collect()
 }
 
 fn properties() -> Vec<BasicProperties> {

@@ -8,6 +8,8 @@ mod common;
 mod junk;
 #[path = "../fuzz/mutate.rs"]
 mod mutate;
+mod numbers;
+mod raw;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +17,7 @@ use common::dice;
 use common::{Daemon, Model, World, body, eventually, stderr, target};
 use lapin::BasicProperties;
 use sqlx::Row;
-use tallyd::event::{LikeEvent, Message, Terms, decode_all};
+use tallyd::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
 use tallyd::model::{Micros, UserId};
 
 /// So much of a body is kept.
@@ -25,25 +27,44 @@ const KEPT_BYTES_MAX: usize = 1 << 20;
 struct Expected {
     terms: Terms,
     model: Model,
+    counts: Vec<CountEvent>,
+    sets: Vec<SetEvent>,
     /// By the body.
     refused: HashMap<Vec<u8>, &'static str>,
 }
 
 impl Expected {
     fn of(world: &World) -> Self {
-        Self { terms: Terms::new(&world.config), model: Model::default(), refused: HashMap::new() }
+        Self {
+            terms: Terms::new(&world.config),
+            model: Model::default(),
+            counts: Vec::new(),
+            sets: Vec::new(),
+            refused: HashMap::new(),
+        }
     }
 
     fn note(&mut self, body: &[u8]) {
         decode_all(body, &self.terms, Micros::now(), |verdict, range| match verdict {
             Ok(Message::Like(event, _)) => self.model.apply(&event),
             Ok(Message::Fence(_)) => {}
-            Ok(other) => panic!("the configuration has no such metric: {other:?}"),
+            Ok(Message::Count(event, _)) => self.counts.push(event),
+            Ok(Message::Set(event, _)) => self.sets.push(event),
             Err(refusal) => {
                 let kept = body[range].chunks(KEPT_BYTES_MAX).next().unwrap_or_default().to_vec();
                 self.refused.insert(kept, refusal.reason.code());
             }
         });
+    }
+
+    /// Fails unless what is refused, and nothing else, is kept with its reason.
+    async fn assert_letters(&self, world: &World) {
+        let rows = sqlx::query("SELECT body, reason FROM dead_letter").fetch_all(&world.pool).await.unwrap();
+        assert_eq!(rows.len(), self.refused.len(), "dead letters");
+        for row in rows {
+            let (body, reason): (Vec<u8>, String) = (row.get(0), row.get(1));
+            assert_eq!(self.refused.get(&body).copied(), Some(reason.as_str()), "{}", body.escape_ascii());
+        }
     }
 }
 
@@ -101,12 +122,27 @@ async fn whatever_comes_as_a_message_the_daemon_lives_and_its_neighbours_are_wri
     world.drained(&publisher).await;
     assert_lives(&mut daemon);
     world.assert_equals(&expected.model).await;
-    let rows = sqlx::query("SELECT body, reason FROM dead_letter").fetch_all(&world.pool).await.unwrap();
-    assert_eq!(rows.len(), expected.refused.len(), "dead letters");
-    for row in rows {
-        let (body, reason): (Vec<u8>, String) = (row.get(0), row.get(1));
-        assert_eq!(expected.refused.get(&body).copied(), Some(reason.as_str()), "{}", body.escape_ascii());
+    expected.assert_letters(&world).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Whoever reads it by calling himself needs some megabytes of stack, and an overflow ends the whole process.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
+    let world = World::new("nested", "").await;
+    let publisher = world.publisher().await;
+    let mut daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (url, queue) = (world.config.amqp.url.expose(), world.broker.queue(0));
+    for (levels, body) in [(5_000, good(1)), (raw::LEVELS_MAX, good(2)), (raw::LEVELS_MAX, b"no JSON".to_vec())] {
+        raw::publish_nested(url, &queue, &body, levels);
     }
+    world.drained(&publisher).await;
+    assert_lives(&mut daemon);
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 2);
+    let headers: String = sqlx::query_scalar("SELECT headers FROM dead_letter").fetch_one(&world.pool).await.unwrap();
+    assert!(headers.contains("nested too deep"), "{headers}");
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -1,0 +1,83 @@
+//! A publisher that speaks AMQP by itself: what it sends is nested deeper than the broker library can send, which calls itself.
+//! The frames are those of the AMQP 0-9-1 specification, section 4.2.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use url::Url;
+
+const METHOD: u8 = 1;
+const HEADER: u8 = 2;
+const BODY: u8 = 3;
+const FRAME_END: u8 = 0xce;
+
+/// What a frame may hold without being asked for less.
+const FRAME_BYTES_MAX: u32 = 131_072;
+
+/// So many levels fit into one frame, at five bytes each.
+pub const LEVELS_MAX: usize = 26_000;
+
+/// Publishes `body` to `queue`, with a header of so many lists within lists, and waits until the broker has it.
+pub fn publish_nested(url: &str, queue: &str, body: &[u8], levels: usize) {
+    let url = Url::parse(url).unwrap();
+    let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
+    let password = url.password().unwrap();
+    stream.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
+    expect(&mut stream, (10, 10));
+    let login = [b"\x00", url.username().as_bytes(), b"\x00", password.as_bytes()].concat();
+    // No properties of the client, the mechanism, what it needs, the language.
+    method(&mut stream, 0, (10, 11), &[&long(0)[..], &short_text("PLAIN"), &long_text(&login), &short_text("en_US")]);
+    expect(&mut stream, (10, 30));
+    let (channels, no_heartbeat) = ([0, 1], [0, 0]);
+    method(&mut stream, 0, (10, 31), &[&channels, &long(FRAME_BYTES_MAX), &no_heartbeat]);
+    method(&mut stream, 0, (10, 40), &[&short_text("/"), &[0, 0]]);
+    expect(&mut stream, (10, 41));
+    method(&mut stream, 1, (20, 10), &[&[0]]);
+    expect(&mut stream, (20, 11));
+    method(&mut stream, 1, (85, 10), &[&[0]]);
+    expect(&mut stream, (85, 11));
+    method(&mut stream, 1, (60, 40), &[&[0, 0], &short_text(""), &short_text(queue), &[0]]);
+    let headers = [&short_text("nested")[..], &nested(levels)].concat();
+    let has_headers = [0x20, 0];
+    let class_and_weight = [0, 60, 0, 0];
+    let length = (body.len() as u64).to_be_bytes();
+    frame(&mut stream, HEADER, 1, &[&class_and_weight[..], &length, &has_headers, &long_text(&headers)].concat());
+    frame(&mut stream, BODY, 1, body);
+    expect(&mut stream, (60, 80));
+}
+
+/// Lists within lists: of each the type and the length, the innermost is empty.
+fn nested(levels: usize) -> Vec<u8> {
+    (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
+}
+
+fn long(number: u32) -> [u8; 4] {
+    number.to_be_bytes()
+}
+
+fn short_text(text: &str) -> Vec<u8> {
+    [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat()
+}
+
+fn long_text(bytes: &[u8]) -> Vec<u8> {
+    [&long(u32::try_from(bytes.len()).unwrap())[..], bytes].concat()
+}
+
+fn frame(stream: &mut TcpStream, kind: u8, channel: u16, payload: &[u8]) {
+    let length = long(u32::try_from(payload.len()).unwrap());
+    stream.write_all(&[&[kind], &channel.to_be_bytes()[..], &length, payload, &[FRAME_END]].concat()).unwrap();
+}
+
+fn method(stream: &mut TcpStream, channel: u16, (class, method): (u16, u16), arguments: &[&[u8]]) {
+    frame(stream, METHOD, channel, &[&class.to_be_bytes()[..], &method.to_be_bytes(), &arguments.concat()].concat());
+}
+
+/// Reads one method, and fails where it is another.
+fn expect(stream: &mut TcpStream, (class, method): (u16, u16)) {
+    let mut head = [0; 7];
+    stream.read_exact(&mut head).unwrap();
+    let mut payload = vec![0; u32::from_be_bytes(head[3..].try_into().unwrap()) as usize + 1];
+    stream.read_exact(&mut payload).unwrap();
+    let said = payload.escape_ascii();
+    assert_eq!(payload[..4], [class.to_be_bytes(), method.to_be_bytes()].concat(), "{said}");
+}
