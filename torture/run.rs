@@ -74,19 +74,11 @@ const REPLAYS_MAX: u32 = 5;
 pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let options = Options { daemons: usize::from(args.daemons), folder: args.folder.clone(), ..Options::default() };
     let site = Site::start(&options).await.context("start the site")?;
-    let mut faults = args.chosen()?;
-    faults.retain(|fault| match (fault.needs)(&site) {
-        Some(why) => {
-            println!("NOT RUN: {}: {why}", fault.name);
-            false
-        }
-        None => true,
-    });
+    let (faults, mut not_run) = possible(args.chosen()?, &site);
     let items = items(&faults);
     let steps = plan(seed, args.length(), &items);
-    for name in left_out(&steps, &items) {
-        println!("NOT RUN: {name}: {} minutes have no room for it", args.minutes);
-    }
+    let no_room = |name| format!("{name}: {} minutes have no room for it", args.minutes);
+    not_run.extend(left_out(&steps, &items).into_iter().map(no_room));
     println!(
         "seed {seed}: {} faults of {} kinds in {} minutes, {} daemons",
         steps.len(),
@@ -103,7 +95,9 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let crowd = Crowd::start(&site.config(), args.clients, seed, &recorder)?;
     let driver =
         Driver { site: Arc::clone(&site), watch: Arc::clone(&watch), recorder: Arc::clone(&recorder), faults, seed };
-    let (injected, skipped) = driver.drive(&steps, args.length()).await;
+    let (injected, late) = driver.drive(&steps, args.length()).await;
+    let is_enough = injected.len() * 2 >= steps.len();
+    not_run.extend(late);
     drop(driver);
     let ended = end(&site, crowd, watch, args.quiet()).await;
     let looks = resources.end().await;
@@ -120,6 +114,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
         && surprises.is_empty()
         && audits > 0
         && recorder.calls() > 0
+        && is_enough
         && injected.iter().all(|one| one.error.is_none());
     tell(seed, began, &history, &injected, &violations, &surprises);
     let mut figures = table::figures(&injected, &violations, &history);
@@ -128,17 +123,37 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     figures["audits"] = json!(audits);
     figures["seed"] = json!(seed);
     figures["minutes"] = json!(args.minutes);
-    figures["skipped"] = json!(skipped);
+    figures["not_run"] = json!(not_run);
     let text = serde_json::to_string_pretty(&json!({ "figures": figures }))?;
     write(&args.folder.join(format!("{seed}.json")), &text)?;
     write(&args.folder.join(format!("{seed}.svg")), &plot::svg(&looks))?;
-    let but = if skipped > 0 { format!(", but for {skipped} faults there was no time") } else { String::new() };
-    println!("\n{}{but}", if is_green { "GREEN" } else { "NOT GREEN" });
+    if !is_enough {
+        println!("TOO FEW: {} of {} faults", injected.len(), steps.len());
+    }
+    println!("\n{}", verdict(is_green, &not_run));
     if !is_green {
         println!("seed {seed}; logs of the daemons and their configurations are in {}", args.folder.display());
     }
     site.end().await?;
     Ok(is_green)
+}
+
+/// The faults that can be had here, and why the others can't.
+fn possible(mut faults: Vec<Fault>, site: &Site) -> (Vec<Fault>, Vec<String>) {
+    let mut not_run = Vec::new();
+    faults.retain(|fault| {
+        let why = (fault.needs)(site);
+        not_run.extend(why.as_ref().map(|why| format!("{}: {why}", fault.name)));
+        why.is_none()
+    });
+    (faults, not_run)
+}
+
+/// The last lines: what was not run, where nobody overlooks it, and the word.
+fn verdict(is_green: bool, not_run: &[String]) -> String {
+    let lines: String = not_run.iter().map(|what| format!("NOT RUN: {what}\n")).collect();
+    let but = if not_run.is_empty() { String::new() } else { format!(", but for {} that were not run", not_run.len()) };
+    format!("{lines}{}{but}", if is_green { "GREEN" } else { "NOT GREEN" })
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {
@@ -155,9 +170,9 @@ struct Driver {
 }
 
 impl Driver {
-    /// Says what became of each, and how many were skipped, because the machine was too slow.
-    async fn drive(&self, steps: &[Step], length: Duration) -> (Vec<Injected>, usize) {
-        let (began, mut skipped) = (Instant::now(), 0);
+    /// Says what became of each, and which were left out, because the machine was too slow.
+    async fn drive(&self, steps: &[Step], length: Duration) -> (Vec<Injected>, Vec<String>) {
+        let (began, mut late) = (Instant::now(), Vec::new());
         let (mut running, mut injected): (Vec<JoinHandle<Injected>>, Vec<Injected>) = (Vec::new(), Vec::new());
         for (number, step) in steps.iter().enumerate() {
             if !step.overlaps {
@@ -167,8 +182,7 @@ impl Driver {
             }
             sleep_until(began + step.start).await;
             if began.elapsed() > length.mul_f64(LATE_MAX) {
-                println!("NOT RUN: {}: this machine is too slow for the plan", self.faults[step.item].name);
-                skipped += 1;
+                late.push(format!("{}: this machine is too slow for the plan", self.faults[step.item].name));
                 continue;
             }
             let fault = self.faults[step.item].clone();
@@ -190,7 +204,7 @@ impl Driver {
             injected.push(one.await.expect("a fault panicked"));
         }
         sleep_until(began + length).await;
-        (injected, skipped)
+        (injected, late)
     }
 }
 

@@ -202,12 +202,17 @@ fn every_test_that_the_documents_name_exists() {
         // A test's name is a statement: three words at least, joined.
         let spans = text.split('`').skip(1).step_by(2);
         let is_name = |span: &&str| {
-            span.matches('_').count() >= 3 && span.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_')
+            let is_letter = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
+            span.matches('_').count() >= 3 && span.chars().all(is_letter)
         };
-        // Names of other programs' settings and plugins, and of metrics, that look like it.
-        let others =
-            ["innodb_flush_log_at_trx_commit", "rabbitmq_consistent_hash_exchange", "rabbitmq_auth_mechanism_ssl"];
-        let is_metric = |name: &&str| name.starts_with("tallyd_") || name.starts_with("process_");
+        // Names of other programs' settings and plugins, and of metrics and figures, that look like it.
+        let others = [
+            "p99_ms_at_1000",
+            "innodb_flush_log_at_trx_commit",
+            "rabbitmq_consistent_hash_exchange",
+            "rabbitmq_auth_mechanism_ssl",
+        ];
+        let is_metric = |name: &&str| ["tallyd_", "process_", "p99_"].iter().any(|it| name.starts_with(it));
         for name in spans.filter(is_name).filter(|name| !others.contains(name) && !is_metric(name)) {
             assert!(
                 code.contains(&format!("fn {name}(")) || code.contains(&format!("{name}:")),
@@ -218,6 +223,35 @@ fn every_test_that_the_documents_name_exists() {
         }
     }
     assert!(named > 20, "{named} names");
+}
+
+/// The rows of the first table after a line.
+fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
+    let (_, after) = text.split_once(line).unwrap_or_else(|| panic!("there is no {line}"));
+    let table = after.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    table.skip(2).collect()
+}
+
+#[test]
+fn every_promise_and_every_defence_names_a_test_that_holds_it() {
+    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let (readme, security) = (read("README.md"), read("SECURITY.md"));
+    let mut rows = rows_after(&readme, "## What it guarantees");
+    assert!(rows.len() > 15, "{} promises", rows.len());
+    for heading in
+        ["may publish events", "reaches Redis", "reaches MySQL", "reaches the admin port", "writes the configuration"]
+    {
+        let attacks = rows_after(&security, &format!("### Whoever {heading}"));
+        assert!(!attacks.is_empty(), "{heading}");
+        // Against some nothing is done in tallyd, and the row says so.
+        rows.extend(attacks.into_iter().filter(|row| !row.contains("nothing in tallyd")));
+    }
+    for row in rows {
+        let tests = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().unwrap();
+        let mut spans = tests.split('`').skip(1).step_by(2);
+        let has_one = spans.any(|name| code.contains(&format!("fn {name}(")));
+        assert!(has_one || tests == "the same", "no test is named: {row}");
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -261,7 +262,7 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
         world.config_path().display()
     );
     let log = fs::File::create(world.folder.path().join("log")).unwrap();
-    let mut child = std::process::Command::new("sh")
+    let mut child = Command::new("sh")
         .args(["-c", &tallyd])
         .env_remove("NOTIFY_SOCKET")
         .current_dir(world.folder.path())
@@ -274,9 +275,51 @@ async fn a_daemon_that_is_aborted_leaves_no_core_dump() {
     let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
     assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
     // As the watchdog does.
-    let sent = std::process::Command::new("kill").args(["-ABRT", &child.id().to_string()]).status().unwrap();
+    let sent = Command::new("kill").args(["-ABRT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let status = child.wait().unwrap();
     assert_eq!((status.signal(), status.core_dumped()), (Some(6), false));
+    world.close().await;
+}
+
+/// A program with no more than its user has: root's powers see everything.
+fn without_powers(program: &str) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-all", "--inh-caps", "-all", program]);
+    command
+}
+
+/// Whether another program of the same user can read that of a process.
+fn is_readable(process: &Child, file: &str) -> bool {
+    let mut command = without_powers("cat");
+    command.arg(format!("/proc/{}/{file}", process.id())).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().unwrap().success()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_user_reads_neither_the_environment_nor_the_memory_of_a_daemon() {
+    let world = World::new("secrets_user", "").await;
+    let mut other = without_powers("sleep").arg("600").spawn().unwrap();
+    let log = world.folder.path().join("log");
+    let mut daemon = without_powers(env!("CARGO_BIN_EXE_tallyd"))
+        .arg("--config")
+        .arg(world.config_path())
+        .env_remove("NOTIFY_SOCKET")
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
+    for file in ["environ", "maps", "auxv"] {
+        // What isn't forbidden can be read.
+        eventually("another program's is read", || async { is_readable(&other, file) }).await;
+        assert!(!is_readable(&daemon, file), "{file}");
+    }
+    for process in [&mut other, &mut daemon] {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
     world.close().await;
 }
