@@ -8,6 +8,8 @@ mod common;
 mod cell;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 
 use cell::Cell;
 use common::proxy::Proxy;
@@ -18,12 +20,15 @@ use lapin::{BasicProperties, Confirmation};
 use tallyd::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
 use tallyd::model::{Micros, UserId};
 
-/// As docs/operations.md states it for one partition and the defaults.
-const MEMORY_MAX_MIB: u64 = 256;
+/// As docs/operations.md states it for the defaults.
+fn memory_max_mib(partitions: u64) -> u64 {
+    256 + 128 * (partitions - 1)
+}
 
 /// More than connections, log and epoll need; a leak of one for each message or outage would be far above.
 const FILES_MAX: usize = 64;
 const THREADS_MAX: usize = 32;
+const TASKS_MAX: f64 = 64.0;
 
 fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
     let at = Micros::now();
@@ -46,19 +51,39 @@ fn peak_mib(daemon: &Daemon) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
 }
 
+/// What the daemon says of itself.
+fn tasks(daemon: &Daemon) -> f64 {
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    let mut stream = TcpStream::connect(line["address"].as_str().unwrap()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let tasks = page.lines().find_map(|line| line.strip_prefix("tallyd_tasks ")).unwrap();
+    tasks.parse().unwrap()
+}
+
 fn number_of(daemon: &Daemon, what: &str) -> usize {
     fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
 }
 
 /// Tens of thousands of small messages have taught the consumer to take many at once; then come large ones, more than it may have in memory,
 /// while MySQL doesn't answer.
-async fn stays_under_memory_max(name: &str, large: &[LikeEvent], publish: impl AsyncFnOnce(&World, &[LikeEvent])) {
-    let mut world = World::new(name, "").await;
+async fn stays_under_memory_max(
+    name: &str,
+    partitions: u64,
+    large: &[LikeEvent],
+    publish: impl AsyncFnOnce(&World, &[LikeEvent]),
+) {
+    let settings = format!("[amqp]\npartitions = {partitions}\n[admin]\nlisten = \"127.0.0.1:0\"\n");
+    let mut world = World::new(name, &settings).await;
     let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
-    world.set(&format!("[mysql]\nurl = \"{url}\""));
-    let cell = Cell::new(&world.name, MEMORY_MAX_MIB);
+    world.set(&format!("{settings}[mysql]\nurl = \"{url}\""));
+    let memory_max_mib = memory_max_mib(partitions);
+    let cell = Cell::new(&world.name, memory_max_mib);
     let publisher = world.publisher().await;
-    let small = likes(1, 25_000);
+    let small = likes(1, 25_000 * partitions);
     world.publish(&publisher, &small.iter().map(body).collect::<Vec<_>>()).await;
     let daemon = world.daemon();
     cell.holds(&daemon);
@@ -67,7 +92,9 @@ async fn stays_under_memory_max(name: &str, large: &[LikeEvent], publish: impl A
     proxy.hold();
     publish(&world, large).await;
     // To write a batch, or to begin anew where more had come than memory is meant for.
-    daemon.logged(" partition 0 failed").await;
+    for partition in 0..partitions {
+        daemon.logged(&format!(" partition {partition} failed")).await;
+    }
     proxy.release();
     world.drained(&publisher).await;
 
@@ -75,24 +102,34 @@ async fn stays_under_memory_max(name: &str, large: &[LikeEvent], publish: impl A
     small.iter().chain(large).for_each(|event| model.apply(event));
     assert_eq!(world.counters().await, model.counters());
     let peak = peak_mib(&daemon);
-    assert!(peak < MEMORY_MAX_MIB, "{peak} MiB");
+    assert!(peak < memory_max_mib, "{peak} MiB");
     assert!(number_of(&daemon, "fd") < FILES_MAX, "{} files", number_of(&daemon, "fd"));
     assert!(number_of(&daemon, "task") < THREADS_MAX, "{} threads", number_of(&daemon, "task"));
+    let tasks = tasks(&daemon);
+    println!("{peak} MiB, {tasks} tasks");
+    assert!(tasks < TASKS_MAX, "{tasks} tasks");
     cell.was_never_full();
     assert_eq!(daemon.stop().code(), Some(0));
     world.close().await;
 }
 
+async fn publish_lists(world: &World, events: &[LikeEvent]) {
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    for event in events {
+        world.publish(&publisher, &[list(event)]).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
-    let large = likes(1_000_000, MEMORY_MAX_MIB + 64);
-    stays_under_memory_max("limits_lists", &large, async |world, events| {
-        let publisher = world.broker.connect_publisher("test").await.unwrap();
-        for event in events {
-            world.publish(&publisher, &[list(event)]).await;
-        }
-    })
-    .await;
+    let large = likes(1_000_000, memory_max_mib(1) + 64);
+    stays_under_memory_max("limits_lists", 1, &large, publish_lists).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
+    let large = likes(1_000_000, memory_max_mib(2) + 64);
+    stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
 }
 
 /// Of two of them the bytes are more than may wait of small messages; fewer than two can't be asked for.
@@ -123,8 +160,8 @@ async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_a
 /// The bodies are small. Headers must fit into one frame, of 128 KiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
-    let large = likes(1_000_000, (MEMORY_MAX_MIB + 64) * 10);
-    stays_under_memory_max("limits_headers", &large, async |world, events| {
+    let large = likes(1_000_000, (memory_max_mib(1) + 64) * 10);
+    stays_under_memory_max("limits_headers", 1, &large, async |world, events| {
         let channel = world.broker.connect("test").await.unwrap().channel;
         channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
         let mut headers = FieldTable::default();

@@ -82,6 +82,13 @@ fn the_unit_restarts_all_but_what_no_restart_helps() {
     assert_eq!(settings("RestartPreventExitStatus"), [format!("{} {}", cli::EXIT_USAGE, cli::EXIT_CONFIG)]);
 }
 
+/// 256 MiB for one partition, 128 for each further one (docs/operations.md, tests/limits).
+#[test]
+fn the_unit_has_memory_for_four_partitions() {
+    let mib: u64 = settings("MemoryMax")[0].strip_suffix('M').unwrap().parse().unwrap();
+    assert!(mib >= 256 + 3 * 128, "{mib} MiB");
+}
+
 #[test]
 fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
     // Of these systemd 252 knows the first alone.

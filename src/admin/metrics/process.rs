@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
+use tokio::runtime::Handle;
+
 use super::Page;
 use crate::event::Reason;
 use crate::model::Micros;
@@ -37,6 +39,8 @@ fn process(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     page.gauge("process_open_fds", "Number of open file descriptors.", process.open_fds as f64)?;
     page.gauge("process_max_fds", "Maximum number of open file descriptors.", process.fds_max as f64)?;
     page.gauge("process_threads", "Number of threads.", process.threads as f64)?;
+    let tasks = Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+    page.gauge("tallyd_tasks", "Tasks within the process that have not ended.", tasks as f64)?;
     let started = vitals.started_at.0 as f64 / 1e6;
     page.gauge("process_start_time_seconds", "Start time of the process since the epoch in seconds.", started)?;
     let version = [([("version", env!("CARGO_PKG_VERSION"))], 1.0)];
