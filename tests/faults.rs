@@ -138,7 +138,7 @@ async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: Canc
 async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     let _alone = ALONE.lock().await;
     let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
-    let client = Arc::new(Client::new(&world.config).unwrap());
+    let client = Arc::new(Client::new(&world.api).unwrap());
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;

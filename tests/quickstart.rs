@@ -142,7 +142,7 @@ fn use_clients(world: &World, addresses: &[(&str, &str)]) {
 
 /// Whatever a producer does with boards.
 async fn use_boards(world: &World, redis_url: &str) {
-    let mut config = world.config.clone();
+    let mut config = world.api.clone();
     config.redis.url = redis_url.into();
     let client = Client::new(&config).unwrap();
     let on = OnBoard { board: "first", member: b"42" };
@@ -321,7 +321,7 @@ async fn the_documented_steps_bring_an_older_table_over() {
     // The old worker still writes while API servers already publish, both of them about user 2.
     let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
     execute(&world, AssertSqlSafe(later.to_owned())).await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let counted = client.count(target(42), UserId(2), true, &[]).await.unwrap();
     client.publish(&counted).await.unwrap();
     eventually("the event is in MySQL", || async {

@@ -263,7 +263,7 @@ fn traffic_lasts() -> Duration {
 
 /// Likes as API servers count them, sometimes more and sometimes fewer.
 async fn traffic(world: &World, until: Instant) {
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let (mut dice, began) = (Dice::new(7), Instant::now());
     let mut user = 0;
     while Instant::now() < until {

@@ -79,7 +79,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     let settings = "[[board]]\nname = \"likes\"\nperiod = \"total\"\ntie = \"earliest\"\n";
     let mut stage = Stage::new("restored_earliest", settings).await;
     let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
-    let client = Client::new(&stage.world.config).unwrap();
+    let client = Client::new(&stage.world.api).unwrap();
     let like = |member: &'static str, likes| {
         let on = OnBoard { board: "likes", member: member.as_bytes() };
         client.add_to_board(on, "like", likes)

@@ -24,7 +24,7 @@ fn blocks(language: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_commands() {
     let world = World::new("boards_documents", &blocks("toml").concat()).await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     for (member, likes) in [("7", 5), ("42", 9)] {
         let on = OnBoard { board: "videos", member: member.as_bytes() };
         client.add_to_board(on, "like", likes).await.unwrap();

@@ -47,7 +47,7 @@ struct Progress {
 impl Load {
     pub fn start(world: &World) -> Self {
         let (stop, progress) = (Arc::<AtomicBool>::default(), Arc::<Progress>::default());
-        let client = Arc::new(Client::new(&world.config).unwrap());
+        let client = Arc::new(Client::new(&world.api).unwrap());
         let mut users = JoinSet::new();
         for user in 0..USERS {
             users.spawn(click(user, Arc::clone(&client), Arc::clone(&stop), Arc::clone(&progress)));

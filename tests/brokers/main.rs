@@ -86,7 +86,7 @@ impl Stage {
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
-        let client = Client::new(&world.config).unwrap();
+        let client = Client::new(&world.api).unwrap();
         let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
         assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
         let log = daemon.log();

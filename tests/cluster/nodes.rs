@@ -159,7 +159,7 @@ impl Nodes {
 
     /// The configuration with an API server's account.
     pub fn api(&self, world: &World) -> Config {
-        let mut config = world.config.clone();
+        let mut config = world.api.clone();
         config.redis.url = self.url_as(0, "tallyd_api:choose-another").as_str().into();
         config
     }

@@ -30,7 +30,7 @@ pub use dice::Dice;
 use futures_util::{StreamExt, stream};
 pub use model::{Model, body, target};
 pub use settings::stack;
-use settings::{write, written};
+use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use tallyd::broker::{Broker, Publisher};
 use tallyd::cache::Cache;
@@ -52,7 +52,10 @@ static STARTED: AtomicU32 = AtomicU32::new(0);
 pub struct World {
     pub name: String,
     pub folder: tempfile::TempDir,
+    /// As who may do all.
     pub config: Config,
+    /// As an API server.
+    pub api: Config,
     pub pool: MySqlPool,
     pub cache: Cache,
     pub broker: Broker,
@@ -90,11 +93,11 @@ impl World {
         }
         admin.close().await;
         let folder = tempfile::tempdir().unwrap();
-        let config = written(folder.path(), &name, &admin_url, accounts.as_ref(), settings);
+        let (config, api) = written(folder.path(), &name, &admin_url, accounts.as_ref(), settings);
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
         let cache = Cache::new(&config.redis, &config.metrics).unwrap();
         let broker = Broker::new(&config.amqp).unwrap();
-        let world = Self { name, folder, config, pool, cache, broker, admin_url, accounts };
+        let world = Self { name, folder, config, api, pool, cache, broker, admin_url, accounts };
         let migrated = world.tallyd(&["migrate"]);
         assert!(migrated.status.success(), "{}", stderr(&migrated));
         world
@@ -102,7 +105,8 @@ impl World {
 
     /// The same servers with other settings, for whatever starts from now on.
     pub fn set(&mut self, settings: &str) {
-        self.config = written(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
+        let accounts = self.accounts.as_ref();
+        (self.config, self.api) = written(self.folder.path(), &self.name, &self.admin_url, accounts, settings);
         self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
     }
 
@@ -186,8 +190,19 @@ impl World {
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
         let log_path = self.folder.path().join(format!("daemon-{started}.log"));
         let log = File::create(&log_path).unwrap();
-        let child = self.command().envs(environment.iter().copied()).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        let environment = environment.iter().map(|(name, value)| (*name, self.as_daemon(name, value)));
+        let child = self.command().envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
         Daemon { child, log_path }
+    }
+
+    /// A value of the environment. The address of a proxy is that of the test, who may do all.
+    fn as_daemon(&self, name: &str, value: &str) -> String {
+        match &self.accounts {
+            Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
+                accounts.of_daemon(value)
+            }
+            _ => value.to_owned(),
+        }
     }
 
     pub async fn redis(&self) -> redis::aio::MultiplexedConnection {

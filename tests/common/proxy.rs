@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "who uses it uses a part of it")]
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +14,20 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+/// Which server each proxy of this process was made for, by its own address.
+static MADE_FOR: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
+
+/// The server that an address leads to, through proxies of this process.
+pub fn behind(address: &str) -> String {
+    let known = MADE_FOR.lock().unwrap();
+    let next = |address: &str| known.as_ref().and_then(|known| known.get(address).cloned());
+    let mut address = address.to_owned();
+    while let Some(server) = next(&address) {
+        address = server;
+    }
+    address
+}
 
 pub struct Proxy {
     /// Where it listens: in place of the server.
@@ -42,6 +57,7 @@ impl Proxy {
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        MADE_FOR.lock().unwrap().get_or_insert_default().insert(address.to_string(), server.clone());
         let line = Arc::new(Line::to(server));
         let proxy = Self { address, line: Arc::clone(&line) };
         tokio::spawn(async move {

@@ -6,6 +6,7 @@ use std::path::Path;
 use tallyd::config::Config;
 
 use super::accounts::Accounts;
+use super::proxy::behind;
 
 /// A part of the stack's environment, as `dev/up --print-env` gives it.
 pub fn stack(name: &str) -> String {
@@ -13,35 +14,61 @@ pub fn stack(name: &str) -> String {
     std::env::var(&variable).unwrap_or_else(|_| panic!("{variable} is not set: run the tests with dev/test"))
 }
 
-/// Writes the configuration of what runs in a world. What the test itself may do by it: all.
+/// Writes the configurations of what runs in a world. Gives what the test itself may do, which is all, and what an API server may.
 pub(super) fn written(
     folder: &Path,
     name: &str,
     admin_url: &str,
     accounts: Option<&Accounts>,
     settings: &str,
-) -> Config {
+) -> (Config, Config) {
     write(folder, name, admin_url, accounts, settings);
-    let path = folder.join("admin.toml");
-    fs::write(
-        &path,
-        toml::to_string(&whole(name, [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")], settings)).unwrap(),
-    )
-    .unwrap();
-    tallyd::config::load(&path).unwrap()
+    let admin = whole(name, admin_url, settings);
+    let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
+    let loaded = |file: &str, whole: &toml::Table| {
+        let path = folder.join(file);
+        fs::write(&path, toml::to_string(whole).unwrap()).unwrap();
+        tallyd::config::load(&path).unwrap()
+    };
+    (loaded("admin.toml", &admin), loaded("api.toml", &api))
 }
 
 pub(super) fn write(folder: &Path, name: &str, admin_url: &str, accounts: Option<&Accounts>, settings: &str) {
-    let servers = [admin_url.to_owned(), stack("AMQP_URL"), stack("REDIS_URL")];
-    let servers = servers.map(|url| accounts.map_or_else(|| url.clone(), |accounts| accounts.of_daemon(&url)));
-    let whole = whole(name, servers.each_ref().map(String::as_str), settings);
+    let whole = whole(name, admin_url, settings);
+    let whole = as_account(whole, admin_url, |url| accounts.map(|accounts| accounts.of_daemon(url)));
     if let Some(accounts) = accounts {
         accounts.make_in_redis(&whole);
     }
     fs::write(folder.join("config.toml"), toml::to_string(&whole).unwrap()).unwrap();
 }
 
-fn whole(name: &str, [mysql, amqp, redis]: [&str; 3], settings: &str) -> toml::Table {
+/// The same settings with another account wherever they have the one that may do all, behind a proxy too.
+fn as_account(mut whole: toml::Table, admin_url: &str, other: impl Fn(&str) -> Option<String>) -> toml::Table {
+    for section in ["amqp", "mysql", "redis"] {
+        let url = whole.get_mut(section).and_then(|section| section.get_mut("url"));
+        if let Some(toml::Value::String(url)) = url
+            && may_do_all(url, admin_url)
+            && let Some(other) = other(url)
+        {
+            *url = other;
+        }
+    }
+    whole
+}
+
+/// Whether it is the address of a server of this world, behind a proxy or not, with the account that may do all.
+pub(super) fn may_do_all(url: &str, admin_url: &str) -> bool {
+    let who_and_where = |url: &str| {
+        let url = url::Url::parse(url).ok()?;
+        let server = behind(&format!("{}:{}", url.host_str()?, url.port()?));
+        Some((server, url.username().to_owned(), url.password().map(str::to_owned)))
+    };
+    let it = who_and_where(url);
+    it.is_some() && [admin_url, &stack("AMQP_URL"), &stack("REDIS_URL")].iter().any(|admin| who_and_where(admin) == it)
+}
+
+fn whole(name: &str, mysql: &str, settings: &str) -> toml::Table {
+    let (amqp, redis) = (stack("AMQP_URL"), stack("REDIS_URL"));
     // Tests run at once on two cores: few buckets, short waits. What `settings` says wins.
     let defaults = format!(
         "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\

@@ -25,7 +25,7 @@ pub struct Site {
 impl Site {
     pub fn open(world: &World) -> Self {
         let each = Clicker { number: 0, users: 10, hot: HOT, cold: COLD };
-        Self::of(&Arc::new(Client::new(&world.config).unwrap()), CLICKERS, each)
+        Self::of(&Arc::new(Client::new(&world.api).unwrap()), CLICKERS, each)
     }
 
     /// So many clickers that are all like `each`, but for their numbers.

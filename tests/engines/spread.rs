@@ -24,9 +24,9 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let daemon = world.daemon();
-    let by_user = Client::new(&world.config).unwrap();
+    let by_user = Client::new(&world.api).unwrap();
     world.set(BY_TARGET);
-    let by_target = Client::new(&world.config).unwrap();
+    let by_target = Client::new(&world.api).unwrap();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
     // The same users and targets, through clients of both kinds at once.
     for number in 0..1_200 {

@@ -127,7 +127,7 @@ async fn refused(world: &World, target: Target) -> usize {
 
 /// A client whose MySQL is away.
 fn alone(world: &World) -> Client {
-    let mut config = world.config.clone();
+    let mut config = world.api.clone();
     config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
     Client::new(&config).unwrap()
 }

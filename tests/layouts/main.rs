@@ -35,7 +35,7 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
 
 /// Likes by ever new users of this crowd, and unlikes of those that `unlikes` percent of all clicks are, until the stop. Gives what counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
-    let client = Arc::new(Client::new(&world.config).unwrap());
+    let client = Arc::new(Client::new(&world.api).unwrap());
     let stop = stop.clone();
     tokio::spawn(async move {
         let (mut model, mut dice, mut next) = (Model::default(), Dice::new(number), number * 1_000_000);
@@ -62,7 +62,7 @@ async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
 }
 
 async fn assert_read(world: &World, model: &Model) {
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let targets: Vec<_> = (1..=TARGETS).map(target).collect();
     let counters = model.counters();
     let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();

@@ -12,7 +12,7 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\
 async fn a_page_has_all_numbers_in_every_layout() {
     for (name, layout) in [("read_packed", "packed"), ("read_entity", "entity"), ("read_string", "string")] {
         let (world, daemon, _) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
-        let client = Client::new(&world.config).unwrap();
+        let client = Client::new(&world.api).unwrap();
         client.like(target(2), UserId(7), &[]).await.unwrap();
         client.add(target(2), Metric(3), 9, "a").await.unwrap();
         let page: Vec<_> = (1..=100).map(target).collect();
@@ -29,7 +29,7 @@ async fn a_page_has_all_numbers_in_every_layout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let (world, daemon, publisher) = settled("read_lost", METRICS).await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     for user in 1..=3 {
         client.like(target(2), UserId(user), &[]).await.unwrap();
     }
@@ -41,7 +41,7 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let mysql = |value| Some(Number { value, source: Source::Mysql });
     assert_eq!(likes, [mysql(0), mysql(3)]);
     assert_eq!(numbers[1].get(Metric(3)), mysql(9));
-    let mut config = world.config.clone();
+    let mut config = world.api.clone();
     // Nobody listens there.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
     let client = Client::new(&config).unwrap();

@@ -24,7 +24,7 @@ async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
 async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
     let (world, daemon) = loaded("guard_same", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let (user, on) = (UserId(7), [OnBoard { board: "likes", member: b"42" }]);
     let first = client.like(target(42), user, &on).await.unwrap().counted().unwrap();
     assert_eq!((first.count, first.boards_failed), (Some(1), 0));
@@ -48,7 +48,7 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
 async fn what_redis_has_forgotten_is_asked_from_mysql() {
     let (world, daemon) = loaded("guard_mysql", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     let mut redis = world.redis().await;
@@ -65,7 +65,7 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
 async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_the_end() {
     let (world, daemon) = loaded("guard_crowd", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Arc::new(Client::new(&world.config).unwrap());
+    let client = Arc::new(Client::new(&world.api).unwrap());
     let mut tasks = tokio::task::JoinSet::new();
     // Where a thousand ask MySQL at once a slow machine takes longer than the client waits, which then counts without having asked.
     let at_once = Arc::new(Semaphore::new(100));
@@ -118,7 +118,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
 async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let world = World::new("guard_turns", "[client]\nrecent_keep = \"3s\"\n").await;
     world.publisher().await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let bucket = world.cache.keys.bucket(target(42));
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
@@ -143,7 +143,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
 async fn at_never_goes_back_for_a_user_and_a_target() {
     let world = World::new("guard_clock", "").await;
     world.publisher().await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     // As if the server's clock had been an hour ahead when the user clicked.
     let ahead = first.event.at.0 + 3_600_000_000;
@@ -159,7 +159,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
 async fn without_mysql_a_click_counts_all_the_same() {
     let world = World::new("guard_away", "").await;
     world.publisher().await;
-    let mut settings = world.config.clone();
+    let mut settings = world.api.clone();
     settings.mysql.url = config::ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
     let client = Client::new(&settings).unwrap();
     assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, None);
@@ -172,7 +172,7 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     let settings = "[client]\nrate_likes_max = 3\nrate_window = \"5s\"\n";
     let world = World::new("guard_limit", settings).await;
     world.publisher().await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     for id in 1..=3 {
         assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());
     }

@@ -17,7 +17,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let world = world_on(&server, "readonly").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let mut model = Model::default();
     model.apply(&client.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap().event);
 
@@ -48,7 +48,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     let world = world_on(&server, "restarted").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     let mut model = Model::default();
     for user in 1..=5 {
         model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);

@@ -9,7 +9,7 @@ use crate::common::{Model, World, assert_redis_equals, target};
 
 /// A client whose broker is away.
 fn mute(world: &World) -> Client {
-    let mut config = world.config.clone();
+    let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
     Client::new(&config).unwrap()
 }
@@ -18,7 +18,7 @@ fn mute(world: &World) -> Client {
 async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
     let world = World::new("unpublished", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
     world.publisher().await;
-    let (client, mute) = (Client::new(&world.config).unwrap(), mute(&world));
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
     let on = [OnBoard { board: "likes", member: b"42" }];
     client.count(target(42), UserId(1), true, &on).await.unwrap();
     let (mut redis, board) = (world.redis().await, world.cache.keys.board("likes", "total"));
@@ -36,7 +36,7 @@ async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
 async fn what_a_newer_click_has_overtaken_is_left_to_it() {
     let world = World::new("unpublished_newer", "").await;
     world.publisher().await;
-    let (client, mute) = (Client::new(&world.config).unwrap(), mute(&world));
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
     let ClientError::NotPublished { counted, taken_back, .. } =
         mute.like(target(42), UserId(7), &[]).await.unwrap_err()
     else {
@@ -59,7 +59,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     // An API server that died between counting and publishing.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
@@ -79,7 +79,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
 async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     let world = World::new("unpublished_behind", "").await;
     let publisher = world.publisher().await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     // Nobody writes to MySQL, and Redis has forgotten the like.
     let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     let mut redis = world.redis().await;

@@ -58,7 +58,7 @@ impl Product {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
-        let client = Arc::new(Client::new(&world.config).unwrap());
+        let client = Arc::new(Client::new(&world.api).unwrap());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 

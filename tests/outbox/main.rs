@@ -130,7 +130,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     for user in 1..=5 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
     }

@@ -20,7 +20,7 @@ struct Crowd {
 
 impl Crowd {
     fn new(stage: &Stage) -> Self {
-        let client = Arc::new(Client::new(&stage.world.config).unwrap());
+        let client = Arc::new(Client::new(&stage.world.api).unwrap());
         let mut crowd = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for clicker in 1..=4 {
             let (client, stop, clicks) = (Arc::clone(&client), Arc::clone(&crowd.stop), Arc::clone(&crowd.clicks));

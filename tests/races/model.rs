@@ -213,7 +213,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     let settings = "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40";
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
-    let client = Arc::new(Client::new(&world.config).unwrap());
+    let client = Arc::new(Client::new(&world.api).unwrap());
     let daemon = Some(world.daemon());
     assert!(world.tallyd(&["reconcile"]).status.success());
     let (mut users, stop) = (JoinSet::new(), Arc::<AtomicBool>::default());

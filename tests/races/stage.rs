@@ -30,7 +30,7 @@ impl Stage {
     pub async fn new(name: &str, settings: &str) -> Self {
         let world = World::new(name, settings).await;
         let publisher = world.publisher().await;
-        let client = Client::new(&world.config).unwrap();
+        let client = Client::new(&world.api).unwrap();
         let daemon = world.daemon();
         assert!(world.tallyd(&["reconcile"]).status.success());
         let mut stage = Self { world, client, daemon, model: Model::default(), publisher };

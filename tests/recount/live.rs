@@ -19,7 +19,7 @@ const VIDEOS: u64 = 40;
 /// Comments by one API server until the stop: each one's row, and a moment later its event. Some are deleted again. Ends when the last
 /// event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
-    let client = Arc::new(Client::new(&world.config).unwrap());
+    let client = Arc::new(Client::new(&world.api).unwrap());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
     tokio::spawn(async move {
         let (mut dice, mut mine, mut beside) = (Dice::new(number), Vec::new(), JoinSet::new());

@@ -130,7 +130,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         let rule = format!("[[rule]]\nmetric = \"comment\"\nwriter = \"{writer}\"\n");
         let (world, daemon) = served(&format!("recount_{writer}"), &format!("{}{rule}", settings(QUERY, ""))).await;
         eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
-        let client = Client::new(&world.config).unwrap();
+        let client = Client::new(&world.api).unwrap();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;
         // The second one's event was never published.

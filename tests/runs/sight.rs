@@ -35,7 +35,7 @@ async fn many_drifts_that_were_seen_are_few_of_what_a_run_compares() {
 async fn a_drift_is_seen_by_the_events_and_looked_at_first() {
     let (world, daemon, model) = settled("seen", 20, "").await;
     let model = std::cell::RefCell::new(model);
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     drift(&world, target(7), 2).await;
     let user = std::cell::Cell::new(1_000);
     let seen = || async { world.count("SELECT COUNT(*) FROM drift_seen").await == 1 };

@@ -1,4 +1,4 @@
-//! What the accounts of the files under ops/ may not do. That what they may do is enough is what all other tests show: they run with these.
+//! What the accounts of the files under ops/ may not do. That what they may do is enough is what nearly all other tests show: they run with these.
 
 use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;

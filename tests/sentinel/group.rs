@@ -248,7 +248,7 @@ impl Group {
 
     /// A client of that server alone, whatever sentinels say.
     pub fn unaware(&self, world: &World, place: usize) -> Client {
-        let mut config: Config = world.config.clone();
+        let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();
         config.redis.sentinels.clear();
         Client::new(&config).unwrap()
@@ -256,7 +256,7 @@ impl Group {
 
     /// A client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
-        let mut config: Config = world.config.clone();
+        let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();
         Client::new(&config).unwrap()
     }

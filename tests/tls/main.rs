@@ -133,7 +133,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
     assert!(checked.status.success(), "{}", stderr(&checked));
     let ran = world.tallyd(&["reconcile"]);
     assert!(ran.status.success(), "{}", stderr(&ran));
-    let client = Client::new(&world.config).unwrap();
+    let client = Client::new(&world.api).unwrap();
     client.like(target(1), UserId(7), &[]).await.unwrap();
     has_likes(&world, 1).await;
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(1)]);
