@@ -84,6 +84,11 @@ impl Window {
     pub fn meets(&self, call: &Call) -> bool {
         call.end >= self.begin && call.begin <= self.end
     }
+
+    /// Whether the other fault lasted at the same time.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        other.end >= self.begin && other.begin <= self.end
+    }
 }
 
 /// All of it.

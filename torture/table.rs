@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::checker::{Class, Violation};
-use crate::history::{Answer, Call, History, What};
+use crate::history::{Answer, Call, History, What, Window};
 use crate::shrink;
 
 /// What became of one injection.
@@ -33,6 +33,9 @@ struct Line {
     /// Whether these are of injections that met another one, because there were no others.
     has_met: bool,
     not_well: usize,
+    /// The longest that a call took which it met, and how many of those were not done: whether anybody noticed it.
+    slowest: Duration,
+    failed: usize,
     violations: usize,
 }
 
@@ -49,6 +52,20 @@ fn lines(injected: &[Injected], violations: &[Violation], history: &History) -> 
         match one.recovery {
             Some(recovery) => line.recovery = line.recovery.max(recovery),
             None => line.not_well += 1,
+        }
+    }
+    for window in &history.windows {
+        let met_another =
+            |window: &Window| history.windows.iter().any(|other| other != window && other.overlaps(window));
+        let mut others = history.windows.iter().filter(|other| other.fault == window.fault);
+        if met_another(window) && others.any(|other| !met_another(other)) {
+            continue;
+        }
+        let line = lines.entry(window.fault).or_default();
+        for call in history.calls.iter().filter(|call| window.meets(call)) {
+            let took = Duration::from_micros((call.end - call.begin).max(0).unsigned_abs());
+            line.slowest = line.slowest.max(took);
+            line.failed += usize::from(!matches!(call.answer, Answer::Done { .. } | Answer::Nothing));
         }
     }
     for violation in violations {
@@ -72,15 +89,18 @@ pub fn classes(violations: &[Violation]) -> BTreeMap<Class, usize> {
 pub fn text(injected: &[Injected], violations: &[Violation], history: &History) -> String {
     let lines = lines(injected, violations, history);
     let mut text = String::new();
-    let _ = writeln!(text, "| fault | times | longest outage | recovery | violations |");
-    let _ = writeln!(text, "|---|---|---|---|---|");
+    let _ =
+        writeln!(text, "| fault | times | longest outage | recovery | slowest call | calls that failed | violations |");
+    let _ = writeln!(text, "|---|---|---|---|---|---|---|");
     for (fault, line) in &lines {
-        let Line { times, outage, recovery, has_met, not_well, violations } = line;
-        let (outage, recovery) = (outage.as_secs_f64(), recovery.as_secs_f64());
+        let Line { times, outage, recovery, has_met, not_well, slowest, failed, violations } = line;
+        let [outage, recovery, slowest] = [outage, recovery, slowest].map(Duration::as_secs_f64);
         let never = if *not_well > 0 { format!(", {not_well} times not seen") } else { String::new() };
         let met = if *has_met { "*" } else { "" };
-        let _ =
-            writeln!(text, "| {fault} | {times} | {outage:.1} s{met} | {recovery:.1} s{met}{never} | {violations} |");
+        let _ = writeln!(
+            text,
+            "| {fault} | {times} | {outage:.1} s{met} | {recovery:.1} s{met}{never} | {slowest:.1} s{met} | {failed} | {violations} |"
+        );
     }
     if lines.values().any(|line| line.has_met) {
         let _ = writeln!(text, "\n`*` never alone: another fault lasted at the same time.");
@@ -100,6 +120,8 @@ pub fn figures(injected: &[Injected], violations: &[Violation], history: &Histor
             "recovery_s": line.recovery.as_secs_f64(),
             "met_another": line.has_met,
             "not_well": line.not_well,
+            "slowest_call_s": line.slowest.as_secs_f64(),
+            "failed_calls": line.failed,
             "violations": line.violations,
         })
     };
@@ -141,6 +163,7 @@ fn percentiles(mut micros: Vec<i64>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::Loses;
 
     #[test]
     fn the_table_has_a_line_for_each_fault_with_its_worst() {
@@ -153,10 +176,33 @@ mod tests {
         };
         let met = Injected { has_met: true, ..injected(99, None) };
         let all = [injected(3, Some(2)), met, injected(5, None), injected(1, Some(4))];
-        let text = text(&all, &[], &History::default());
-        assert!(text.contains("| mysql-killed | 4 | 5.0 s | 4.0 s, 1 times not seen | 0 |"), "{text}");
+        let window = |begin, end| Window {
+            fault: "mysql-killed",
+            begin,
+            end,
+            loses: Loses::Nothing,
+            loses_since: begin,
+            loses_until: end,
+        };
+        let call = |begin, end, answer| Call { begin, end, who: 1, what: What::Read { target: 1 }, answer };
+        let history = History {
+            calls: vec![
+                call(900_000, 2_400_000, Answer::Done { at: 0 }),
+                call(1_500_000, 1_600_000, Answer::NotCounted),
+                // Before it, and in one that met another fault.
+                call(0, 999_999, Answer::NotCounted),
+                call(5_000_000, 9_000_000, Answer::Unknown),
+            ],
+            windows: vec![
+                window(1_000_000, 2_000_000),
+                window(5_000_000, 6_000_000),
+                Window { fault: "redis-killed", ..window(5_500_000, 5_600_000) },
+            ],
+        };
+        let text = text(&all, &[], &history);
+        assert!(text.contains("| mysql-killed | 4 | 5.0 s | 4.0 s, 1 times not seen | 1.5 s | 1 | 0 |"), "{text}");
         assert!(text.ends_with("lost 0, doubled 0, reordered 0, invented 0\n"), "{text}");
-        let figures = figures(&all, &[], &History::default());
+        let figures = figures(&all, &[], &history);
         assert_eq!(figures["faults"]["mysql-killed"]["times"], 4);
         assert_eq!(figures["violations"]["lost"], 0);
     }
