@@ -12,7 +12,7 @@ use crate::faults::{self, Fault};
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "dev/torture",
-    after_help = "Exit codes: 0 no promise was broken, 1 one was, or the run itself failed, 64 usage"
+    after_help = "Exit codes: 0 no promise was broken, 1 one was, or the run itself failed, or ran fewer than half of its faults, 64 usage"
 )]
 pub struct Args {
     /// Where chance begins: the same seed makes the same plan and the same users. One of its own otherwise, which is printed.

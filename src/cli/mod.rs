@@ -17,7 +17,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
@@ -197,7 +197,9 @@ pub fn main() -> u8 {
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
-    match run(cli) {
+    stack::ensure();
+    dump::forbid();
+    match stack::with_room(|| run(cli)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
         Err(error) => {
             // stderr may be closed; the exit code says it too.
@@ -208,8 +210,6 @@ pub fn main() -> u8 {
 }
 
 fn run(cli: Cli) -> Result<u8> {
-    stack::ensure();
-    dump::forbid();
     let command = match cli.command {
         Some(Any::Alone(command)) => return run_alone(command, &cli.config),
         Some(Any::Configured(command)) => Some(command),

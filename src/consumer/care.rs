@@ -4,7 +4,7 @@
 //! of one message returns all that it holds, again and again; so whatever has come back often is taken in small
 //! portions, at last one by one, and the neighbours of the message that kills go through.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lapin::types::AMQPValue;
 use lapin::{BasicProperties, types::FieldTable};
@@ -57,6 +57,28 @@ impl Care {
             Self::Small => prefetch.min(SMALL),
             Self::Single => 1,
         }
+    }
+}
+
+/// Sessions in a row that the broker's side ended before anything was acknowledged. There may be a message at which they end, whose own count
+/// nobody can read: one that the library can't take. What it held came back each time.
+#[derive(Debug, Default)]
+pub(super) struct Fruitless(AtomicU32);
+
+impl Fruitless {
+    /// Another one.
+    pub fn note(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something was acknowledged.
+    pub fn over(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// How often the messages of these sessions came back at least.
+    pub fn returns(&self) -> i64 {
+        self.0.load(Ordering::Relaxed).into()
     }
 }
 

@@ -52,7 +52,7 @@ use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use care::{Care, Sizes};
+use care::{Care, Fruitless, Sizes};
 use consumed::Consumed;
 use flush::Writer;
 use room::{Bounds, Room};
@@ -112,6 +112,7 @@ pub struct Partition {
     limits: Limits,
     prefetch: u16,
     sizes: Sizes,
+    fruitless: Fruitless,
     stop: CancellationToken,
     beat: Beat,
 }
@@ -143,6 +144,7 @@ impl Partition {
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             sizes: Sizes::default(),
+            fruitless: Fruitless::default(),
             stop,
             beat,
         }
@@ -187,11 +189,14 @@ impl Partition {
         match session::run(self, care, outage).await {
             Ok(End::Stop) => None,
             Ok(End::Again(next)) => Some(self.care_after(care, next)),
-            Err(error) if error.is::<NeedsCare>() => Some(self.take_care(&error)),
-            Err(error) => {
-                self.recover(&error, outage).await;
-                Some(care)
-            }
+            Err(error) => match error.downcast_ref() {
+                Some(NeedsCare { care, returns }) => Some(self.take_care(*care, *returns)),
+                None => {
+                    self.recover(&error, outage).await;
+                    let (returns, needed) = (self.fruitless.returns(), Care::needed(self.fruitless.returns()));
+                    Some(if needed > care { self.take_care(needed, returns) } else { care })
+                }
+            },
         }
     }
 
@@ -270,9 +275,8 @@ impl Partition {
         }
     }
 
-    /// How much care the next session takes.
-    fn take_care(&self, error: &anyhow::Error) -> Care {
-        let Some(NeedsCare { care, returns }) = error.downcast_ref() else { return Care::Usual };
+    /// The care that the next session takes.
+    fn take_care(&self, care: Care, returns: i64) -> Care {
         warn!(
             event = "care-taken",
             partition = self.number,
@@ -280,7 +284,7 @@ impl Partition {
             "a message has come back {returns} times: taking {} at once, so that its neighbours go through",
             care.prefetch(self.prefetch)
         );
-        *care
+        care
     }
 
     fn queue(&self) -> String {

@@ -35,6 +35,7 @@ use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
+use crate::store::StoreError;
 use crate::vitals::{PartitionVitals, Standing, vitals};
 
 /// AMQP's code for "nothing is wrong".
@@ -125,6 +126,9 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
     let is_overfull = error.is::<Overfull>();
     session.break_off(is_overfull).await;
     if !is_overfull {
+        if !error.is::<NeedsCare>() && !error.is::<StoreError>() {
+            partition.fruitless.note();
+        }
         return Err(error);
     }
     let (number, prefetch) = (partition.number, care.prefetch(partition.prefetch()));

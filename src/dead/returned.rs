@@ -55,11 +55,19 @@ pub async fn take_in(store: &Store, broker: &Broker) -> Returned {
 async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result<()> {
     // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
     store.may_keep_dead_letters().await?;
+    match take_so_many(store, broker, AT_ONCE, returned).await {
+        Ok(()) => Ok(()),
+        // One may be such as no connection brings, and those before it went back with it: alone they come.
+        Err(_) => take_so_many(store, broker, 1, returned).await,
+    }
+}
+
+async fn take_so_many(store: &Store, broker: &Broker, at_once: usize, returned: &mut Returned) -> Result<()> {
     let link = broker.connect("dead letters").await?;
     // What a fence is doesn't depend on the configuration.
     let terms = Terms::new(&Config::default());
     while returned.taken_in + returned.fences < TAKEN_MAX {
-        let Some(mut taken) = gather(&link, &returned.queue, &terms).await? else { break };
+        let Some(mut taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         keep(store, &mut taken.letters).await?;
         let acknowledged = taken.last.ack(BasicAckOptions { multiple: true });
         ensure!(link.call("acknowledge", acknowledged).await?, "the delivery is stale: the broker has taken it back");
@@ -80,10 +88,10 @@ struct Taken {
     left: u32,
 }
 
-async fn gather(link: &Link, queue: &str, terms: &Terms) -> Result<Option<Taken>> {
+async fn gather(link: &Link, queue: &str, at_once: usize, terms: &Terms) -> Result<Option<Taken>> {
     let (mut letters, mut fences, mut bytes) = (Vec::new(), 0, 0);
     let mut last = None;
-    while letters.len() + fences < AT_ONCE && bytes < BYTES_AT_ONCE {
+    while letters.len() + fences < at_once && bytes < BYTES_AT_ONCE {
         let Some(message) = link.get(queue).await? else { break };
         let (delivery, now) = (message.delivery, Micros::now());
         bytes += delivery.data.len();

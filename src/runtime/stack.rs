@@ -14,10 +14,17 @@ const BYTES: &str = if cfg!(debug_assertions) { "536870912" } else { "134217728"
 /// For threads that only drop what that one has read.
 pub const WORKER_BYTES: usize = 32 << 20;
 
-/// Starts the program once more with larger stacks, in the same process, where that has not been done. Only address
+/// Runs something as such a thread: the first one has only what the system gives it (`ulimit -s`). None where there is no room for one.
+pub fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let thread = std::thread::Builder::new().name("tallyd".to_owned()).stack_size(WORKER_BYTES).spawn(run).ok()?;
+    Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+/// Starts the program once more with larger stacks, in the same process, where they are smaller. Only address
 /// space is reserved: memory is used as a stack grows.
 pub fn ensure() {
-    if std::env::var_os(VARIABLE).is_some() {
+    let bytes = |text: &str| text.parse::<u64>().unwrap_or(0);
+    if std::env::var(VARIABLE).is_ok_and(|text| bytes(&text) >= bytes(BYTES)) {
         return;
     }
     let Ok(program) = std::env::current_exe() else { return };

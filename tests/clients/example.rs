@@ -56,9 +56,9 @@ impl Example {
 
     fn for_world<'a>(command: &'a mut Command, world: &World) -> &'a mut Command {
         command
-            .env("REDIS_URL", world.config.redis.url.expose())
-            .env("AMQP_URL", world.config.amqp.url.expose())
-            .env("MYSQL_URL", world.config.mysql.url.expose())
+            .env("REDIS_URL", world.api.redis.url.expose())
+            .env("AMQP_URL", world.api.amqp.url.expose())
+            .env("MYSQL_URL", world.api.mysql.url.expose())
             .env("EXCHANGE", world.broker.exchange())
             .env("KEY_PREFIX", &world.config.redis.key_prefix)
             .env("BUCKET_BITS", world.config.redis.bucket_bits.to_string())

@@ -112,7 +112,7 @@ async fn clients_wait_five_seconds_for_a_broker_that_is_silent() {
     for example in Example::ALL {
         let world = World::new(&format!("client_silent_{}", example.name()), "").await;
         world.publisher().await;
-        let amqp = world.config.amqp.url.expose();
+        let amqp = world.api.amqp.url.expose();
         // Of the first connection the confirm never comes. The second one is answered.
         let once = Stalling::before(amqp, Stall { after: "target_id", callers: 1 }).await;
         let began = Instant::now();
@@ -146,13 +146,13 @@ async fn clients_call_like_lua_once_more_where_its_answer_is_lost() {
         assert!(world.tallyd(&["reconcile"]).status.success());
         assert_eq!(outcome(&example.click(&world, &["video", "42", "7"])), (true, Some(1)));
         // The unlike counts at the first call, and the second one says that it was so already.
-        let lost = Stalling::before(world.config.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
+        let lost = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: 1 }).await;
         let output = example.run(&world, &[("REDIS_URL", &lost.url)], &["--unlike", "video", "42", "7"]);
         assert!(output.status.success(), "{example:?}: {}", super::common::stderr(&output));
         let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((outcome(&event), lost.stalled()), ((false, Some(0)), 1), "{example:?}");
         // A new user's like is unknown first: neither call is answered.
-        let always = Stalling::before(world.config.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
+        let always = Stalling::before(world.api.redis.url.expose(), Stall { after: "recent:", callers: ALL }).await;
         example.refused(&world, &[("REDIS_URL", &always.url)], &["video", "42", "8"]);
         assert_eq!(always.stalled(), 2, "{example:?}");
         eventually("the unlike is in MySQL", || async {
@@ -171,7 +171,7 @@ async fn clients_leave_a_mysql_alone_that_did_not_answer() {
         let world = World::new(&format!("client_rest_{}", example.name()), "").await;
         world.publisher().await;
         let mysql =
-            Stalling::before(world.config.mysql.url.expose(), Stall { after: "SELECT target_id", callers: ALL }).await;
+            Stalling::before(world.api.mysql.url.expose(), Stall { after: "SELECT target_id", callers: ALL }).await;
         let program = match example {
             Example::Python => {
                 "for user in (7, 8, 9): print(like.click(server, 'like', 'video', 42, user)[1])\n\
@@ -217,7 +217,7 @@ async fn the_node_client_keeps_its_connection_where_one_event_is_refused() {
         binding.await.unwrap();
     }
     // Only counts the connections.
-    let amqp = Stalling::before(world.config.amqp.url.expose(), Stall { after: "-", callers: 0 }).await;
+    let amqp = Stalling::before(world.api.amqp.url.expose(), Stall { after: "-", callers: 0 }).await;
     let program = "
         const clicks = Array.from({ length: 40 }, (_, id) => client.click('like', 'video', String(id + 1), id % 2 ? '7' : '8'));
         const ends = await Promise.allSettled(clicks);

@@ -36,6 +36,8 @@ impl Accounts {
         let sql = sql.replace("'tallyd", &format!("'{}", self.short));
         let sql =
             ["choose-one", "choose-another", "choose-a-third"].iter().fold(sql, |sql, it| sql.replace(it, PASSWORD));
+        // A failed test leaves its own, and its process' number comes again.
+        sqlx::raw_sql(AssertSqlSafe(self.drop_sql("IF EXISTS"))).execute(admin).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("make the accounts in MySQL");
     }
 
@@ -101,11 +103,15 @@ impl Accounts {
         logged_in(url, &format!("{account}_api"))
     }
 
+    fn drop_sql(&self, or_not: &str) -> String {
+        let short = &self.short;
+        format!("DROP USER {or_not} '{short}'@'%', '{short}_migrate'@'%', '{short}_api'@'%'")
+    }
+
     /// Takes away what was made for the world alone.
     pub async fn drop(&self, admin: &MySqlPool) {
         let short = &self.short;
-        let sql = format!("DROP USER '{short}'@'%', '{short}_migrate'@'%', '{short}_api'@'%'");
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(self.drop_sql(""))).execute(admin).await.unwrap();
         let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
         let () = redis::cmd("ACL").arg("DELUSER").arg(short).arg(format!("{short}_api")).query(&mut redis).unwrap();
     }

@@ -53,7 +53,17 @@ struct Line {
     pieces: AtomicU64,
 }
 
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // The number may be another's next.
+        if let Some(known) = MADE_FOR.lock().unwrap().as_mut() {
+            known.remove(&self.address.to_string());
+        }
+    }
+}
+
 impl Proxy {
+    /// A proxy that leads to that server.
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -25,6 +25,10 @@ pub(super) fn written(
     write(folder, name, admin_url, accounts, settings);
     let admin = whole(name, admin_url, settings);
     let api = as_account(admin.clone(), admin_url, |url| accounts.map(|accounts| accounts.of_api(url)));
+    if accounts.is_some() {
+        let mysql = api["mysql"]["url"].as_str().unwrap();
+        assert!(!may_do_all(mysql, admin_url), "{mysql} may do all");
+    }
     let loaded = |file: &str, whole: &toml::Table| {
         let path = folder.join(file);
         fs::write(&path, toml::to_string(whole).unwrap()).unwrap();

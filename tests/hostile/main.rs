@@ -14,7 +14,7 @@ mod raw;
 use std::collections::{BTreeMap, HashMap};
 
 use common::dice;
-use common::{Daemon, Model, World, body, eventually, stderr, target};
+use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use lapin::BasicProperties;
 use sqlx::Row;
 use tallyd::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
@@ -135,8 +135,9 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let mut daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let (url, queue) = (world.config.amqp.url.expose(), world.broker.queue(0));
-    for (levels, body) in [(5_000, good(1)), (raw::LEVELS_MAX, good(2)), (raw::LEVELS_MAX, b"no JSON".to_vec())] {
-        raw::publish_nested(url, &queue, &body, levels);
+    let (lists, tables) = (raw::lists(raw::LISTS_MAX), raw::tables(raw::TABLES_MAX));
+    for (value, body) in [(&lists, good(1)), (&tables, good(2)), (&lists, b"no JSON".to_vec())] {
+        raw::publish(url, &queue, &body, value);
     }
     world.drained(&publisher).await;
     assert_lives(&mut daemon);
@@ -144,6 +145,35 @@ async fn headers_nested_as_deep_as_a_frame_can_hold_end_nothing() {
     let headers: String = sqlx::query_scalar("SELECT headers FROM dead_letter").fetch_one(&world.pool).await.unwrap();
     assert!(headers.contains("nested too deep"), "{headers}");
     assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// RabbitMQ takes headers that fill a frame's payload, and the frame that it makes of them is larger than a client takes: the connection ends
+/// at each delivery.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neighbours_are_written() {
+    let world = World::new("unframed", "").await;
+    let publisher = world.publisher().await;
+    // Before it is whatever was set aside before.
+    let aside = format!("{}.returned", world.name);
+    for number in [1, 2] {
+        publisher.publish("", &aside, &good(number)).await.unwrap();
+    }
+    let goods = |from: u64| (from..from + 50).map(|number| (UserId(number), good(number))).collect::<Vec<_>>();
+    world.publish(&publisher, &goods(100)).await;
+    raw::publish(world.config.amqp.url.expose(), &world.broker.queue(0), &good(1), &raw::too_large());
+    world.publish(&publisher, &goods(200)).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 100);
+    let depth = async |count| publisher.depth(&aside).await.unwrap().messages == count;
+    eventually("it is set aside", || depth(3)).await;
+    assert!(daemon.stop().success());
+    let listed = world.tallyd(&["dead", "list"]);
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 2, "{}", stderr(&listed));
+    let said = format!("{}{}", stdout(&listed), stderr(&listed));
+    assert!(said.contains("could not be looked at"), "{said}");
+    eventually("it alone is left", || depth(1)).await;
     world.close().await;
 }
 

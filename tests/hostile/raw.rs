@@ -14,11 +14,36 @@ const FRAME_END: u8 = 0xce;
 /// What a frame may hold without being asked for less.
 const FRAME_BYTES_MAX: u32 = 131_072;
 
-/// So many levels fit into one frame, at five bytes each.
-pub const LEVELS_MAX: usize = 26_000;
+/// So many levels of lists fit into one frame, at five bytes each.
+pub const LISTS_MAX: usize = 26_000;
 
-/// Publishes `body` to `queue`, with a header of so many lists within lists, and waits until the broker has it.
-pub fn publish_nested(url: &str, queue: &str, body: &[u8], levels: usize) {
+/// And of tables, at six, whose fields have names without letters.
+pub const TABLES_MAX: usize = 21_700;
+
+/// Lists within lists: of each the type and the length, the innermost is empty.
+pub fn lists(levels: usize) -> Vec<u8> {
+    (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
+}
+
+/// The same of tables, each with one field.
+pub fn tables(levels: usize) -> Vec<u8> {
+    let table = |within: usize| {
+        let length = long(6 * u32::try_from(within).unwrap());
+        let name: &[u8] = if within > 0 { &[0] } else { &[] };
+        [b"F", &length[..], name].concat()
+    };
+    (0..levels).rev().flat_map(table).collect()
+}
+
+/// A text with which the headers take all of the largest frame's payload. With its own head and end it is larger than a client may be sent.
+pub fn too_large() -> Vec<u8> {
+    let others = [2, 2, 8, 2, 4, "nested".len() + 1, 1, 4];
+    let bytes = FRAME_BYTES_MAX as usize - others.iter().sum::<usize>();
+    [b"S", &long_text(&vec![b'x'; bytes])[..]].concat()
+}
+
+/// Publishes `body` to `queue`, with a header that has that value, and waits until the broker has it.
+pub fn publish(url: &str, queue: &str, body: &[u8], value: &[u8]) {
     let url = Url::parse(url).unwrap();
     let mut stream = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
     let password = url.password().unwrap();
@@ -37,18 +62,13 @@ pub fn publish_nested(url: &str, queue: &str, body: &[u8], levels: usize) {
     method(&mut stream, 1, (85, 10), &[&[0]]);
     expect(&mut stream, (85, 11));
     method(&mut stream, 1, (60, 40), &[&[0, 0], &short_text(""), &short_text(queue), &[0]]);
-    let headers = [&short_text("nested")[..], &nested(levels)].concat();
+    let headers = [&short_text("nested")[..], value].concat();
     let has_headers = [0x20, 0];
     let class_and_weight = [0, 60, 0, 0];
     let length = (body.len() as u64).to_be_bytes();
     frame(&mut stream, HEADER, 1, &[&class_and_weight[..], &length, &has_headers, &long_text(&headers)].concat());
     frame(&mut stream, BODY, 1, body);
     expect(&mut stream, (60, 80));
-}
-
-/// Lists within lists: of each the type and the length, the innermost is empty.
-fn nested(levels: usize) -> Vec<u8> {
-    (0..levels).rev().flat_map(|within| [b"A", &long(5 * u32::try_from(within).unwrap())[..]].concat()).collect()
 }
 
 fn long(number: u32) -> [u8; 4] {

@@ -292,6 +292,16 @@ fn without_powers(program: &str) -> Command {
     command
 }
 
+/// A program that ends with the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Whether another program of the same user can read that of a process.
 fn is_readable(process: &Child, file: &str) -> bool {
     let mut command = without_powers("cat");
@@ -300,26 +310,19 @@ fn is_readable(process: &Child, file: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_user_reads_neither_the_environment_nor_the_memory_of_a_daemon() {
+async fn the_same_user_reads_neither_the_environment_nor_the_memory_map_of_a_daemon() {
     let world = World::new("secrets_user", "").await;
-    let mut other = without_powers("sleep").arg("600").spawn().unwrap();
+    let other = Ends(without_powers("sleep").arg("600").spawn().unwrap());
     let log = world.folder.path().join("log");
-    let mut daemon = without_powers(env!("CARGO_BIN_EXE_tallyd"))
-        .arg("--config")
-        .arg(world.config_path())
-        .env_remove("NOTIFY_SOCKET")
-        .stderr(fs::File::create(&log).unwrap())
-        .spawn()
-        .unwrap();
+    let mut command = without_powers(env!("CARGO_BIN_EXE_tallyd"));
+    command.arg("--config").arg(world.config_path()).env_remove("NOTIFY_SOCKET");
+    let daemon = Ends(command.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
     eventually("it consumes", || async { fs::read_to_string(&log).unwrap().contains("\"consuming\"") }).await;
     for file in ["environ", "maps", "auxv"] {
         // What isn't forbidden can be read.
-        eventually("another program's is read", || async { is_readable(&other, file) }).await;
-        assert!(!is_readable(&daemon, file), "{file}");
+        eventually("another program's is read", || async { is_readable(&other.0, file) }).await;
+        assert!(!is_readable(&daemon.0, file), "{file}");
     }
-    for process in [&mut other, &mut daemon] {
-        process.kill().unwrap();
-        process.wait().unwrap();
-    }
+    drop(daemon);
     world.close().await;
 }

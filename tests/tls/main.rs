@@ -97,9 +97,8 @@ async fn strangers_are_told(world: &World, servers: &Servers) {
     eventually("the master's word is heard", || async {
         let checked = world.tallyd(&["check-config"]);
         let said = stderr(&checked);
-        assert_eq!(checked.status.code(), Some(78), "{said}");
         assert!(!said.contains("127.0.0.2"), "{said}");
-        said.contains(&expected)
+        checked.status.code() == Some(78) && said.contains(&expected)
     })
     .await;
 }
