@@ -60,7 +60,7 @@ impl Care {
     }
 }
 
-/// Sessions in a row that the broker's side ended before anything was acknowledged. There may be a message at which they end, whose own count
+/// Sessions in a row that the broker's side ended soon, before anything was acknowledged. There may be a message at which they end, whose own count
 /// nobody can read: one that the library can't take. What it held came back each time.
 #[derive(Debug, Default)]
 pub(super) struct Fruitless(AtomicU32);
@@ -71,7 +71,7 @@ impl Fruitless {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Something was acknowledged.
+    /// Something was acknowledged, or one has lasted: nothing that it was sent has ended it.
     pub fn over(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

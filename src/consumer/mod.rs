@@ -190,11 +190,13 @@ impl Partition {
             Ok(End::Stop) => None,
             Ok(End::Again(next)) => Some(self.care_after(care, next)),
             Err(error) => match error.downcast_ref() {
-                Some(NeedsCare { care, returns }) => Some(self.take_care(*care, *returns)),
+                Some(NeedsCare { care, returns }) => Some(self.take_care(*care, *returns, "a message has come back")),
                 None => {
                     self.recover(&error, outage).await;
-                    let (returns, needed) = (self.fruitless.returns(), Care::needed(self.fruitless.returns()));
-                    Some(if needed > care { self.take_care(needed, returns) } else { care })
+                    let returns = self.fruitless.returns();
+                    let needed = Care::needed(returns);
+                    let why = "before anything was written the connection has ended";
+                    Some(if needed > care { self.take_care(needed, returns, why) } else { care })
                 }
             },
         }
@@ -276,12 +278,12 @@ impl Partition {
     }
 
     /// The care that the next session takes.
-    fn take_care(&self, care: Care, returns: i64) -> Care {
+    fn take_care(&self, care: Care, returns: i64, why: &str) -> Care {
         warn!(
             event = "care-taken",
             partition = self.number,
             returns,
-            "a message has come back {returns} times: taking {} at once, so that its neighbours go through",
+            "{why} {returns} times: taking {} at once, so that its neighbours go through",
             care.prefetch(self.prefetch)
         );
         care

@@ -229,7 +229,7 @@ impl Session<'_> {
     /// Nothing has to be done: whether that is right.
     async fn look(&mut self) -> Result<()> {
         if self.began.elapsed() > PROBATION {
-            self.outage.over();
+            self.went_well();
         }
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
         if is_idle && self.silence.is_long(Instant::now()) {
@@ -241,6 +241,12 @@ impl Session<'_> {
             );
         }
         Ok(())
+    }
+
+    /// Something was written, or nothing went wrong for a while.
+    fn went_well(&mut self) {
+        self.outage.over();
+        self.partition.fruitless.over();
     }
 
     fn is_full(&self) -> bool {

@@ -56,9 +56,9 @@ async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result
     // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
     store.may_keep_dead_letters().await?;
     match take_so_many(store, broker, AT_ONCE, returned).await {
-        Ok(()) => Ok(()),
         // One may be such as no connection brings, and those before it went back with it: alone they come.
-        Err(_) => take_so_many(store, broker, 1, returned).await,
+        Err(error) if !error.is::<StoreError>() => take_so_many(store, broker, 1, returned).await,
+        taken => taken,
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
@@ -16,15 +16,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// Which server each proxy of this process was made for, by its own address.
-static MADE_FOR: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
+static MADE_FOR: LazyLock<Mutex<HashMap<String, String>>> = LazyLock::new(Mutex::default);
 
 /// The server that an address leads to, through proxies of this process.
 pub fn behind(address: &str) -> String {
     let known = MADE_FOR.lock().unwrap();
-    let next = |address: &str| known.as_ref().and_then(|known| known.get(address).cloned());
     let mut address = address.to_owned();
-    while let Some(server) = next(&address) {
-        address = server;
+    while let Some(server) = known.get(&address) {
+        address.clone_from(server);
     }
     address
 }
@@ -56,9 +55,7 @@ struct Line {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // The number may be another's next.
-        if let Some(known) = MADE_FOR.lock().unwrap().as_mut() {
-            known.remove(&self.address.to_string());
-        }
+        MADE_FOR.lock().unwrap().remove(&self.address.to_string());
     }
 }
 
@@ -67,7 +64,7 @@ impl Proxy {
     pub async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        MADE_FOR.lock().unwrap().get_or_insert_default().insert(address.to_string(), server.clone());
+        MADE_FOR.lock().unwrap().insert(address.to_string(), server.clone());
         let line = Arc::new(Line::to(server));
         let proxy = Self { address, line: Arc::clone(&line) };
         tokio::spawn(async move {

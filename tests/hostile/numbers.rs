@@ -14,7 +14,7 @@ use super::mutate::Mutations;
 use super::{Expected, assert_lives, good, publish};
 
 const SETTINGS: &str = "[kinds]\nvideo = 1\ninbox = 3\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
-                        [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n[reconcile]\npublish_grace = \"100ms\"\n";
+                        [[rule]]\nmetric = \"unread\"\nkind = \"inbox\"\nsettable = true\n";
 
 /// What ends a statement, a script, a key or a line where it is not told from one.
 const CODE: [&str; 10] = [

@@ -65,9 +65,8 @@ impl Session<'_> {
         }
         self.unacked.writing = None;
         self.unacked.note(&self.vitals);
-        self.partition.fruitless.over();
         vitals().step("acknowledge", began.elapsed().as_secs_f64());
-        self.outage.over();
+        self.went_well();
         Ok(())
     }
 }
