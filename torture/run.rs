@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::Args;
 use crate::audit::Audit;
-use crate::checker::{self, Violation};
+use crate::checker::{self, State, Violation};
 use crate::dice::Dice;
 use crate::faults::{Allows, Fault};
 use crate::history::{History, Loses, Micros, Recorder, Window, now};
@@ -116,7 +116,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
         && recorder.calls() > 0
         && is_enough
         && injected.iter().all(|one| one.error.is_none());
-    tell(seed, began, &history, &injected, &violations, &surprises);
+    tell(seed, began, (&history, &state), &injected, &violations, &surprises);
     let mut figures = table::figures(&injected, &violations, &history);
     figures["daemons"] = resources::summary(&looks);
     figures["surprises"] = json!(surprises.len());
@@ -289,7 +289,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
 fn tell(
     seed: u64,
     began: Micros,
-    history: &History,
+    (history, state): (&History, &State),
     injected: &[Injected],
     violations: &[Violation],
     surprises: &[Surprise],
@@ -309,7 +309,7 @@ fn tell(
         println!("  +{begin:8.3} s to +{end:8.3} s  {}", window.fault);
     }
     for violation in violations.iter().take(TOLD_MAX) {
-        println!("\n{}", shrink::tell(violation, history, began));
+        println!("\n{}", shrink::tell(violation, history, state, began));
     }
     if violations.len() > TOLD_MAX {
         println!("and {} more", violations.len() - TOLD_MAX);

@@ -1,25 +1,58 @@
-//! The shortest history that shows a violation: what has to do with it alone, and the faults that it met. Pure.
+//! The shortest history that shows a violation, among the calls that have to do with it, and the faults that it met. Pure.
 
 use std::fmt::Write as _;
 
-use crate::checker::{About, Violation};
+use crate::checker::{About, State, Violation, check};
 use crate::history::{Answer, Call, History, Micros, What};
 
 /// Calls that are printed of one violation.
 const CALLS_MAX: usize = 40;
 
-/// A violation with the calls that it is about, for a person.
-pub fn tell(violation: &Violation, history: &History, began: Micros) -> String {
+/// A violation with the calls that it is about, for a person. Those that show it by themselves are marked.
+pub fn tell(violation: &Violation, history: &History, state: &State, began: Micros) -> String {
     let calls = concerned(violation, history);
+    let shortest = if is_one(violation) { shortest(violation, &calls, history, state) } else { Vec::new() };
     let mut text = format!("{}: {}\n", violation.class, violation.says);
-    let left_out = calls.len().saturating_sub(CALLS_MAX);
-    if left_out > 0 {
-        let _ = writeln!(text, "    ({left_out} earlier calls are left out)");
+    if !shortest.is_empty() {
+        let _ = writeln!(text, "  (what is marked > shows it alone)");
     }
-    for call in &calls[left_out..] {
-        let _ = writeln!(text, "    {}", line(call, history, began));
+    let late = calls.len().saturating_sub(CALLS_MAX);
+    let told = calls.iter().enumerate().filter(|(place, call)| *place >= late || shortest.contains(*call));
+    let told: Vec<&Call> = told.map(|(_, call)| *call).collect();
+    if told.len() < calls.len() {
+        let _ = writeln!(text, "  ({} earlier calls are left out)", calls.len() - told.len());
+    }
+    for call in told {
+        let mark = if shortest.contains(&call) { '>' } else { ' ' };
+        let _ = writeln!(text, "  {mark} {}", line(call, history, began));
     }
     text
+}
+
+/// The fewest of the calls with which the comparison still finds the violation: as many as can be are left out at once, then fewer, then
+/// one (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
+fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
+    let shows = |calls: &[&Call]| {
+        let calls = calls.iter().map(|call| **call).collect();
+        check(&History { calls, windows: history.windows.clone() }, state).contains(violation)
+    };
+    // What was found while all went on is not found again in the end.
+    let mut needed = if shows(calls) { calls.to_vec() } else { Vec::new() };
+    let mut at_once = needed.len();
+    while at_once > 0 {
+        let mut from = 0;
+        while from < needed.len() {
+            let until = (from + at_once).min(needed.len());
+            let without = [&needed[..from], &needed[until..]].concat();
+            if shows(&without) {
+                needed = without;
+            } else {
+                from = until;
+            }
+        }
+        at_once /= 2;
+    }
+    needed
 }
 
 /// The faults during which one of the calls was made.
@@ -32,10 +65,14 @@ pub fn met(violation: &Violation, history: &History) -> Vec<&'static str> {
     names
 }
 
+/// Whether few have to do with it, each in its own way: a sum is made by thousands that are alike.
+fn is_one(violation: &Violation) -> bool {
+    matches!(violation.about, About::Pair { .. } | About::Event { .. } | About::Letter { .. })
+}
+
 /// Of a pair, all; of a number that many have changed, those that met a fault or were not confirmed: the others are like thousands.
 fn concerned<'a>(violation: &Violation, history: &'a History) -> Vec<&'a Call> {
-    let about = &violation.about;
-    let is_one = matches!(about, About::Pair { .. } | About::Event { .. } | About::Letter { .. });
+    let (about, is_one) = (&violation.about, is_one(violation));
     let is_odd = |call: &Call| {
         !matches!(call.answer, Answer::Done { .. }) || history.windows.iter().any(|window| window.meets(call))
     };
@@ -84,37 +121,53 @@ mod tests {
     use crate::checker::Class;
     use crate::history::{Loses, Window};
 
+    const PAIR: About = About::Pair { target: 1, user: 7 };
+
+    fn like(begin: Micros, target: u64, answer: Answer) -> Call {
+        Call { begin, end: begin + 1_000, who: 3, what: What::Like { target, user: 7, liked: true }, answer }
+    }
+
+    fn window(fault: &'static str, begin: Micros, end: Micros) -> Window {
+        Window { fault, begin, end, loses: Loses::Nothing, loses_since: begin, loses_until: end }
+    }
+
     #[test]
     fn a_violation_is_told_with_its_own_calls_and_the_faults_that_they_met() {
-        let call = |begin: Micros, target, answer| Call {
-            begin,
-            end: begin + 1_000,
-            who: 3,
-            what: What::Like { target, user: 7, liked: true },
-            answer,
-        };
-        let window = |fault, begin, end| Window {
-            fault,
-            begin,
-            end,
-            loses: Loses::Nothing,
-            loses_since: begin,
-            loses_until: end,
-        };
         let history = History {
             calls: vec![
-                call(1_000_000, 1, Answer::Done { at: 1_000_500 }),
-                call(2_000_000, 2, Answer::Done { at: 2_000_500 }),
-                call(3_000_000, 1, Answer::NotConfirmed { at: 3_000_500 }),
+                like(1_000_000, 1, Answer::Done { at: 1_000_500 }),
+                like(2_000_000, 2, Answer::Done { at: 2_000_500 }),
+                like(3_000_000, 1, Answer::NotConfirmed { at: 3_000_500 }),
             ],
             windows: vec![window("mysql-killed", 2_900_000, 3_500_000), window("redis-flushed", 1_500_000, 2_500_000)],
         };
-        let violation =
-            Violation { class: Class::Lost, about: About::Pair { target: 1, user: 7 }, says: "it is gone".to_owned() };
-        assert_eq!(met(&violation, &history), ["mysql-killed"]);
-        let told = tell(&violation, &history, 0);
-        assert_eq!(told.lines().count(), 3, "{told}");
-        assert!(told.starts_with("lost: it is gone\n"), "{told}");
-        assert!(told.ends_with("not confirmed, at 3000500  during mysql-killed\n"), "{told}");
+        let state = State::default();
+        let violation = &check(&history, &state)[0];
+        assert_eq!((violation.class, &violation.about), (Class::Lost, &PAIR));
+        assert_eq!(met(violation, &history), ["mysql-killed"]);
+        let told = tell(violation, &history, &state, 0);
+        let told: Vec<&str> = told.lines().collect();
+        assert!(told[0].starts_with("lost: the like of 1000500 is confirmed"), "{told:?}");
+        assert_eq!(told[1], "  (what is marked > shows it alone)");
+        assert!(told[2].starts_with("  > ") && told[2].ends_with("done, at 1000500"), "{told:?}");
+        assert!(told[3].starts_with("    ") && told[3].ends_with("at 3000500  during mysql-killed"), "{told:?}");
+        assert_eq!(told.len(), 4, "{told:?}");
+    }
+
+    #[test]
+    fn of_a_hundred_calls_those_are_marked_that_show_the_violation_alone() {
+        let calls = (0..100).map(|second| like(second * 1_000_000, 1, Answer::Done { at: second * 1_000_000 + 500 }));
+        let history = History { calls: calls.collect(), windows: Vec::new() };
+        let mut state = State::default();
+        state.rows.insert((1, 7), (17_000_500, true));
+        state.counters.insert((1, crate::checker::LIKE), 1);
+        let violation = &check(&history, &state)[0];
+        assert_eq!((violation.class, &violation.about), (Class::Reordered, &PAIR));
+        let told = tell(violation, &history, &state, 0);
+        let marked: Vec<&str> = told.lines().filter(|line| line.starts_with("  > ")).collect();
+        assert_eq!(marked.len(), 2, "{told}");
+        // The one that stands, though it is long ago, and the newest.
+        assert!(marked[0].ends_with("done, at 17000500") && marked[1].ends_with("done, at 99000500"), "{told}");
+        assert!(told.contains("(59 earlier calls are left out)"), "{told}");
     }
 }
