@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at the first surprise of its own")]
 
+#[path = "../tests/common/accounts.rs"]
+#[expect(dead_code, reason = "tests have more to do with accounts")]
+mod accounts;
 mod args;
 mod audit;
 mod checker;
@@ -30,6 +33,8 @@ use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
 use args::Args;
+// For `accounts`.
+use site::of_stack as stack;
 
 /// As `tallyd` itself says it.
 const USAGE: u8 = 64;

@@ -279,6 +279,7 @@ async fn end(site: &Arc<Site>, crowd: Crowd, watch: Arc<Watch>, quiet: Duration)
     site.settle(SETTLE_MAX).await?;
     operator.archive().await?;
     let report = operator.reconcile().await?;
+    site.stack.nobody_was_refused().await?;
     println!(
         "the last reconcile: checked {}, drifted {}, repaired {}",
         report["checked"], report["drifted"], report["repaired"]

@@ -23,7 +23,7 @@ pub async fn read(site: &Site) -> Result<State> {
     read_rows(site.pool(), &mut state).await.context("read the tables")?;
     state.archives = archives(site.pool()).await.context("read the archives")?;
     state.letters = letters(site.pool()).await.context("read the dead letters")?;
-    let (config, mut redis) = (site.direct_config(), site.stack.redis().await?);
+    let (config, mut redis) = (site.admin_config(), site.stack.redis().await?);
     let keys = Cache::new(&config.redis, &config.metrics)?.keys;
     for bucket in 0..keys.buckets() {
         read_bucket(&mut redis, &keys.counters("video", bucket), &mut state).await?;

@@ -72,7 +72,7 @@ async fn connections_full(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         let mut rivals = Vec::new();
         // What daemons and users had, they lose; what they get before the rivals have all of it, too.
         while Instant::now() < until {
-            if let Ok(rival) = site.stack.rival(&site.name).await {
+            if let Ok(rival) = site.stack.rival().await {
                 rivals.push(rival);
             } else if (rivals.len() as u64) < CONNECTIONS_LEAST - 2 {
                 kill_others(&mut root, &site.name, &mut rivals).await?;
@@ -100,14 +100,15 @@ async fn connections_killed(site: &Site, _: Dice, hold: Duration) -> Result<()> 
     Ok(())
 }
 
-/// Ends the connections of the run's account, but not those of rivals.
+/// Ends all connections to the run's database, but not those of rivals and of who may do all.
 async fn kill_others(root: &mut MySqlConnection, name: &str, rivals: &mut [MySqlConnection]) -> Result<()> {
     let mut spared = Vec::new();
     for rival in rivals {
         let id: u64 = sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS UNSIGNED)").fetch_one(rival).await?;
         spared.push(id);
     }
-    let sql = "SELECT CAST(id AS UNSIGNED) FROM information_schema.processlist WHERE user = ?";
+    let sql = "SELECT CAST(id AS UNSIGNED) FROM information_schema.processlist \
+        WHERE db = ? AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
     let ids: Vec<u64> = sqlx::query_scalar(sql).bind(name).fetch_all(&mut *root).await?;
     for id in ids.into_iter().filter(|id| !spared.contains(id)) {
         // It may have gone by itself.
@@ -125,7 +126,7 @@ async fn rivals(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
 
 /// Locks rows in any order. What fails for a deadlock begins anew.
 async fn rival(site: &Site, mut dice: Dice, until: Instant) -> Result<()> {
-    let mut connection = site.stack.rival(&site.name).await?;
+    let mut connection = site.stack.rival().await?;
     connection.execute("SET SESSION innodb_lock_wait_timeout = 2").await?;
     while Instant::now() < until {
         connection.execute("START TRANSACTION").await?;
@@ -154,7 +155,7 @@ async fn partitions_locked(site: &Site, mut dice: Dice, hold: Duration) -> Resul
     while Instant::now() < until {
         // Now shorter than a batch may take, now longer.
         let held = Duration::from_millis(500 + dice.below(8_000));
-        site.stack.lock_partitions(&site.name, Instant::now() + held).await?;
+        site.stack.lock_partitions(Instant::now() + held).await?;
         sleep_until(until.min(Instant::now() + Duration::from_millis(500))).await;
     }
     Ok(())

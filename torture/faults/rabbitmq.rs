@@ -134,7 +134,7 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         while Instant::now() < until {
             sleep(Duration::from_secs(1)).await;
             // Batches wait for it, and their messages with them. With MySQL away they do so anyway.
-            let locked = site.stack.lock_partitions(&site.name, Instant::now() + Duration::from_secs(3)).await;
+            let locked = site.stack.lock_partitions(Instant::now() + Duration::from_secs(3)).await;
             if locked.is_err() {
                 sleep(Duration::from_secs(1)).await;
             }
@@ -147,7 +147,7 @@ async fn ack_timeout(site: &Site, _: Dice, hold: Duration) -> Result<()> {
 async fn queue_deleted(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
     let until = Instant::now() + hold;
     while Instant::now() < until {
-        let broker = Broker::new(&site.direct_config().amqp)?;
+        let broker = Broker::new(&site.admin_config().amqp)?;
         let queue = broker.queue(u16::try_from(dice.below(u64::from(PARTITIONS))).unwrap());
         let link = broker.connect("torture").await?;
         let options = lapin::options::QueueDeleteOptions::default();
@@ -174,7 +174,7 @@ async fn deaths(site: &Site, _: Dice, _: Duration) -> Result<()> {
     let lock = async {
         loop {
             // Where MySQL is away nothing is written, either.
-            let _ = site.stack.lock_partitions(&site.name, Instant::now() + DYING_MAX).await;
+            let _ = site.stack.lock_partitions(Instant::now() + DYING_MAX).await;
             sleep(Duration::from_millis(100)).await;
         }
     };

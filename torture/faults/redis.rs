@@ -1,5 +1,6 @@
 //! Redis dies, freezes, forgets, has no room, fails over, and does late what it was told.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -164,7 +165,8 @@ async fn drift(site: &Site, redis: &mut MultiplexedConnection, dice: &mut Dice) 
 
 async fn failover(site: &Site, _: Dice, hold: Duration) -> Result<()> {
     let port = site.stack.port_base + REPLICA_PORT;
-    let (mut replica, url) = (start_replica(port)?, format!("redis://127.0.0.1:{port}/"));
+    let accounts = site.stack.folder(Server::Redis).join("accounts");
+    let (mut replica, url) = (start_replica(port, &accounts)?, format!("redis://127.0.0.1:{port}/"));
     let (address, master) = (format!("127.0.0.1:{port}"), site.stack.host_port(Server::Redis));
     let begun = async {
         let mut new = answering(&url).await?;
@@ -203,7 +205,8 @@ fn lead(site: &Site, address: &str) {
     }
 }
 
-fn start_replica(port: u16) -> Result<Child> {
+/// `accounts` are the master's, which a replica doesn't get from it.
+fn start_replica(port: u16, accounts: &Path) -> Result<Child> {
     let program = ["redis-server", "valkey-server"]
         .into_iter()
         .find(|program| std::process::Command::new(program).arg("--version").output().is_ok())
@@ -211,6 +214,8 @@ fn start_replica(port: u16) -> Result<Child> {
     Command::new(program)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--repl-diskless-load", "swapdb"])
         .args(["--dir", std::env::temp_dir().to_str().unwrap()])
+        .arg("--aclfile")
+        .arg(accounts)
         .stdout(Stdio::null())
         .kill_on_drop(true)
         .spawn()

@@ -7,6 +7,9 @@ use super::daemon::Surprise;
 /// Errors that say no more than that a server was away: a run that fails stays due.
 const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 
+/// How MySQL, Redis and RabbitMQ say that an account may not do something. No fault takes a right away.
+const MAY_NOT: [&str; 3] = ["command denied", "NOPERM", "refused for user"];
+
 /// A time in which something was broken, with as much after it as an error may take to be said.
 #[derive(Clone, Debug)]
 pub struct Disturbance {
@@ -23,18 +26,21 @@ impl Disturbance {
     }
 }
 
-/// Panics, and lines at level error that no disturbance explains.
+/// Panics, what an account may not do, and lines at level error that no disturbance explains.
 pub fn surprises(daemon: usize, log: &str, disturbances: &[Disturbance], after: Duration) -> Vec<Surprise> {
     let surprise = |line: &str| {
         let surprise = |at, what: &str| Surprise { at, daemon, what: what.to_owned() };
         let Ok(entry) = serde_json::from_str::<serde_json::Value>(line) else {
             return line.contains("panicked").then(|| surprise(SystemTime::now(), line));
         };
+        let at = entry["timestamp"].as_str().and_then(|at| at.parse::<jiff::Timestamp>().ok());
+        let at = at.map_or_else(SystemTime::now, SystemTime::from);
+        if MAY_NOT.iter().any(|says| line.contains(says)) {
+            return Some(surprise(at, line));
+        }
         if entry["level"] != "ERROR" {
             return None;
         }
-        let at = entry["timestamp"].as_str().and_then(|at| at.parse::<jiff::Timestamp>().ok());
-        let at = at.map_or_else(SystemTime::now, SystemTime::from);
         let is_of_an_outage = entry["event"].as_str().is_some_and(|event| OF_AN_OUTAGE.contains(&event));
         // A backlog that takes its time. Should it never end, the site doesn't settle.
         let is_backlog = entry["error"].as_str().is_some_and(|error| error.ends_with("messages before the fence"));
@@ -51,23 +57,24 @@ mod tests {
     const LOG: &str = r#"{"timestamp":"2026-11-22T09:00:10Z","level":"ERROR","event":"job-failed"}
 {"timestamp":"2026-11-22T09:00:10Z","level":"ERROR","event":"task-ended"}
 {"timestamp":"2026-11-22T09:00:10Z","level":"WARN","event":"outage-begun"}
+{"timestamp":"2026-11-22T09:00:03Z","level":"WARN","event":"retry","error":"NOPERM User x has no permissions"}
 thread 'main' panicked at src/main.rs
 "#;
 
     #[test]
-    fn a_failed_run_is_explained_by_a_fault_and_a_panic_by_none() {
+    fn a_failed_run_is_explained_by_a_fault_and_a_panic_or_a_missing_right_by_none() {
         let at = |text: &str| SystemTime::from(text.parse::<jiff::Timestamp>().unwrap());
         let what = |disturbances: &[Disturbance]| -> Vec<bool> {
             let found = surprises(0, LOG, disturbances, Duration::from_secs(5));
-            ["job-failed", "task-ended", "outage-begun", "panicked"]
+            ["job-failed", "task-ended", "outage-begun", "panicked", "NOPERM"]
                 .map(|word| found.iter().any(|surprise| surprise.what.contains(word)))
                 .to_vec()
         };
         let disturbance =
             Disturbance { what: "x", from: at("2026-11-22T09:00:00Z"), until: Some(at("2026-11-22T09:00:06Z")) };
-        assert_eq!(what(&[]), [true, true, false, true]);
-        assert_eq!(what(std::slice::from_ref(&disturbance)), [false, true, false, true]);
+        assert_eq!(what(&[]), [true, true, false, true, true]);
+        assert_eq!(what(std::slice::from_ref(&disturbance)), [false, true, false, true, true]);
         let earlier = Disturbance { until: Some(at("2026-11-22T09:00:04Z")), ..disturbance };
-        assert_eq!(what(&[earlier]), [true, true, false, true]);
+        assert_eq!(what(&[earlier]), [true, true, false, true, true]);
     }
 }

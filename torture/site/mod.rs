@@ -24,13 +24,16 @@ pub use daemon::{Daemon, Surprise};
 pub use lines::Lines;
 use log::Disturbance;
 pub use settings::PARTITIONS;
-use settings::{Addresses, of_its_own, text};
+use settings::{Addresses, Who, text};
 pub use settle::CONNECTIONS;
-pub use stack::{Server, Stack, redis_at};
+pub use stack::{Server, Stack, of_stack, redis_at};
 
 /// How long after a fault an error may still be said that it explains. After many deaths messages are taken one by one, and a run waits in
 /// vain for all of them.
 const ERRORS_AFTER: Duration = Duration::from_secs(60);
+
+/// The configuration of one-shot commands.
+const OPERATOR: &str = "operator.toml";
 
 /// What a site is made of.
 #[derive(Clone, Debug)]
@@ -63,6 +66,7 @@ pub struct Site {
     tallyd: PathBuf,
     config: Config,
     direct_config: Config,
+    admin_config: Config,
     pool: MySqlPool,
     disturbances: Mutex<Vec<Disturbance>>,
 }
@@ -73,22 +77,30 @@ impl Site {
     /// # Errors
     /// A server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
-        let stack = Stack::from_environment()?;
+        // As the names of tests begin, which the accounts on the broker are for.
+        let name = format!("t_torture_{}", std::process::id());
+        let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;
-        let name = format!("torture_{}", std::process::id());
         std::fs::create_dir_all(&options.folder)?;
         let folder = std::fs::canonicalize(&options.folder)?;
         let tallyd =
             std::fs::canonicalize(&options.tallyd).with_context(|| format!("find {}", options.tallyd.display()))?;
         stack.prepare(&name).await?;
         let lines = Lines::before(&stack.addresses).await;
-        let config = configuration(&folder.join("users.toml"), &name, &lines.addresses)?;
-        let direct_config = configuration(&folder.join("direct.toml"), &name, &stack.addresses)?;
+        let configuration = |file: &str, addresses: &Addresses, who| {
+            let path = folder.join(file);
+            std::fs::write(&path, text(&name, &addresses.of(who, &stack.accounts), ""))?;
+            anyhow::Ok(tallyd::config::load(&path)?)
+        };
+        let config = configuration("users.toml", &lines.addresses, Who::ApiServer)?;
+        let direct_config = configuration("watchers.toml", &stack.addresses, Who::ApiServer)?;
+        let admin_config = configuration("admin.toml", &stack.addresses, Who::Admin)?;
+        configuration(OPERATOR, &stack.addresses, Who::Daemon)?;
         // As root, who gets in where no one else does.
         let pool = MySqlPoolOptions::new()
             .max_connections(8)
             .acquire_timeout(Duration::from_secs(20))
-            .connect_lazy(&format!("{}{name}", stack.addresses.mysql))?;
+            .connect_lazy(&stack.addresses.mysql)?;
         let mut site = Self {
             name,
             stack,
@@ -98,10 +110,12 @@ impl Site {
             tallyd,
             config,
             direct_config,
+            admin_config,
             pool,
             disturbances: Mutex::default(),
         };
-        let migrated = site.tallyd(&["migrate"]).await?;
+        let migration = site.stack.accounts.of_migration(&site.stack.addresses.mysql);
+        let migrated = site.command(&["migrate"]).env("TALLYD__MYSQL__URL", migration).output().await?;
         if !migrated.status.success() {
             bail!("tallyd migrate: {}", String::from_utf8_lossy(&migrated.stderr));
         }
@@ -116,29 +130,39 @@ impl Site {
         Ok(Arc::new(site))
     }
 
-    /// For users: through the proxies that faults harm.
+    /// An API server's: through the proxies that faults harm.
     pub fn config(&self) -> Config {
         self.config.clone()
     }
 
-    /// Past all proxies.
+    /// An API server's, past all proxies.
     pub fn direct_config(&self) -> Config {
         self.direct_config.clone()
     }
 
-    /// Past all proxies.
+    /// Of who may do all, past all proxies.
+    pub fn admin_config(&self) -> Config {
+        self.admin_config.clone()
+    }
+
+    /// Past all proxies, as who may do all.
     pub fn pool(&self) -> &MySqlPool {
         &self.pool
     }
 
-    /// Runs the program to its end, past all proxies.
+    /// Runs the program to its end, past all proxies, with the daemons' accounts.
     ///
     /// # Errors
     /// It could not be started.
     pub async fn tallyd(&self, arguments: &[&str]) -> Result<Output> {
+        Ok(self.command(arguments).output().await?)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.tallyd);
-        command.arg("--config").arg(self.folder.join("direct.toml")).env_remove("NOTIFY_SOCKET");
-        Ok(command.args(arguments).kill_on_drop(true).output().await?)
+        command.arg("--config").arg(self.folder.join(OPERATOR)).env_remove("NOTIFY_SOCKET");
+        command.args(arguments).kill_on_drop(true);
+        command
     }
 
     /// The lines to a server: first the users' one, then those of the daemons.
@@ -157,7 +181,7 @@ impl Site {
     /// # Errors
     /// The file can't be written.
     pub fn configure(&self, daemon: &Daemon, change: impl FnOnce(String) -> String) -> Result<()> {
-        let addresses = of_its_own(&daemon.lines.addresses, &self.name);
+        let addresses = daemon.lines.addresses.of(Who::Daemon, &self.stack.accounts);
         let text = text(&self.name, &addresses, &self.admin(daemon.number));
         Ok(std::fs::write(&daemon.config, change(text))?)
     }
@@ -213,9 +237,4 @@ impl Site {
         self.configure(&daemon, |text| text)?;
         Ok(daemon)
     }
-}
-
-fn configuration(path: &Path, name: &str, addresses: &Addresses) -> Result<Config> {
-    std::fs::write(path, text(name, &of_its_own(addresses, name), ""))?;
-    Ok(tallyd::config::load(path)?)
 }

@@ -1,5 +1,7 @@
 //! The configuration of a run: everything that tallyd does, often, with short waits.
 
+use crate::accounts::Accounts;
+
 /// Where the three servers are, or the proxies before them.
 #[derive(Clone, Debug)]
 pub struct Addresses {
@@ -40,13 +42,30 @@ timeout_ms = 2000
     [&servers, WORK, METRICS, BOARDS].concat()
 }
 
-/// With the run's own account and database, as root of whose server nobody is refused.
-pub fn of_its_own(addresses: &Addresses, name: &str) -> Addresses {
-    let mut mysql = url::Url::parse(&addresses.mysql).unwrap();
-    mysql.set_username(name).unwrap();
-    mysql.set_password(Some(name)).unwrap();
-    mysql.set_path(name);
-    Addresses { mysql: mysql.into(), ..addresses.clone() }
+/// Who somebody is to the servers.
+#[derive(Clone, Copy, Debug)]
+pub enum Who {
+    /// Who may do all.
+    Admin,
+    Daemon,
+    ApiServer,
+}
+
+impl Addresses {
+    /// The run's database in place of all of them.
+    pub fn with_database(&self, name: &str) -> Self {
+        Self { mysql: format!("{}{name}", self.mysql), ..self.clone() }
+    }
+
+    /// With the accounts of ops/.
+    pub fn of(&self, who: Who, accounts: &Accounts) -> Self {
+        let of = |url: &str| match who {
+            Who::Admin => url.to_owned(),
+            Who::Daemon => accounts.of_daemon(url),
+            Who::ApiServer => accounts.of_api(url),
+        };
+        Self { mysql: of(&self.mysql), redis: of(&self.redis), amqp: of(&self.amqp) }
+    }
 }
 
 /// All dead letters are kept, also those of hours: each is looked for in the end.

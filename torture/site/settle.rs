@@ -144,7 +144,7 @@ impl Site {
 
     /// Messages that wait in queues.
     async fn on_the_way(&self) -> Result<Option<String>> {
-        let broker = Broker::new(&self.direct_config().amqp)?;
+        let broker = Broker::new(&self.admin_config().amqp)?;
         let link = broker.connect_publisher("torture").await?;
         for partition in 0..PARTITIONS {
             let queue = broker.queue(partition);

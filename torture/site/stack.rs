@@ -1,14 +1,16 @@
 //! The servers of `dev/up`, which are this run's own: started, killed and frozen.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool};
 use tokio::process::Command;
 
-use super::settings::{Addresses, of_its_own};
+use super::settings::{Addresses, Who, text};
+use crate::accounts::Accounts;
 
 /// How long a server may take to answer a fault.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -41,37 +43,52 @@ pub struct Stack {
     folder: PathBuf,
     /// The first of its ports; those from 10 on are free for others of the run.
     pub port_base: u16,
-    /// Of accounts that may do all; MySQL's up to the database's name.
+    /// Of who may do all, with the run's database.
     pub addresses: Addresses,
+    /// Up to the database's name.
+    mysql: String,
+    /// Those that daemons and API servers have.
+    pub accounts: Accounts,
+}
+
+/// A part of the environment that `dev/up --print-env` gives.
+pub fn of_stack(name: &str) -> String {
+    std::env::var(variable(name)).expect("looked at by `Stack::from_environment`")
+}
+
+fn variable(name: &str) -> String {
+    format!("TALLYD_STACK_{name}")
 }
 
 impl Stack {
+    /// `name` is the run's own on each server.
+    ///
     /// # Errors
     /// The environment lacks what `dev/up --print-env` prints.
-    pub fn from_environment() -> Result<Self> {
+    pub fn from_environment(name: &str) -> Result<Self> {
         let of = |name: &str| {
-            let name = format!("TALLYD_STACK_{name}");
+            let name = variable(name);
             std::env::var(&name).with_context(|| format!("{name} is not set: run dev/torture"))
         };
         let folder = PathBuf::from(of("DIR")?);
         let port_base = std::fs::read_to_string(folder.join("port-base"))?.trim().parse()?;
-        let addresses = Addresses { mysql: of("MYSQL_URL")?, redis: of("REDIS_URL")?, amqp: of("AMQP_URL")? };
-        Ok(Self { folder, port_base, addresses })
+        let mysql = of("MYSQL_URL")?;
+        let servers = Addresses { mysql: mysql.clone(), redis: of("REDIS_URL")?, amqp: of("AMQP_URL")? };
+        let addresses = servers.with_database(name);
+        Ok(Self { folder, port_base, addresses, mysql, accounts: Accounts::new(name, 0) })
     }
 
-    /// A database with an account for it that has no other rights, and a Redis that has lost nothing when it is killed.
+    /// A database, accounts, and a Redis that has lost nothing when it is killed.
     ///
     /// # Errors
     /// A server refuses it.
     pub async fn prepare(&self, name: &str) -> Result<()> {
-        let mut mysql = self.mysql().await?;
-        for sql in [
-            format!("CREATE DATABASE {name}"),
-            format!("CREATE USER '{name}'@'%' IDENTIFIED BY '{name}'"),
-            format!("GRANT ALL ON {name}.* TO '{name}'@'%'"),
-        ] {
-            mysql.execute(AssertSqlSafe(sql)).await?;
-        }
+        self.mysql().await?.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await?;
+        let admin = MySqlPool::connect(&self.addresses.mysql).await?;
+        self.accounts.make_in_mysql(&admin).await;
+        admin.close().await;
+        self.accounts.make_in_redis(&text(name, &self.addresses, "").parse()?);
+        Accounts::make_in_rabbitmq();
         let mut redis = self.redis().await?;
         for (setting, value) in [("appendfsync", "always"), ("appendonly", "yes")] {
             let () = redis::cmd("CONFIG").arg("SET").arg(setting).arg(value).query_async(&mut redis).await?;
@@ -154,16 +171,16 @@ impl Stack {
     /// # Errors
     /// It doesn't answer.
     pub async fn mysql(&self) -> Result<MySqlConnection> {
-        let url = format!("{}mysql", self.addresses.mysql);
+        let url = format!("{}mysql", self.mysql);
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
-    /// As the run's account, which is refused what others are refused.
+    /// As a daemon, which is refused what others are refused.
     ///
     /// # Errors
     /// It doesn't answer, or takes no more connections.
-    pub async fn rival(&self, name: &str) -> Result<MySqlConnection> {
-        let url = of_its_own(&self.addresses, name).mysql;
+    pub async fn rival(&self) -> Result<MySqlConnection> {
+        let url = self.addresses.of(Who::Daemon, &self.accounts).mysql;
         Ok(tokio::time::timeout(CONNECT_MAX, MySqlConnection::connect(&url)).await??)
     }
 
@@ -171,8 +188,8 @@ impl Stack {
     ///
     /// # Errors
     /// MySQL doesn't answer.
-    pub async fn lock_partitions(&self, name: &str, until: tokio::time::Instant) -> Result<()> {
-        let mut connection = self.rival(name).await?;
+    pub async fn lock_partitions(&self, until: tokio::time::Instant) -> Result<()> {
+        let mut connection = self.rival().await?;
         connection.execute("START TRANSACTION").await?;
         connection.execute("SELECT * FROM partition_owner WHERE `partition` < 256 FOR UPDATE").await?;
         tokio::time::sleep_until(until).await;
@@ -184,6 +201,29 @@ impl Stack {
     /// It doesn't answer.
     pub async fn redis(&self) -> Result<redis::aio::MultiplexedConnection> {
         redis_at(&self.addresses.redis).await
+    }
+
+    /// Since Redis was started last.
+    ///
+    /// # Errors
+    /// An account wanted to do in Redis what it may not.
+    pub async fn nobody_was_refused(&self) -> Result<()> {
+        let mut log: Vec<HashMap<String, redis::Value>> =
+            redis::cmd("ACL").arg("LOG").query_async(&mut self.redis().await?).await?;
+        let of = |entry: &HashMap<String, redis::Value>, name: &str| -> Option<String> {
+            redis::FromRedisValue::from_redis_value(entry.get(name)?.clone()).ok()
+        };
+        // Whoever connects asks for it, and goes on without an answer.
+        log.retain(|entry| of(entry, "object").as_deref() != Some("info"));
+        let refused: Vec<String> = log
+            .iter()
+            .map(|entry| ["username", "context", "reason", "object"].map(|name| of(entry, name).unwrap_or_default()))
+            .map(|said| said.join(" "))
+            .collect();
+        if !refused.is_empty() {
+            bail!("Redis has refused what an account may not do: {}", refused.join("; "));
+        }
+        Ok(())
     }
 
     async fn script(&self, name: &str, arguments: &[&str]) -> Result<Output> {
