@@ -5,8 +5,7 @@
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
--- ARGV[4]  1 where a number may go below zero, else 0
--- ARGV     then for each target what is added; "5@12" as in repair.lua
+-- ARGV     then for each target what is added; "5@12" and "5!" as in repair.lua
 --
 -- Returns what repair.lua does: for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the
 -- bucket was repaired, flushed or loaded anew since the sample.
@@ -19,7 +18,7 @@ redis.call('HSET', KEYS[1], '_', ARGV[2])
 local field = string.match(ARGV[3], '^entity:(.+)$')
 local done = {}
 for index = 2, #KEYS do
-    local text, only = string.match(ARGV[3 + index], '^(%-?%d+)@?(%-?%d*)$')
+    local text, only, below_zero = string.match(ARGV[2 + index], '^(%-?%d+)@?(%-?%d*)(!?)$')
     local added, before = tonumber(text), nil
     if field then
         before = redis.call('HGET', KEYS[index], field)
@@ -28,7 +27,7 @@ for index = 2, #KEYS do
     end
     if only ~= '' and tonumber(before or 0) ~= tonumber(only) then
         done[index - 1] = 2
-    elseif added < 0 and ARGV[4] ~= '1' and tonumber(before or 0) + added < 0 then
+    elseif added < 0 and below_zero == '' and tonumber(before or 0) + added < 0 then
         done[index - 1] = 0
     elseif field then
         redis.call('HINCRBY', KEYS[index], field, added)

@@ -69,13 +69,18 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repair_never_takes_a_number_below_zero() {
+async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     let world = World::new("below_zero", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let loaded = liked_twice(&world).await;
-    let repairs = [Repair { target: target(1), delta: -3, below_zero: false, only_from: None, loaded }];
-    assert_eq!(cache.repair(&names, LIKE, 71, &repairs).await.unwrap(), [(target(1), Repaired::BelowZero)]);
-    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 2);
+    // Another one of the same bucket, which may.
+    let bucket = world.cache.keys.bucket(target(1));
+    let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
+    let repair = |target, delta, below_zero| Repair { target, delta, below_zero, only_from: None, loaded };
+    let done = cache.repair(&names, LIKE, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
+    assert_eq!(done, [(target(1), Repaired::BelowZero), (other, Repaired::Done)]);
+    let samples = cache.sample(&names, LIKE, &[target(1), other]).await.unwrap();
+    assert_eq!(samples.into_iter().map(|sample| sample.unwrap().value).collect::<Vec<_>>(), [2, -4]);
     world.close().await;
 }
 

@@ -71,7 +71,7 @@ impl Repair {
     /// As the script is told.
     fn text(&self) -> String {
         let only = self.only_from.map_or_else(String::new, |number| format!("@{number}"));
-        format!("{}{only}", self.delta)
+        format!("{}{only}{}", self.delta, if self.below_zero { "!" } else { "" })
     }
 }
 
@@ -153,8 +153,7 @@ impl Cache {
                 Call::new(if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN }, self.keys.counters(name, bucket))
                     .arg(first.loaded.to_string())
                     .arg(first.loaded.repaired(pass).to_string())
-                    .arg(self.keys.part(metric))
-                    .number(u8::from(first.below_zero));
+                    .arg(self.keys.part(metric));
             let call = if self.is_packed() {
                 now.iter().fold(call, |call, (target, repair)| call.number(target.id).arg(repair.text()))
             } else {

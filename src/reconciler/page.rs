@@ -155,7 +155,7 @@ impl Run<'_> {
             self.report.drifted_by_size.note(delta.unsigned_abs());
             let is_set = self.on.rules.of(target.kind, self.metric).settable && !self.is_by_daemon(target.kind);
             let only_from = is_set.then_some(look.sample.value);
-            repairs.push(Repair { only_from, ..self.adding(*target, delta, look.sample.loaded) });
+            repairs.push(Repair { only_from, ..self.adding(*target, look.sample.value, delta, look.sample.loaded) });
         }
         if self.report.dry_run || repairs.is_empty() {
             for Repair { target, .. } in &repairs {

@@ -151,7 +151,7 @@ impl Run<'_> {
                 if update_at > cut.before(skew) {
                     busy.push(target);
                 } else if counted != held {
-                    repairs.push(self.adding(target, counted - held, *state));
+                    repairs.push(self.adding(target, held, counted - held, *state));
                 }
             }
             // The next page is read while this one is added.
@@ -181,7 +181,7 @@ impl Run<'_> {
                 match look.verdict {
                     Verdict::Drift(0) => {}
                     Verdict::Drift(drift) => {
-                        repairs.push(self.adding(target, -drift, look.sample.loaded));
+                        repairs.push(self.adding(target, look.sample.value, -drift, look.sample.loaded));
                     }
                     Verdict::Busy => busy.push(target),
                 }
@@ -198,7 +198,9 @@ impl Run<'_> {
         let repairs: Vec<Repair> = looks
             .iter()
             .filter_map(|(target, look)| match look.verdict {
-                Verdict::Drift(drift) if drift != 0 => Some(self.adding(*target, -drift, look.sample.loaded)),
+                Verdict::Drift(drift) if drift != 0 => {
+                    Some(self.adding(*target, look.sample.value, -drift, look.sample.loaded))
+                }
                 _ => None,
             })
             .collect();
@@ -259,11 +261,12 @@ impl Run<'_> {
         kinds
     }
 
-    /// What is added to a number of the metric in hand. What the daemon counts passes below zero where events come in another order than
-    /// they happened.
-    pub(super) fn adding(&self, target: Target, delta: i64, loaded: Loaded) -> Repair {
+    /// What is added to a number of the metric in hand, which was `sampled`. It may pass below zero where the daemon counts it, because events
+    /// come in another order than they happened, and where MySQL has it there; else only by what was taken away since.
+    pub(super) fn adding(&self, target: Target, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
         let Ruled { writer, below_zero, .. } = self.on.rules.of(target.kind, self.metric);
-        Repair { target, delta, below_zero: below_zero || writer == Writes::Daemon, only_from: None, loaded }
+        let below_zero = below_zero || writer == Writes::Daemon || sampled.saturating_add(delta) < 0;
+        Repair { target, delta, below_zero, only_from: None, loaded }
     }
 
     /// Each kind's metrics, in the order of their codes.

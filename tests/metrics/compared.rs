@@ -1,9 +1,11 @@
 //! Numbers that drifted are found and repaired, whatever they count.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::AsyncCommands;
 use tallyd::cache::keys::KindNames;
+use tallyd::client::counts::Counting;
 use tallyd::model::Target;
 use tallyd::store::Store;
 
@@ -42,6 +44,36 @@ async fn each_drifted_number_is_repaired_and_no_other() {
             [("video:3", "view", -4), ("video:4", "balance", 100), ("video:4", "like", 1), ("video:4", "share", 50)];
         assert_eq!(listed(&report), expected.map(|(target, metric, added)| (target.into(), metric.into(), added)));
         product.assert_equal().await;
+        product.close().await;
+    }
+}
+
+/// Who buys what is there by Redis alone makes a sum below zero: by a rule that forbids it, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown_it() {
+    for layout in LAYOUTS {
+        let product =
+            Product::open(&format!("metrics_below_{layout}"), &format!("[redis]\nlayout = \"{layout}\"\n")).await;
+        let (client, expected) = (&product.client, |number| BTreeMap::from([((target(1), VIEW), number)]));
+        product.drift(target(1), VIEW, 5).await;
+        client.add(target(1), VIEW, -3, "taken").await.unwrap().counted().unwrap();
+        product.settled().await;
+        assert_eq!((product.in_mysql().await, product.in_redis().await), (expected(-3), expected(2)));
+        for (repaired, mode) in [(1, "--changed"), (0, "--full")] {
+            let report = product.world.reconcile(mode).await;
+            assert_eq!((&report["repaired"], &report["left"]), (&repaired.into(), &0.into()), "{layout}: {report}");
+            assert_eq!((product.in_mysql().await, product.in_redis().await), (expected(-3), expected(-3)));
+        }
+        let shown = client.read(&[target(1)]).await.unwrap();
+        assert_eq!(shown[0].get(VIEW).unwrap().value, 0, "{layout}");
+        let refused = client.add(target(1), VIEW, -1, "refused").await.unwrap();
+        assert!(matches!(refused, Counting::BelowZero { .. }), "{layout}: {refused:?}");
+        super::common::lose(&product.world).await;
+        product.world.reconcile("--changed").await;
+        assert_eq!(product.in_redis().await, expected(-3), "{layout}: loaded");
+        client.add(target(1), VIEW, 4, "added").await.unwrap().counted().unwrap();
+        product.settled().await;
+        assert_eq!((product.in_mysql().await, product.in_redis().await), (expected(1), expected(1)));
         product.close().await;
     }
 }
