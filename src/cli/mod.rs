@@ -34,7 +34,7 @@ use crate::model::{Target, TargetId};
 use crate::reconciler::report::End;
 use crate::reconciler::{Mode, Order};
 use crate::runtime::show::Show;
-use crate::runtime::{dump, log, shutdown, stack};
+use crate::runtime::{dump, log, process, shutdown};
 use crate::show;
 
 /// Keeps like counts true: writes like events to MySQL, repairs Redis counters, archives leaderboards.
@@ -197,9 +197,9 @@ pub fn main() -> u8 {
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
-    stack::ensure();
+    process::ensure();
     dump::forbid();
-    match stack::with_room(|| run(cli)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
+    match process::with_room(|| run(cli)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
         Err(error) => {
             // stderr may be closed; the exit code says it too.
@@ -237,7 +237,11 @@ fn run(cli: Cli) -> Result<u8> {
 fn start_runtime() -> Result<Runtime> {
     // One provider of cryptography for all three servers' connections. Fails only where a test installed it before.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    Builder::new_multi_thread().enable_all().thread_stack_size(stack::WORKER_BYTES).build().context("start the runtime")
+    Builder::new_multi_thread()
+        .enable_all()
+        .thread_stack_size(process::WORKER_BYTES)
+        .build()
+        .context("start the runtime")
 }
 
 fn run_alone(command: Alone, path: &Path) -> Result<u8> {

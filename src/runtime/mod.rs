@@ -3,11 +3,11 @@
 pub mod dump;
 pub mod fault;
 pub mod log;
+pub mod process;
 pub mod progress;
 pub mod retry;
 pub mod schedule;
 pub mod show;
 pub mod shutdown;
-pub mod stack;
 pub mod systemd;
 pub mod tls;
