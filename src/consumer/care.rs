@@ -25,6 +25,10 @@ pub(super) enum Care {
 const USUAL_RETURNS_MAX: i64 = 5;
 const SMALL_RETURNS_MAX: i64 = 10;
 
+/// How many returns a session stands for that brought nothing: the broker gives the message to several daemons by turns, and each sees its own
+/// sessions alone. Four of them with neighbours (two as usual, two small) are sixteen with four daemons, and a queue's limit is twenty.
+const FRUITLESS_RETURNS: i64 = 3;
+
 /// What [`Care::Small`] takes at once.
 const SMALL: u16 = 100;
 
@@ -76,9 +80,14 @@ impl Fruitless {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// How often the messages of these sessions came back at least.
-    pub fn returns(&self) -> i64 {
+    /// How many there were.
+    pub fn sessions(&self) -> i64 {
         self.0.load(Ordering::Relaxed).into()
+    }
+
+    /// The care that the next one takes.
+    pub fn needed(&self) -> Care {
+        Care::needed(self.sessions() * FRUITLESS_RETURNS)
     }
 }
 

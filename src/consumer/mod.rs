@@ -193,10 +193,9 @@ impl Partition {
                 Some(NeedsCare { care, returns }) => Some(self.take_care(*care, *returns, "a message has come back")),
                 None => {
                     self.recover(&error, outage).await;
-                    let returns = self.fruitless.returns();
-                    let needed = Care::needed(returns);
-                    let why = "before anything was written the connection has ended";
-                    Some(if needed > care { self.take_care(needed, returns, why) } else { care })
+                    let (sessions, needed) = (self.fruitless.sessions(), self.fruitless.needed());
+                    let why = "before anything was acknowledged the session has ended";
+                    Some(if needed > care { self.take_care(needed, sessions, why) } else { care })
                 }
             },
         }

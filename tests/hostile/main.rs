@@ -165,13 +165,16 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     for part in [goods(100), goods(200)] {
         world.publish(&publisher, &part).await;
     }
-    let daemon = world.daemon();
+    // Which it goes to by turns, so that each sees a part of its returns.
+    let daemons = [world.daemon(), world.daemon(), world.daemon()];
     // What comes again comes in another order: a last message says nothing.
     let written = || async { world.count("SELECT COUNT(*) FROM like_record").await };
     eventually("its neighbours are written", || async { written().await == 100 }).await;
     let depth = async |count| publisher.depth(&aside).await.unwrap().messages == count;
     eventually("it is set aside", || depth(3)).await;
-    assert!(daemon.stop().success());
+    for daemon in daemons {
+        assert!(daemon.stop().success());
+    }
     let listed = world.tallyd(&["dead", "list"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 2, "{}", stderr(&listed));
     let said = format!("{}{}", stdout(&listed), stderr(&listed));
@@ -205,7 +208,9 @@ async fn dead_letters_stop_at_their_bound_and_what_may_be_good_waits_for_room() 
     daemon.kill();
     let daemon = world.daemon();
     daemon.logged("dead_letters_max leaves it").await;
-    assert_eq!((letters(&world).await, likes().await), (full, 4), "those beside them that are good are written");
+    // One partition may be behind the other.
+    eventually("those beside them that are good are written", || async { likes().await == 4 }).await;
+    assert_eq!(letters(&world).await, full);
     for partition in [0, 1_u16] {
         publish(&world, partition, plain([good(u64::from(partition) + 20_000)])).await;
     }
