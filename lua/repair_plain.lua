@@ -7,8 +7,8 @@
 -- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
 -- ARGV     then for each target what is added; "5@12" and "5!" as in repair.lua
 --
--- Returns what repair.lua does: for each target 1 (done) or 0 (it would have gone below zero: left alone), or an empty list when the
--- bucket was repaired, flushed or loaded anew since the sample.
+-- Returns what repair.lua does: for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it is another number: left alone),
+-- or an empty list when the bucket was repaired, flushed or loaded anew since the sample.
 
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
     return {}

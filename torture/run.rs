@@ -116,7 +116,6 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
         && recorder.calls() > 0
         && is_enough
         && injected.iter().all(|one| one.error.is_none());
-    tell(seed, began, (&history, &state), &injected, &violations, &surprises);
     let mut figures = table::figures(&injected, &violations, &history);
     figures["daemons"] = resources::summary(&looks);
     figures["surprises"] = json!(surprises.len());
@@ -127,6 +126,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let text = serde_json::to_string_pretty(&json!({ "figures": figures }))?;
     write(&args.folder.join(format!("{seed}.json")), &text)?;
     write(&args.folder.join(format!("{seed}.svg")), &plot::svg(&looks))?;
+    tell(seed, began, (&history, &state), &injected, &violations, &surprises);
     if !is_enough {
         println!("TOO FEW: {} of {} faults", injected.len(), steps.len());
     }

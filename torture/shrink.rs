@@ -29,14 +29,14 @@ pub fn tell(violation: &Violation, history: &History, state: &State, began: Micr
     text
 }
 
-/// The fewest of the calls with which the comparison still finds the violation: as many as can be are left out at once, then fewer, then
-/// one (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
+/// Few of the calls, with which the comparison still finds the violation: as many as can be are left out at once, then fewer, then one by one
+/// (Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*, 2002).
 fn shortest<'a>(violation: &Violation, calls: &[&'a Call], history: &History, state: &State) -> Vec<&'a Call> {
+    let state = state.of(&violation.about);
     let shows = |calls: &[&Call]| {
         let calls = calls.iter().map(|call| **call).collect();
-        check(&History { calls, windows: history.windows.clone() }, state).contains(violation)
+        check(&History { calls, windows: history.windows.clone() }, &state).contains(violation)
     };
-    // What was found while all went on is not found again in the end.
     let mut needed = if shows(calls) { calls.to_vec() } else { Vec::new() };
     let mut at_once = needed.len();
     while at_once > 0 {

@@ -55,7 +55,7 @@ pub enum Counting {
     Counted(Changed),
     /// It would have taken the number below zero, which its rule doesn't allow: nothing was changed or published.
     BelowZero {
-        /// The number.
+        /// The number. Zero where Redis has it below that, which it may after a loss.
         count: i64,
     },
 }
@@ -206,7 +206,7 @@ impl Client {
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
         let Value::Array(parts) = &answer else { anyhow::bail!("count.lua returned something else") };
         match parts.as_slice() {
-            [Value::Int(0), _, Value::Int(count), _] => Ok(Counting::BelowZero { count: *count }),
+            [Value::Int(0), _, Value::Int(count), _] => Ok(Counting::BelowZero { count: (*count).max(0) }),
             [Value::Int(1), at, count, Value::Int(added)] => {
                 let at = text(at).and_then(|at| at.parse().ok()).context("count.lua returned no time")?;
                 let count = if let Value::Int(count) = count { Some(*count) } else { None };

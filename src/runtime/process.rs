@@ -21,6 +21,10 @@ const ARENAS: &str = "MALLOC_ARENA_MAX";
 /// Enough that two threads seldom wait for each other: small blocks come from a cache of the thread's own.
 const ARENAS_MAX: &str = "2";
 
+/// Says that this is the second start: where the system takes one of the others away (glibc does for programs with more rights than their user),
+/// there is no third.
+const BEGUN: &str = "_TALLYD_BEGUN";
+
 /// For threads that only drop what that one has read.
 pub const WORKER_BYTES: usize = 32 << 20;
 
@@ -44,12 +48,15 @@ pub fn ensure() {
         command.arg0(name);
     }
     // Returns only where it failed; then it goes on with what there is.
-    let error = command.args(arguments).envs(missing).exec();
+    let error = command.args(arguments).envs(missing).env(BEGUN, "1").exec();
     tracing::debug!(event = "stack-kept", "the program could not be started with larger stacks: {error}");
 }
 
-/// What is to be set. An operator's own number of arenas stays, and so do larger stacks.
+/// What is to be set, once. An operator's own number of arenas stays, and so do larger stacks.
 fn missing(set: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, &'static str)> {
+    if set(BEGUN).is_some() {
+        return Vec::new();
+    }
     let bytes = |text: &str| text.parse::<u64>().unwrap_or(0);
     let stack = set(STACK).and_then(|text| text.to_str().map(bytes)).unwrap_or(0);
     let mut missing = Vec::new();
@@ -70,7 +77,11 @@ mod tests {
     fn what_an_operator_has_set_stays_unless_it_is_too_small_and_nothing_is_missing_after_that() {
         let with = |stack: Option<&str>, arenas: Option<&str>| {
             let (stack, arenas) = (stack.map(OsString::from), arenas.map(OsString::from));
-            missing(move |name| if name == STACK { stack.clone() } else { arenas.clone() })
+            missing(move |name| match name {
+                STACK => stack.clone(),
+                ARENAS => arenas.clone(),
+                _ => None,
+            })
         };
         let (stack, arenas) = ((STACK, STACK_BYTES), (ARENAS, ARENAS_MAX));
         assert_eq!(with(None, None), [stack, arenas]);
@@ -78,5 +89,6 @@ mod tests {
         assert_eq!(with(Some("much"), None), [stack, arenas]);
         assert_eq!(with(Some("9999999999"), None), [arenas]);
         assert_eq!(with(Some(STACK_BYTES), Some(ARENAS_MAX)), []);
+        assert_eq!(missing(|name| (name == BEGUN).then(OsString::new)), [], "whatever was taken away");
     }
 }

@@ -47,6 +47,25 @@ pub struct State {
     pub letters: Vec<Letter>,
 }
 
+impl State {
+    /// What it has of one pair or message alone. Of a count it has nothing: who misses one looks for it in the ledger, and finds none.
+    pub fn of(&self, about: &About) -> Self {
+        let mut part = Self::default();
+        match about {
+            About::Pair { target, user } => {
+                let pair = (*target, *user);
+                part.rows.extend(self.rows.get(&pair).map(|row| (pair, *row)));
+            }
+            About::Letter { letter: Some(letter) } => {
+                let mark = mark(*letter);
+                part.letters.extend(self.letters.iter().filter(|kept| kept.body.contains(&mark)).cloned());
+            }
+            _ => {}
+        }
+        part
+    }
+}
+
 /// A closed period as MySQL has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Archive {

@@ -7,8 +7,9 @@ use super::daemon::Surprise;
 /// Errors that say no more than that a server was away: a run that fails stays due.
 const OF_AN_OUTAGE: [&str; 1] = ["job-failed"];
 
-/// How MySQL, Redis and RabbitMQ say that an account may not do something. No fault takes a right away.
-const MAY_NOT: [&str; 3] = ["command denied", "NOPERM", "refused for user"];
+/// How MySQL, Redis and RabbitMQ say that an account may not do something. No fault takes a right away. "Access to vhost ... refused" is not
+/// among them: so RabbitMQ says that it is about to start or to stop.
+const MAY_NOT: [&str; 5] = ["command denied", "Access denied", "NOPERM", "access to queue", "access to exchange"];
 
 /// A time in which something was broken, with as much after it as an error may take to be said.
 #[derive(Clone, Debug)]

@@ -213,8 +213,8 @@ impl Stack {
         let of = |entry: &HashMap<String, redis::Value>, name: &str| -> Option<String> {
             redis::FromRedisValue::from_redis_value(entry.get(name)?.clone()).ok()
         };
-        // Whoever connects asks for it, and goes on without an answer.
-        log.retain(|entry| of(entry, "object").as_deref() != Some("info"));
+        // Whoever connects tries these, and goes on without them.
+        log.retain(|entry| !["info", "client|setinfo"].map(Some).contains(&of(entry, "object").as_deref()));
         let refused: Vec<String> = log
             .iter()
             .map(|entry| ["username", "context", "reason", "object"].map(|name| of(entry, name).unwrap_or_default()))
