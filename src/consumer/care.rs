@@ -162,6 +162,17 @@ mod tests {
         assert_eq!(Care::Small.prefetch(10), 10);
     }
 
+    /// RabbitMQ sets aside what came back more than twenty times.
+    #[test]
+    fn four_daemons_by_turns_take_one_by_one_before_a_queue_gives_up_on_neighbours() {
+        let daemon = Fruitless::default();
+        let with_neighbours =
+            (0..20).map(|_| (daemon.needed(), daemon.note())).filter(|(care, ())| *care < Care::Single);
+        assert!(with_neighbours.count() * 4 <= 20, "of one daemon, whenever the others have their turns");
+        daemon.over();
+        assert_eq!(daemon.needed(), Care::Usual);
+    }
+
     #[test]
     fn large_messages_are_taken_in_smaller_numbers() {
         let sizes = Sizes::default();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::AsyncCommands;
 use tallyd::cache::keys::KindNames;
 use tallyd::client::counts::Counting;
-use tallyd::model::Target;
+use tallyd::model::{Target, UserId};
 use tallyd::store::Store;
 
 use super::common::{stdout, target};
@@ -76,6 +76,23 @@ async fn a_number_that_is_below_zero_in_mysql_is_so_in_redis_and_nobody_is_shown
         assert_eq!((product.in_mysql().await, product.in_redis().await), (expected(1), expected(1)));
         product.close().await;
     }
+}
+
+/// A hand was at `counter`: of likes that is no reason for less than none.
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_are_not_repaired_below_zero_where_counter_is_wrong() {
+    let mut product = Product::open("metrics_likes_below", "").await;
+    product.client.like(target(1), UserId(1), &[]).await.unwrap().counted().unwrap();
+    product.numbers.insert((target(1), LIKE), 1);
+    product.settled().await;
+    sqlx::query("UPDATE counter SET value = -5").execute(&product.world.pool).await.unwrap();
+    let report = product.world.reconcile("--changed").await;
+    assert_eq!((&report["drifted"], &report["left"]), (&1.into(), &1.into()), "{report}");
+    assert_eq!(product.in_redis().await, product.numbers);
+    let report = product.world.reconcile("--full").await;
+    assert_eq!((&report["counters_off"], &report["drifted"]), (&1.into(), &0.into()), "{report}");
+    product.assert_equal().await;
+    product.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
