@@ -77,7 +77,7 @@ CREATE TABLE IF NOT EXISTS repair (
     KEY repair_repaired_at (repaired_at)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Targets of which the events say another number than `counter`, time and again: first in line for the next reconcile.
+-- Targets at which the next `changed` reconcile looks first: a run left them undecided, or a recount has corrected their counter.
 CREATE TABLE IF NOT EXISTS drift_seen (
     kind      TINYINT UNSIGNED NOT NULL,
     target_id BIGINT UNSIGNED  NOT NULL,

@@ -8,7 +8,7 @@ use sqlx::{Connection, MySqlConnection};
 use tallyd::consumer::batch::{distinct, entry, sums};
 use tallyd::event::{CountEvent, EventId};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
-use tallyd::store::{ledger, likes};
+use tallyd::store::{Text, ledger, likes};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -131,7 +131,9 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     if ledger {
         ledger::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
     }
-    likes::add_differences(&mut tx, slot, &sums(&counts), &[], likes::Outboxed::nothing()).await?;
+    let mut text = Text::default();
+    likes::add_differences(&mut text, slot, &sums(&counts));
+    text.run(&mut tx, "add to counters").await?;
     tx.commit().await?;
     Ok(())
 }

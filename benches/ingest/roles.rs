@@ -13,7 +13,7 @@ use tallyd::config::Config;
 use tallyd::consumer::batch::{coalesce, differences};
 use tallyd::event::LikeEvent;
 use tallyd::model::Metric;
-use tallyd::store::{Store, StoreError, likes};
+use tallyd::store::{Store, StoreError, Text, likes};
 
 /// Messages that one ack answers.
 const ACK_EVERY: u64 = 1_000;
@@ -78,8 +78,9 @@ async fn write_batch(connection: &mut MySqlConnection, events: &[LikeEvent]) -> 
     let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
     let winners = coalesce(events);
     let before = likes::upsert(&mut tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?;
-    likes::add_differences(&mut tx, 0, &differences(Metric(1), &winners, &before), &[], likes::Outboxed::nothing())
-        .await?;
+    let mut text = Text::default();
+    likes::add_differences(&mut text, 0, &differences(Metric(1), &winners, &before));
+    text.run(&mut tx, "add to counters").await?;
     tx.commit().await.map_err(sql("commit a batch"))
 }
 

@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd::consumer::batch::{before, coalesce, differences};
 use tallyd::event::LikeEvent;
 use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
+use tallyd::store::Text;
 use tallyd::store::likes::{self, Before, Pair, State};
 
 /// How the old states are known.
@@ -72,8 +73,9 @@ impl Way {
             Self::Column => column(&mut tx, &winners).await?,
             Self::Staged => staged(&mut tx, &winners).await?,
         };
-        likes::add_differences(&mut tx, 0, &differences(Metric(1), &winners, &before), &[], likes::Outboxed::nothing())
-            .await?;
+        let mut text = Text::default();
+        likes::add_differences(&mut text, 0, &differences(Metric(1), &winners, &before));
+        text.run(&mut tx, "add to counters").await?;
         tx.commit().await?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{CountEvent, LikeEvent, SetEvent};
-use crate::model::{Metric, Micros, Number};
+use crate::model::{Metric, Micros};
 use crate::store::jobs::FenceOf;
 use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
@@ -28,8 +28,6 @@ pub struct Origin {
 pub struct Received {
     /// What it says.
     pub event: Event,
-    /// Its target's number in Redis after it, where it says that.
-    pub count: Option<i64>,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
     /// Where in the message's body the event stands.
@@ -54,15 +52,6 @@ impl Event {
             Self::Like(event) => event.at,
             Self::Count(event) => event.at,
             Self::Set(event) => event.at,
-        }
-    }
-
-    /// The number that it changes, where likes are counted as `like`.
-    pub fn number(&self, like: Metric) -> Number {
-        match self {
-            Self::Like(event) => (event.target, like),
-            Self::Count(event) => (event.target, event.metric),
-            Self::Set(event) => (event.target, event.metric),
         }
     }
 }
@@ -272,7 +261,6 @@ mod tests {
                     at: Micros(1),
                     liked: true,
                 }),
-                count: None,
                 origin: Arc::default(),
                 range: 0..0,
             };

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
+use super::batch::Batch;
+
 /// How often it is said.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
@@ -11,24 +13,26 @@ const SAY_EVERY: Duration = Duration::from_secs(60);
 #[derive(Default)]
 pub(super) struct Consumed {
     said: Option<Instant>,
-    pub batches: u64,
-    pub events: u64,
-    pub rows: u64,
-    /// Events that carried their target's number in Redis.
-    pub with_count: u64,
-    /// Targets whose events told of a drift.
-    pub drift_seen: u64,
+    batches: u64,
+    events: u64,
+    rows: u64,
 }
 
 impl Consumed {
-    /// Says it, if it is time.
-    pub(super) fn say(&mut self, partition: u16, now: Instant) {
+    /// Counts a batch that was committed as so many rows, and logs the sum if it is time.
+    pub(super) fn note(&mut self, partition: u16, batch: &Batch, rows: usize) {
+        self.batches += 1;
+        self.events += batch.events.len() as u64;
+        self.rows += rows as u64;
+        self.say(partition, Instant::now());
+    }
+
+    fn say(&mut self, partition: u16, now: Instant) {
         let said = *self.said.get_or_insert(now);
         if now.duration_since(said) < SAY_EVERY {
             return;
         }
-        let Self { batches, events, rows, drift_seen, .. } = *self;
-        let with_count_percent = self.with_count * 100 / events.max(1);
+        let Self { batches, events, rows, .. } = *self;
         let seconds = now.duration_since(said).as_secs();
         info!(
             event = "consumed",
@@ -36,10 +40,8 @@ impl Consumed {
             events,
             batches,
             rows,
-            with_count_percent,
-            drift_seen,
             seconds,
-            "{events} events in {batches} batches became {rows} rows in {seconds} s, {with_count_percent} % of them with a count"
+            "{events} events in {batches} batches became {rows} rows in {seconds} s"
         );
         *self = Self { said: Some(now), ..Self::default() };
     }

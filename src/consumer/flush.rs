@@ -1,7 +1,7 @@
 //! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,19 +14,17 @@ use super::batch::{Batch, Received, before, coalesce, differences};
 use super::consumed::Consumed;
 use super::dead;
 use super::room::{Kept, Room};
-use super::seen::Seen;
-use super::sight::Sights;
 use super::vital::{self, Steps};
 use super::watch::Watch;
-use crate::config::{Current, Live, Rules, Writes};
+use crate::config::{Current, Rules, Writes};
 use crate::event::{LikeEvent, Reason};
-use crate::model::{Metric, Micros, Number};
+use crate::model::{Addition, Metric, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
-use crate::store::likes::{self, Before, Counted, Difference, Outboxed, Pair, State};
+use crate::store::likes::{self, Before, Difference, Pair, State};
 use crate::store::partitions::Ownership;
-use crate::store::{Fate, Store, StoreError, letters, partitions};
+use crate::store::{Fate, Store, StoreError, Text, letters, outbox, partitions};
 use crate::vitals::vitals;
 
 /// The writer of one partition, for one session with the broker.
@@ -49,18 +47,13 @@ pub(super) struct Writer {
     pub asks_ledger: bool,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
-    /// For names in the log.
-    pub live: Live,
     /// Whose numbers the daemon adds to Redis, and which may be set: as of now.
     pub rules_now: Current<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
     /// How many dead letters are kept.
     pub room: Room,
-    /// The numbers of which events say another value than `counter`.
-    pub sights: Sights,
     pub consumed: Consumed,
-    pub seen: Seen,
     /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
     pub beat: Beat,
 }
@@ -94,8 +87,6 @@ pub(super) struct Found {
     pub coalesced: usize,
     /// The outbox has got rows.
     pub outboxed: bool,
-    /// Numbers whose newest event said what Redis has, each with that event's `at`, what it said and what MySQL counts.
-    pub said: Vec<(Number, Micros, i64, Counted)>,
     /// Dead letters that are open now and were not, as far as is known.
     pub kept: u64,
     /// Those that were only counted, by reason.
@@ -137,7 +128,7 @@ impl Writer {
                         self.outbox.send_replace(());
                     }
                     self.beat.beat();
-                    self.note(batch, &found).await;
+                    self.consumed.note(self.partition, batch, found.coalesced);
                     return Ok(found.coalesced);
                 }
                 Err(error) => self.recover(error, batch, tries).await?,
@@ -299,13 +290,7 @@ impl Writer {
             differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
         }
         steps.end("rows");
-        let said = if end == End::Commit { self.said(received, &differences) } else { Vec::new() };
-        let wanted: Vec<Number> = said.iter().map(|(number, ..)| *number).collect();
-        let by_daemon =
-            |it: &Difference| it.delta != 0 && self.rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
-        let outboxed = differences.iter().any(by_daemon);
-        let outbox = Outboxed { last, wants: by_daemon };
-        let counted = likes::add_differences(&mut tx, self.partition, &differences, &wanted, outbox).await?;
+        let outboxed = self.add_differences(&mut tx, last, &differences).await?;
         if end == End::RollBack {
             tx.rollback().await.map_err(sql("roll a batch back"))?;
             return Ok(Found { epoch, coalesced, ..Found::default() });
@@ -320,10 +305,24 @@ impl Writer {
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
         steps.end("commit");
-        let counted: HashMap<Number, Counted> = counted.into_iter().collect();
-        let with = |(number, at, said): (Number, Micros, i64)| Some((number, at, said, *counted.get(&number)?));
-        let said = said.into_iter().filter_map(with).collect();
-        Ok(Found { epoch, coalesced, outboxed, said, kept: kept.added, dropped: kept.dropped })
+        Ok(Found { epoch, coalesced, outboxed, kept: kept.added, dropped: kept.dropped })
+    }
+
+    /// Adds to counters, and appends to the outbox what the daemon adds to Redis. Returns whether that is anything.
+    async fn add_differences(
+        &self,
+        tx: &mut MySqlConnection,
+        last: u64,
+        differences: &[Difference],
+    ) -> Result<bool, StoreError> {
+        let by_daemon =
+            |it: &&Difference| it.delta != 0 && self.rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
+        let additions: Vec<Addition> = differences.iter().filter(by_daemon).map(Difference::addition).collect();
+        let mut text = Text::default();
+        likes::add_differences(&mut text, self.partition, differences);
+        outbox::append_after(&mut text, self.partition, last, &additions);
+        text.run(tx, "add to counters").await?;
+        Ok(!additions.is_empty())
     }
 
     /// Writes rows by reading their old states first, and logs the events of watched targets.

@@ -35,10 +35,8 @@ mod flush;
 pub mod forget;
 pub mod priority;
 mod room;
-mod seen;
 mod session;
 pub mod settle;
-pub mod sight;
 mod silence;
 mod vital;
 mod waiting;
@@ -56,13 +54,11 @@ use care::{Care, Fruitless, Sizes};
 use consumed::Consumed;
 use flush::Writer;
 use room::{Bounds, Room};
-use seen::Seen;
 use session::{End, NeedsCare};
-use sight::Sights;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
-use crate::config::{Config, Consumer as Limits, Live, Rules};
+use crate::config::{Consumer as Limits, Live, Rules};
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
@@ -87,13 +83,6 @@ const STAND_BACK: Duration = Duration::from_millis(100);
 /// Whether another daemon has written the partition since this one did: the broker gave it to that one, perhaps in order, and gives it back now.
 fn is_taken_over(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(StoreError::TakenOver(_)))
-}
-
-/// How long a difference between events and `counter` must stay to be drift.
-fn drift_stays(config: &Config, partitions: u16) -> Duration {
-    let grace = config.reconcile.publish_grace.0 * 2;
-    // Another partition's events are behind by its queue: as far as a fence may be.
-    if partitions == 1 { grace } else { grace.max(config.reconcile.fence_max.0) }
 }
 
 /// One partition's consumer.
@@ -333,13 +322,10 @@ impl Partition {
             reads_first: self.limits.reads_first,
             asks_ledger: false,
             watch: Watch::default(),
-            live: self.live.clone(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
             room: Room::new(self.live.current(Bounds::new), partitions),
-            sights: Sights::new(drift_stays(&self.live.now(), partitions)),
             consumed: Consumed::default(),
-            seen: Seen::default(),
             beat: self.beat.clone(),
         }
     }

@@ -324,10 +324,10 @@ impl Session<'_> {
         self.partition.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
-            let (event, count) = match verdict {
-                Ok(Message::Like(event, count)) => (Event::Like(event), count),
-                Ok(Message::Count(event, count)) => (Event::Count(event), count),
-                Ok(Message::Set(event, count)) => (Event::Set(event), count),
+            let event = match verdict {
+                Ok(Message::Like(event)) => Event::Like(event),
+                Ok(Message::Count(event)) => Event::Count(event),
+                Ok(Message::Set(event)) => Event::Set(event),
                 Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
                     // Not the sentence: it may quote the message.
@@ -343,7 +343,7 @@ impl Session<'_> {
             };
             open.oldest = Some(open.oldest.map_or(event.at(), |oldest| oldest.min(event.at())));
             open.received.event(&event);
-            open.batch.events.push(Received { event, count, origin: Arc::clone(&origin), range });
+            open.batch.events.push(Received { event, origin: Arc::clone(&origin), range });
         });
     }
 }

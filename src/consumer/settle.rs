@@ -118,11 +118,19 @@ mod tests {
         }
     }
 
+    fn number_of(event: &Event) -> Number {
+        match event {
+            Event::Like(event) => (event.target, Metric(1)),
+            Event::Count(event) => (event.target, event.metric),
+            Event::Set(event) => (event.target, event.metric),
+        }
+    }
+
     /// What the events come to, in whatever order.
     fn model(events: &[Event]) -> BTreeMap<Number, i64> {
-        let numbers: BTreeSet<Number> = events.iter().map(|event| event.number(Metric(1))).collect();
+        let numbers: BTreeSet<Number> = events.iter().map(number_of).collect();
         let value = |number: &Number| {
-            let of = || events.iter().filter(|event| event.number(Metric(1)) == *number);
+            let of = || events.iter().filter(|event| number_of(event) == *number);
             let set = of()
                 .filter_map(|event| if let Event::Set(set) = event { Some((set.at, set.value)) } else { None })
                 .max();

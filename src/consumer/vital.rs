@@ -50,7 +50,6 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
     for received in &batch.events {
         vitals.lag.add((now.0 - received.event.at().0) as f64 / 1e6);
     }
-    vitals.with_count.add(batch.events.iter().filter(|received| received.count.is_some()).count() as u64);
     for letter in &batch.refused {
         vitals.dead_letter(letter.reason);
     }

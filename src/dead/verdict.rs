@@ -32,16 +32,16 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
     let mut key = None;
     event::decode_all(body, terms, now, |said, _| match said {
         Ok(Message::Fence(_)) => verdict.is_fence = true,
-        Ok(Message::Like(event, ..)) => {
+        Ok(Message::Like(event)) => {
             verdict.taken += 1;
             verdict.has_likes = true;
             key.get_or_insert_with(|| terms.partition_by.routing_key(event.target, event.user));
         }
-        Ok(Message::Count(event, ..)) => {
+        Ok(Message::Count(event)) => {
             verdict.taken += 1;
             key.get_or_insert_with(|| event.target.id.to_string());
         }
-        Ok(Message::Set(event, ..)) => {
+        Ok(Message::Set(event)) => {
             verdict.taken += 1;
             key.get_or_insert_with(|| event.target.id.to_string());
         }

@@ -46,12 +46,12 @@ pub const EVENT_ID_MAX: usize = 64;
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// A user likes a target, or does no longer. With the target's number in Redis after it, where the producer says it.
-    Like(LikeEvent, Option<i64>),
-    /// A number of a target changes. With the number in Redis after it, where the producer says it.
-    Count(CountEvent, Option<i64>),
-    /// A number of a target becomes a value. Likewise.
-    Set(SetEvent, Option<i64>),
+    /// A user likes a target, or does no longer.
+    Like(LikeEvent),
+    /// A number of a target changes.
+    Count(CountEvent),
+    /// A number of a target becomes a value.
+    Set(SetEvent),
     /// The marker of a reconcile: once its number is committed, so is every event published before it.
     Fence(u64),
 }
@@ -223,7 +223,7 @@ fn like(raw: &Raw<'_>, liked: bool, terms: &Terms, now: Micros) -> Result<Messag
     let target = target(raw, terms)?;
     let user = id_of_user(&raw.user_id)?;
     let at = at(&raw.at, now, terms.future_max)?;
-    Ok(Message::Like(LikeEvent { target, user, at, liked }, raw.count.integer()))
+    Ok(Message::Like(LikeEvent { target, user, at, liked }))
 }
 
 fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
@@ -240,7 +240,7 @@ fn count(raw: &Raw<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> 
         return Err(refuse(Reason::EventIdOutOfRange, error));
     };
     let at = at_kept(raw, terms, now)?;
-    Ok(Message::Count(CountEvent { target, metric, delta, at, id }, raw.count.integer()))
+    Ok(Message::Count(CountEvent { target, metric, delta, at, id }))
 }
 
 fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<Message, Refusal> {
@@ -255,7 +255,7 @@ fn set(raw: &Raw<'_>, value: &Scalar<'_>, terms: &Terms, now: Micros) -> Result<
         return Err(refuse(Reason::ValueOutOfRange, error));
     };
     let at = at_kept(raw, terms, now)?;
-    Ok(Message::Set(SetEvent { target, metric, value, at }, raw.count.integer()))
+    Ok(Message::Set(SetEvent { target, metric, value, at }))
 }
 
 fn metric(raw: &Raw<'_>, terms: &Terms) -> Result<Metric, Refusal> {
@@ -360,8 +360,6 @@ struct Raw<'a> {
     user_id: Scalar<'a>,
     #[serde(default, borrow)]
     at: Scalar<'a>,
-    #[serde(default, borrow)]
-    count: Scalar<'a>,
     #[serde(default, borrow)]
     metric: Scalar<'a>,
     #[serde(default, borrow)]

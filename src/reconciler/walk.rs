@@ -20,7 +20,7 @@ use crate::store::ranges::Range;
 /// How long targets are pending at most before a full run looks at them again: what it may have to do twice.
 const SETTLE_EVERY: Duration = Duration::from_secs(60);
 
-/// Targets whose events have told of a drift, which one run looks at first.
+/// Targets that one run looks at first, because they were kept for it.
 const SEEN_MAX: usize = 5_000;
 
 /// How far a full run has come: the kind's numbers of this metric are compared up to this target, and all of the metrics and kinds
@@ -73,7 +73,7 @@ impl Run<'_> {
         self.settle().await
     }
 
-    /// Compares what changed from the last run's cut until now, by Redis' clock; what the events tell of comes first.
+    /// Compares what changed from the last run's cut until now, by Redis' clock; what was kept for this run comes first.
     async fn compare_changed(&mut self) -> Result<()> {
         let until = self.fenced_now().await?;
         let layout = self.on.cache.keys.layout().full_name();
@@ -100,7 +100,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares what changed of one metric; gives what its events had told of.
+    /// Compares what changed of one metric; gives what was kept for this run.
     async fn compare_changed_of(&mut self, start: Micros) -> Result<Vec<(Target, Micros)>> {
         let seen = self.on.store.drift_seen(self.metric, SEEN_MAX).await?;
         let first: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();

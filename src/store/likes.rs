@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::text::{PACKET_ROWS, Text};
-use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, outbox, placeholders};
-use crate::model::{Addition, Kind, Metric, Micros, Number, Target, TargetId, UserId};
+use super::text::Text;
+use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
 pub type Pair = (Target, UserId);
@@ -55,15 +55,6 @@ impl Difference {
     pub fn addition(&self) -> Addition {
         Addition { target: self.target, metric: self.metric, delta: self.delta }
     }
-}
-
-/// A target's number in `counter`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
-    /// `SUM(value)` over the slots.
-    pub value: i64,
-    /// The newest `at` that was applied.
-    pub update_at: Micros,
 }
 
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
@@ -131,6 +122,9 @@ macro_rules! newer {
     };
 }
 
+/// Rows in one statement: less than 400 KB.
+const STATEMENT_ROWS: usize = 4_000;
+
 /// Rows in one statement that notes: each note copies those before it.
 const NOTED_ROWS: usize = 500;
 
@@ -151,28 +145,25 @@ const UPSERT: &str = concat!(
 /// MySQL's.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
+    let mut text = Text::default();
+    for piece in rows.chunks(NOTED_ROWS) {
+        text.statement("SET @former = ''");
+        text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
+        for ((target, user), state) in piece {
+            let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
+            text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
+        }
+        text.push(UPSERT);
+        text.statement("SELECT @former");
+    }
+    let answers = text.run(connection, ACTION).await?;
+    let mut answers = answers.iter();
     let mut before = Vec::with_capacity(rows.len());
-    for packet in rows.chunks(PACKET_ROWS) {
-        let mut text = Text::default();
-        for piece in packet.chunks(NOTED_ROWS) {
-            text.push(
-                "SET @former = ''; INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ",
-            );
-            for ((target, user), state) in piece {
-                let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
-                text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
-            }
-            text.push(UPSERT);
-            text.push("; SELECT @former; ");
-        }
-        let answers = text.fetch_all(connection).await.tried(ACTION)?;
-        let mut answers = answers.iter();
-        for piece in packet.chunks(NOTED_ROWS) {
-            let Some(answer) = answers.next() else { return Ok(None) };
-            let former: Option<Vec<u8>> = answer.try_get_unchecked(0).tried(ACTION)?;
-            let Some(met) = former.and_then(|former| read_former(&former, piece)) else { return Ok(None) };
-            before.extend(met);
-        }
+    for piece in rows.chunks(NOTED_ROWS) {
+        let Some(answer) = answers.next() else { return Ok(None) };
+        let former: Option<Vec<u8>> = answer.try_get_unchecked(0).tried(ACTION)?;
+        let Some(met) = former.and_then(|former| read_former(&former, piece)) else { return Ok(None) };
+        before.extend(met);
     }
     Ok(Some(before))
 }
@@ -226,41 +217,10 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     Ok(())
 }
 
-/// Which differences the daemon adds to Redis: they become rows of the partition's outbox.
-#[derive(Clone, Copy, Debug)]
-pub struct Outboxed<F> {
-    /// The number of its last row.
-    pub last: u64,
-    /// Whether it is one of them.
-    pub wants: F,
-}
-
-impl Outboxed<fn(&Difference) -> bool> {
-    /// None of them.
-    pub fn nothing() -> Self {
-        Self { last: 0, wants: |_| false }
-    }
-}
-
-/// Adds each target's difference to the counter row of this partition's slot, sorted by key. In the same packets, appends those that are
-/// `outboxed` to the partition's outbox; then reads the numbers `wanted`, which are some of those, sorted by metric and target.
-///
-/// # Errors
-/// MySQL's.
-pub async fn add_differences(
-    connection: &mut MySqlConnection,
-    slot: u16,
-    differences: &[Difference],
-    wanted: &[Number],
-    outboxed: Outboxed<impl Fn(&Difference) -> bool>,
-) -> Result<Vec<(Number, Counted)>> {
-    const ACTION: &str = "add to counters";
-    let mut counted = Vec::with_capacity(wanted.len());
-    let packets = differences.len().div_ceil(PACKET_ROWS);
-    let mut last = outboxed.last;
-    for (packet, piece) in (1..).zip(differences.chunks(PACKET_ROWS)) {
-        let mut text = Text::default();
-        text.push("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
+/// Adds statements that add each difference to the counter row of `slot`; sorted by key.
+pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
+    for piece in differences.chunks(STATEMENT_ROWS) {
+        text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
         for Difference { target, metric, delta, at } in piece {
             let id = target.id.0.cast_signed();
             text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
@@ -269,40 +229,7 @@ pub async fn add_differences(
         text.push(
             "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
         );
-        let additions: Vec<Addition> =
-            piece.iter().filter(|it| (outboxed.wants)(it)).map(Difference::addition).collect();
-        last = outbox::push_rows(&mut text, slot, last, &additions);
-        if packet == packets {
-            if last > outboxed.last {
-                outbox::push_last(&mut text, slot, last);
-            }
-            for alike in wanted.chunk_by(|(of, a), (other, b)| (of.kind, a) == (other.kind, b)) {
-                push_read(&mut text, alike);
-            }
-        }
-        for row in text.fetch_all(connection).await.tried(ACTION)? {
-            counted.push(read_counted(&row).tried(ACTION)?);
-        }
     }
-    Ok(counted)
-}
-
-/// Adds a statement that reads numbers of one metric and kind.
-fn push_read(text: &mut Text, alike: &[Number]) {
-    let Some((Target { kind, .. }, metric)) = alike.first() else { return };
-    let ids: Vec<String> = alike.iter().map(|(target, _)| target.id.to_string()).collect();
-    text.push(&format!(
-        "; SELECT kind, target_id, metric, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-         WHERE kind = {kind} AND target_id IN ({}) AND metric = {} GROUP BY kind, target_id, metric",
-        ids.join(","),
-        metric.0
-    ));
-}
-
-fn read_counted(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Number, Counted), sqlx::Error> {
-    let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
-    let counted = Counted { value: row.try_get(3)?, update_at: micros(row.try_get::<NaiveDateTime, _>(4)?) };
-    Ok(((target, Metric(row.try_get(2)?)), counted))
 }
 
 #[cfg(test)]

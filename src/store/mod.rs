@@ -44,6 +44,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySq
 
 use self::error::Tried;
 pub use self::error::{Fate, Result, StoreError};
+pub use self::text::Text;
 use crate::config::{Identity, Mysql, ServerUrl};
 use crate::model::Micros;
 use crate::runtime::tls::{self, Distrust};

@@ -60,7 +60,7 @@ pub struct Since {
     pub pruned: Marks,
 }
 
-/// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends. Batches do the same on their own way.
+/// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
 ///
 /// # Errors
 /// MySQL's.
@@ -86,29 +86,27 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
         .tried(ACTION)?;
     let mut text = Text::default();
     push_rows(&mut text, partition, last - rows, additions);
-    text.fetch_all(connection).await.tried(ACTION)?;
-    Ok(())
+    text.run(connection, ACTION).await.map(drop)
 }
 
-/// Adds a statement that appends rows after that number; gives the last one's.
-pub(super) fn push_rows(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) -> u64 {
+/// Adds statements that append to the outbox of a partition whose row the transaction has locked, after its row of that number.
+pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) {
+    let last = push_rows(text, partition, after, additions);
+    if last > after {
+        text.statement(&format!("UPDATE partition_owner SET outbox = {last} WHERE `partition` = {partition}"));
+    }
+}
+
+/// Returns the number of the last row.
+fn push_rows(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) -> u64 {
     let mut number = after;
     for piece in additions.chunks(ROW_ADDITIONS) {
-        if number == after {
-            text.statement("INSERT INTO outbox (`partition`, number, written_at, body) VALUES ");
-        } else {
-            text.push(", ");
-        }
         number += 1;
         // Digits, colons and spaces: nothing to quote.
-        text.push(&format!("({partition},{number},NOW(6),'{}')", encode(piece)));
+        let row = format!("({partition},{number},NOW(6),'{}')", encode(piece));
+        text.statement(&format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {row}"));
     }
     number
-}
-
-/// Adds a statement that notes a partition's last number.
-pub(super) fn push_last(text: &mut Text, partition: u16, last: u64) {
-    text.statement(&format!("UPDATE partition_owner SET outbox = {last} WHERE `partition` = {partition}"));
 }
 
 fn encode(additions: &[Addition]) -> String {

@@ -39,7 +39,7 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     text.statement(&format!(
         "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox FROM partition_owner WHERE `partition` = {partition}"
     ));
-    let rows = text.fetch_all(connection).await.tried(ACTION)?;
+    let rows = text.run(connection, ACTION).await?;
     rows.first()
         .map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)? }))
         .transpose()

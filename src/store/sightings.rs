@@ -1,4 +1,4 @@
-//! Targets of which the events say another number than `counter`, kept for the next reconcile.
+//! Targets at which the next `changed` reconcile looks first.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
@@ -11,7 +11,7 @@ use crate::model::{Metric, Micros, Target};
 const KEPT_MAX: usize = 10_000;
 
 impl Store {
-    /// Keeps targets whose events say that Redis has so much more than `counter`, as many as there is room for.
+    /// Keeps targets, each with by how much Redis is off where that is known, as many as there is room for.
     ///
     /// # Errors
     /// MySQL's.

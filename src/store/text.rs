@@ -7,15 +7,16 @@ use std::fmt::Write;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::datetime;
+use super::{Result, Tried, datetime};
 use crate::model::Micros;
 
-/// Rows in one packet. A row has at most some hundred bytes: half a megabyte, far below any `max_allowed_packet`.
-pub(super) const PACKET_ROWS: usize = 5_000;
+/// A statement begins another packet once the last one is so large, and adds no more than as much: far below any `max_allowed_packet`.
+const PACKET_BYTES: usize = 320 * 1024;
 
-/// One packet that fills.
+/// Statements for MySQL, in as few packets as they fit into.
 #[derive(Default)]
-pub(super) struct Text {
+pub struct Text {
+    full: Vec<String>,
     sql: String,
     /// The second of the last time, and how it is written: rows of a batch share few of them.
     second: Option<i64>,
@@ -34,6 +35,9 @@ impl Text {
 
     /// Adds a statement to those that are there.
     pub(super) fn statement(&mut self, sql: &str) {
+        if self.sql.len() >= PACKET_BYTES {
+            self.full.push(std::mem::take(&mut self.sql));
+        }
         self.push(if self.sql.is_empty() { "" } else { "; " });
         self.push(sql);
     }
@@ -53,8 +57,16 @@ impl Text {
     }
 
     /// Runs the statements until one fails, and gives the rows of all of them.
-    pub(super) async fn fetch_all(self, connection: &mut MySqlConnection) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        sqlx::raw_sql(AssertSqlSafe(self.sql)).fetch_all(connection).await
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
+        let mut rows = Vec::new();
+        self.full.push(self.sql);
+        for packet in self.full.into_iter().filter(|packet| !packet.is_empty()) {
+            rows.extend(sqlx::raw_sql(AssertSqlSafe(packet)).fetch_all(&mut *connection).await.tried(action)?);
+        }
+        Ok(rows)
     }
 }
 

@@ -92,10 +92,6 @@ pub struct Vitals {
     pub committed: Count,
     /// Of those, how many another event of the batch stood for.
     pub coalesced: Count,
-    /// Events that carried their target's number in Redis.
-    pub with_count: Count,
-    /// Targets whose events told of a drift.
-    pub drift_seen: Count,
     dead_letters: Mutex<BTreeMap<&'static str, u64>>,
     dead_letters_dropped: Mutex<BTreeMap<&'static str, u64>>,
     /// Batches by why they were closed.
@@ -135,8 +131,6 @@ static VITALS: LazyLock<Vitals> = LazyLock::new(|| Vitals {
     received: Kinds::new(["like", "unlike", "count", "set"]),
     committed: Count::new(),
     coalesced: Count::new(),
-    with_count: Count::new(),
-    drift_seen: Count::new(),
     dead_letters: Mutex::default(),
     dead_letters_dropped: Mutex::default(),
     batches: Kinds::new(["size", "linger", "stop"]),

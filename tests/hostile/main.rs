@@ -46,10 +46,10 @@ impl Expected {
 
     fn note(&mut self, body: &[u8]) {
         decode_all(body, &self.terms, Micros::now(), |verdict, range| match verdict {
-            Ok(Message::Like(event, _)) => self.model.apply(&event),
+            Ok(Message::Like(event)) => self.model.apply(&event),
             Ok(Message::Fence(_)) => {}
-            Ok(Message::Count(event, _)) => self.counts.push(event),
-            Ok(Message::Set(event, _)) => self.sets.push(event),
+            Ok(Message::Count(event)) => self.counts.push(event),
+            Ok(Message::Set(event)) => self.sets.push(event),
             Err(refusal) => {
                 let kept = body[range].chunks(KEPT_BYTES_MAX).next().unwrap_or_default().to_vec();
                 self.refused.insert(kept, refusal.reason.code());

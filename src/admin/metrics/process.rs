@@ -63,9 +63,6 @@ fn consumer(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     )?;
     let help = "Of the committed ones, how many came down to another event's row, or to a sum.";
     page.counter("tallyd_events_coalesced", help, vitals.coalesced.get())?;
-    let help = "Committed events that carried their target's number in Redis.";
-    page.counter("tallyd_events_with_count", help, vitals.with_count.get())?;
-    page.counter("tallyd_drift_seen", "Targets whose events told of a drift.", vitals.drift_seen.get())?;
     let letters = vitals.dead_letters();
     let letters = Reason::ALL.map(|reason| (reason.code(), letters.get(reason.code()).copied().unwrap_or(0)));
     page.counters("tallyd_dead_letters", "Messages that were set aside by this process.", "reason", letters)?;
