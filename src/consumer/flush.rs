@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use super::batch::{Batch, Received, before, coalesce, differences};
 use super::consumed::Consumed;
 use super::dead;
-use super::room::{Kept, Room};
+use super::room::Room;
 use super::vital::{self, Steps};
 use super::watch::Watch;
 use crate::config::{Current, Rules, Writes};
@@ -22,6 +22,7 @@ use crate::model::{Addition, Metric, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
+use crate::store::letters::DeadLetter;
 use crate::store::likes::{self, Before, Difference, Pair, State};
 use crate::store::partitions::Ownership;
 use crate::store::{Fate, Store, StoreError, Text, letters, outbox, partitions};
@@ -61,23 +62,32 @@ pub(super) struct Writer {
 /// After so many rivals in a row it is waited between two tries.
 const RIVALS_MAX: u32 = 3;
 
-/// After so many time limits a batch is written in halves: it may be too large for the way to the server.
-const TIMEOUTS_MAX: u32 = 2;
+/// After so many errors that a smaller transaction may not meet, a part is split.
+const TOO_MUCH_MAX: u32 = 2;
 
-/// What has gone wrong with a batch so far.
-struct Tries {
-    outage: Outage,
-    rivals: u32,
-    timeouts: u32,
-    /// The database refuses the batch, and none of its events.
-    together: bool,
+/// What has become of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// Rows that its events came down to.
+    pub rows: usize,
+    /// Events that can never be applied.
+    pub refused: usize,
 }
 
-/// Whether a transaction is kept.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Commit,
-    RollBack,
+/// What has become of a part of a batch.
+enum Outcome {
+    Written(Found),
+    /// Its halves may be written.
+    Split,
+    /// MySQL refuses its only event.
+    Refused(StoreError),
+}
+
+/// What has gone wrong with a part so far.
+#[derive(Default)]
+struct Tries {
+    rivals: u32,
+    too_much: u32,
 }
 
 /// What a transaction found out, to be remembered once it is committed.
@@ -94,89 +104,119 @@ pub(super) struct Found {
 }
 
 impl Writer {
-    /// Writes the batch, however often that takes. Returns how many rows its events came down to.
+    /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
     ///
     /// # Errors
     /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended: the batch must be given back to the broker.
-    pub async fn write(&mut self, batch: &mut Batch) -> Result<usize, StoreError> {
-        let outage = Outage::new(format!("writing partition {}", self.partition));
-        let mut tries = Tries { outage, rivals: 0, timeouts: 0, together: false };
-        self.write_trying(batch, &mut tries).await
+    pub async fn write(&mut self, batch: Batch) -> Result<Written, StoreError> {
+        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        let mut written = Written::default();
+        // Events that are refused alone become dead letters together, in the last part.
+        let (mut parts, mut refused) = (vec![batch], Batch::default());
+        while let Some(mut part) = parts.pop() {
+            match self.write_part(&part, &mut outage).await? {
+                Outcome::Written(found) => {
+                    outage.over();
+                    written.rows += found.coalesced;
+                    written.refused += part.refused.len();
+                    self.note(&part, &found);
+                }
+                Outcome::Split => {
+                    let rest = part.split();
+                    parts.extend([rest, part]);
+                }
+                Outcome::Refused(error) => {
+                    refused.refused.extend(part.events.iter().map(|event| self.refused(event, &error)));
+                    part.fences.into_iter().flatten().for_each(|fence| refused.take_fence(fence));
+                }
+            }
+            if parts.is_empty() && !refused.refused.is_empty() {
+                parts.push(std::mem::take(&mut refused));
+            }
+        }
+        Ok(written)
     }
 
-    async fn write_trying(&mut self, batch: &mut Batch, tries: &mut Tries) -> Result<usize, StoreError> {
+    async fn write_part(&mut self, part: &Batch, outage: &mut Outage) -> Result<Outcome, StoreError> {
+        let mut tries = Tries::default();
         loop {
-            if (tries.timeouts >= TIMEOUTS_MAX || tries.together) && batch.can_split() {
-                let mut rest = batch.split();
-                let mut rows = 0;
-                for part in [batch, &mut rest] {
-                    (tries.rivals, tries.timeouts, tries.together) = (0, 0, false);
-                    // The outage goes on: parts are waited for no longer than the whole.
-                    rows += Box::pin(self.write_trying(part, tries)).await?;
+            let ended = match self.transact(part).await {
+                Ok(found) => Some(Outcome::Written(found)),
+                Err(error) => {
+                    vital::again(error.code());
+                    // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
+                    self.asks_ledger = true;
+                    self.recover(error, part, &mut tries, outage).await?
                 }
-                return Ok(rows);
-            }
-            match self.transact(batch, &batch.events, End::Commit).await {
-                Ok(found) => {
-                    self.asks_ledger = false;
-                    tries.outage.over();
-                    vital::committed(batch, found.coalesced);
-                    self.remember(found.epoch);
-                    self.note_letters(&found);
-                    if found.outboxed {
-                        self.outbox.send_replace(());
-                    }
-                    self.beat.beat();
-                    self.consumed.note(self.partition, batch, found.coalesced);
-                    return Ok(found.coalesced);
-                }
-                Err(error) => self.recover(error, batch, tries).await?,
+            };
+            if let Some(outcome) = ended {
+                return Ok(outcome);
             }
         }
     }
 
-    /// Does what an error asks for before the next try; gives it back where there is none.
-    async fn recover(&mut self, error: StoreError, batch: &mut Batch, tries: &mut Tries) -> Result<(), StoreError> {
-        // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
-        self.asks_ledger = true;
-        let code = error.code();
+    /// Prepares the next try after an error, unless the error decides what becomes of the part.
+    async fn recover(
+        &mut self,
+        error: StoreError,
+        part: &Batch,
+        tries: &mut Tries,
+        outage: &mut Outage,
+    ) -> Result<Option<Outcome>, StoreError> {
         match error {
             StoreError::TakenOver(_) => return Err(error),
             // What there is room for goes through.
-            StoreError::NoRoom(_) if batch.can_split() => tries.together = true,
-            _ if error.fate() == Fate::Row && self.set_refused_aside(batch).await? => {}
-            _ if error.fate() == Fate::Row && spell_in_ascii(batch) => {}
-            // Each is fine alone, and together they aren't: two that fill a number.
-            _ if error.fate() == Fate::Row && batch.can_split() => tries.together = true,
+            StoreError::NoRoom(_) if part.can_split() => return Ok(Some(Outcome::Split)),
+            _ if error.fate() == Fate::Row && part.can_split() => return Ok(Some(Outcome::Split)),
+            _ if error.fate() == Fate::Row && !part.events.is_empty() => return Ok(Some(Outcome::Refused(error))),
             _ if !self.reads_first && error.is_unsupported() => {
                 self.reads_first = true;
-                let error = chain(&error);
-                warn!(
-                    event = "reads-first",
-                    partition = self.partition,
-                    error,
-                    "writing in the slower way, by reading first: {error}"
-                );
+                let (partition, error) = (self.partition, chain(&error));
+                warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
             }
             _ if error.is_contention() && tries.rivals < RIVALS_MAX => {
                 tries.rivals += 1;
-                debug!(
-                    event = "contention",
-                    partition = self.partition,
-                    "a rival was first, trying again: {}",
-                    chain(&error)
-                );
+                let (partition, error) = (self.partition, chain(&error));
+                debug!(event = "contention", partition, "a rival was first, trying again: {error}");
             }
-            _ if self.ends.is_cancelled() || tries.outage.age() > self.database_away_max => return Err(error),
+            _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
             _ => {
-                tries.timeouts += u32::from(matches!(error, StoreError::Timeout { .. }));
-                let delay = tries.outage.failed(&without_values(&error));
+                tries.too_much += u32::from(error.may_be_too_much());
+                let delay = outage.failed(&without_values(&error));
                 self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
+                if tries.too_much >= TOO_MUCH_MAX && part.can_split() {
+                    return Ok(Some(Outcome::Split));
+                }
             }
         }
-        vital::again(code);
-        Ok(())
+        Ok(None)
+    }
+
+    /// Notes a part that is committed.
+    fn note(&mut self, part: &Batch, found: &Found) {
+        self.asks_ledger = false;
+        vital::committed(part, found.coalesced);
+        self.remember(found.epoch);
+        self.note_letters(found);
+        if found.outboxed {
+            self.outbox.send_replace(());
+        }
+        self.beat.beat();
+        self.consumed.note(self.partition, part, found.coalesced);
+    }
+
+    /// The dead letter of an event that MySQL refuses.
+    fn refused(&self, event: &Received, error: &StoreError) -> DeadLetter {
+        let error = chain(error);
+        warn!(
+            event = "event-refused",
+            partition = self.partition,
+            reason = Reason::RefusedByDatabase.code(),
+            error,
+            "MySQL refuses one event, which is kept in dead_letter: {error}"
+        );
+        dead::refused_by_database(event, error, &self.queue, Micros::now())
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
@@ -207,50 +247,14 @@ impl Writer {
         }
     }
 
-    /// Finds the events whose rows the database refuses, and makes dead letters of them. False where none is refused
-    /// when tried alone.
-    async fn set_refused_aside(&mut self, batch: &mut Batch) -> Result<bool, StoreError> {
-        let mut refused: Vec<(usize, String)> = Vec::new();
-        let mut parts = vec![(0, batch.events.len())];
-        while let Some((from, until)) = parts.pop() {
-            let Some(events) = batch.events.get(from..until).filter(|events| !events.is_empty()) else { continue };
-            match self.transact(batch, events, End::RollBack).await {
-                Ok(_) => {}
-                Err(error) if error.fate() == Fate::Row && events.len() == 1 => refused.push((from, chain(&error))),
-                Err(error) if error.fate() == Fate::Row => {
-                    let middle = from.midpoint(until);
-                    parts.extend([(middle, until), (from, middle)]);
-                }
-                Err(error @ StoreError::TakenOver(_)) => return Err(error),
-                // Passing: the caller's loop begins again, with those found so far still in the batch.
-                Err(_) => return Ok(false),
-            }
-        }
-        refused.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
-        for (index, error) in &refused {
-            let received: Received = batch.events.remove(*index);
-            warn!(
-                event = "event-refused",
-                partition = self.partition,
-                reason = Reason::RefusedByDatabase.code(),
-                error,
-                "the database refuses one event, which is kept in dead_letter: {error}"
-            );
-            batch.refused.push(dead::refused_by_database(&received, error.clone(), &self.queue, Micros::now()));
-        }
-        Ok(!refused.is_empty())
-    }
-
-    async fn transact(&mut self, batch: &Batch, events: &[Received], end: End) -> Result<Found, StoreError> {
+    async fn transact(&mut self, batch: &Batch) -> Result<Found, StoreError> {
         self.beat.beat();
         let mut steps = Steps::begin();
         let mut lent = self.store.lend().await?;
         steps.end("lend");
         self.beat.beat();
-        let found = lent.limit("write a batch", |it| self.transact_on(it, batch, events, end, &mut steps)).await?;
-        if end == End::Commit {
-            steps.note();
-        }
+        let found = lent.limit("write a batch", |it| self.transact_on(it, batch, &mut steps)).await?;
+        steps.note();
         Ok(found)
     }
 
@@ -258,19 +262,17 @@ impl Writer {
         &mut self,
         connection: &mut MySqlConnection,
         batch: &Batch,
-        received: &[Received],
-        end: End,
         steps: &mut Steps,
     ) -> Result<Found, StoreError> {
         // At each try: it may have been waited for MySQL since the last one.
         self.rules = Arc::clone(self.rules_now.get());
-        let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
+        let events: Vec<LikeEvent> = batch.events.iter().filter_map(Received::like).collect();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
         self.learn_watch(&mut tx, watch).await?;
         // First of all: without room the rest is for nothing.
-        let kept = if end == End::Commit { self.room(&mut tx, &batch.refused).await? } else { Kept::default() };
+        let kept = self.room(&mut tx, &batch.refused).await?;
         steps.end("lock");
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
@@ -283,7 +285,7 @@ impl Writer {
             }
         };
         let mut differences = differences(self.metric, &winners, &before);
-        let sums = self.apply_counts(&mut tx, received).await?;
+        let sums = self.apply_counts(&mut tx, &batch.events).await?;
         let coalesced = winners.len() + sums.len();
         if !sums.is_empty() {
             differences.extend(sums);
@@ -291,10 +293,6 @@ impl Writer {
         }
         steps.end("rows");
         let outboxed = self.add_differences(&mut tx, last, &differences).await?;
-        if end == End::RollBack {
-            tx.rollback().await.map_err(sql("roll a batch back"))?;
-            return Ok(Found { epoch, coalesced, ..Found::default() });
-        }
         letters::keep_dead_letters(&mut tx, &kept.letters).await?;
         for fence in batch.fences.iter().flatten() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
@@ -365,21 +363,6 @@ impl Writer {
             }
         }
     }
-}
-
-/// Spells dead letters in ASCII: one that the database refuses, by its character set, must not hold the others up.
-/// False where they are already.
-fn spell_in_ascii(batch: &mut Batch) -> bool {
-    let mut changed = false;
-    for letter in &mut batch.refused {
-        for text in [&mut letter.error, &mut letter.headers] {
-            if !text.is_ascii() {
-                *text = text.chars().map(|character| if character.is_ascii() { character } else { '?' }).collect();
-                changed = true;
-            }
-        }
-    }
-    changed
 }
 
 /// For everybody who looks: MySQL's own words about values may quote a key, with ids in it.

@@ -84,6 +84,13 @@ impl StoreError {
         self.number() == Some(1205)
     }
 
+    /// The server, or the way to it, may have been asked for too much at once: a statement's time, a packet, memory, locks. Errors of the
+    /// connection, of rivals and of a server that is no primary have nothing to do with that.
+    pub fn may_be_too_much(&self) -> bool {
+        let excluded = self.is_contention() || self.is_lock_timeout() || self.is_of_no_primary();
+        matches!(self, Self::Timeout { .. }) || (self.number().is_some() && !excluded)
+    }
+
     /// The server has ended a statement that took longer than it was given.
     pub fn is_out_of_time(&self) -> bool {
         // MariaDB, MySQL

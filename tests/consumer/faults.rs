@@ -1,10 +1,11 @@
 //! The consumer among faults: deaths, cuts, rivals, queues that are gone.
 
+use sqlx::AssertSqlSafe;
 use tallyd::event::LikeEvent;
 use tallyd::model::{Micros, UserId};
 
 use super::common::proxy::Proxy;
-use super::common::{Dice, World, body, eventually, target};
+use super::common::{Dice, Model, World, body, eventually, target};
 use super::{assert_dead_letters, traffic};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -157,6 +158,35 @@ async fn connections_cut_again_and_again_lose_and_double_nothing() {
     assert!(daemon.stop().success());
     world.assert_equals(&model).await;
     assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// MySQL ends a statement that takes longer than the account may, and the statements of a smaller batch don't.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
+    let world = World::new("statement_time", "").await;
+    let version: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&world.pool).await.unwrap();
+    if !version.contains("MariaDB") {
+        eprintln!("skipped: {version} limits the time of SELECT alone");
+        return world.close().await;
+    }
+    let account = world.accounts.as_ref().unwrap().of_daemon_in_mysql();
+    let slow = "CREATE TRIGGER slow BEFORE INSERT ON counter FOR EACH ROW DO SLEEP(0.002)";
+    let limit = format!("{slow}; ALTER USER {account} WITH MAX_STATEMENT_TIME 0.6");
+    sqlx::raw_sql(AssertSqlSafe(limit)).execute(&world.pool).await.unwrap();
+    let publisher = world.publisher().await;
+    let event = |id| LikeEvent { target: target(id), user: UserId(1), at: Micros::now(), liked: true };
+    let events: Vec<LikeEvent> = (1..=400).map(event).collect();
+    let mut model = Model::default();
+    events.iter().for_each(|event| model.apply(event));
+    let bodies: Vec<Vec<u8>> = events.iter().map(|event| body(event).1).collect();
+    let list = [b"[".as_slice(), &bodies.join(&b","[..]), b"]"].concat();
+    let daemon = world.daemon();
+    world.publish(&publisher, &[(UserId(1), list)]).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &[]).await;
     world.close().await;
 }
 

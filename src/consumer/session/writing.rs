@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{Open, Session};
-use crate::consumer::flush::Writer;
+use crate::consumer::flush::{self, Writer};
 use crate::model::Micros;
 use crate::store::StoreError;
 use crate::vitals::vitals;
@@ -16,8 +16,8 @@ use crate::vitals::vitals;
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// What comes back: the writer, the batch, and how many rows it came down to.
-pub(super) type Written = (Writer, Open, Result<usize, StoreError>);
+/// What comes back: the writer, what acknowledges the batch, and what has become of it.
+pub(super) type Written = (Writer, Option<Acker>, Result<flush::Written, StoreError>);
 
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.
@@ -40,11 +40,10 @@ impl Session<'_> {
 
     /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
     pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
-        let (writer, open, result) = written;
+        let (writer, last, result) = written;
         self.writer = Some(writer);
-        result.context("write a batch")?;
-        let refused = open.batch.refused.len() as u64;
-        if let Some(refused) = self.refused.note(refused, std::time::Instant::now()) {
+        let refused = result.context("write a batch")?.refused;
+        if let Some(refused) = self.refused.note(refused as u64, std::time::Instant::now()) {
             warn!(
                 event = "dead-letters",
                 partition = self.partition.number,
@@ -52,7 +51,7 @@ impl Session<'_> {
                 "{refused} messages can never be applied: they are dead letters, as far as there is room"
             );
         }
-        Ok(open.last)
+        Ok(last)
     }
 
     /// This message and all before it.
@@ -80,13 +79,13 @@ pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     written.context("the writer panicked")
 }
 
-async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written {
+async fn write(mut writer: Writer, open: Open, why: &'static str) -> Written {
     let started = Instant::now();
-    let result = writer.write(&mut open.batch).await;
-    if let Ok(rows) = &result {
+    let (messages, events) = (open.batch.messages, open.batch.events.len());
+    let result = writer.write(open.batch).await;
+    if let Ok(flush::Written { rows, refused }) = &result {
         let write_ms = started.elapsed().as_secs_f32() * 1e3;
         let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
-        let (messages, events, refused) = (open.batch.messages, open.batch.events.len(), open.batch.refused.len());
         debug!(
             event = "batch-committed",
             partition = writer.partition,
@@ -100,5 +99,5 @@ async fn write(mut writer: Writer, mut open: Open, why: &'static str) -> Written
             "{messages} messages committed as {rows} rows in {write_ms:.1} ms"
         );
     }
-    (writer, open, result)
+    (writer, open.last, result)
 }
