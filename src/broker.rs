@@ -34,6 +34,9 @@ use crate::vitals::vitals;
 /// How often a message may come back before the broker sets it aside.
 const RETURNS_MAX: i32 = 20;
 
+/// Bytes that the queue of returned messages holds: what comes then stays where it is.
+const RETURNED_BYTES_MAX: i64 = 1 << 30;
+
 /// The kind of exchange that spreads by hash.
 const CONSISTENT_HASH: &str = "x-consistent-hash";
 
@@ -117,7 +120,7 @@ impl Broker {
         format!("{}.partitions", self.config.prefix)
     }
 
-    /// The queue of what the broker itself gave up on, after too many returns.
+    /// The queue of messages that the broker gave up on after too many returns, and of dead letters without room.
     pub fn returned(&self) -> String {
         format!("{}.returned", self.config.prefix)
     }
@@ -259,6 +262,8 @@ impl Broker {
         };
         let mut returned = FieldTable::default();
         returned.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        returned.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(RETURNED_BYTES_MAX));
+        returned.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
         let mut partition = self.dead_lettering();
         partition.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
         partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
@@ -330,8 +335,21 @@ impl Publisher {
     /// The broker is away, didn't take it, or no queue is bound. Whether it arrived is unknown unless the broker said
     /// no: publishing again is harmless, because applying an event twice changes nothing.
     pub async fn publish(&self, exchange: &str, routing_key: &str, body: &[u8]) -> Result<()> {
-        let properties =
-            BasicProperties::default().with_content_type("application/json".into()).with_delivery_mode(PERSISTENT);
+        self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
+    }
+
+    /// The same with more properties.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn publish_with(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        body: &[u8],
+        properties: BasicProperties,
+    ) -> Result<()> {
+        let properties = properties.with_content_type("application/json".into()).with_delivery_mode(PERSISTENT);
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let channel = &self.0.channel;
         let publish = async {

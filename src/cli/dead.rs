@@ -143,7 +143,7 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
         DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
     match command {
-        DeadCommand::List(args) => list(&servers, args).await,
+        DeadCommand::List(args) => list(config, &servers, args).await,
         DeadCommand::Show { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
         DeadCommand::Replay(args) if args.edit => edited(config, &servers, &args).await,
         DeadCommand::Replay(args) => replay(config, &servers, args).await,
@@ -151,10 +151,11 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     }
 }
 
-async fn list(servers: &Servers, args: ListArgs) -> Result<u8> {
+async fn list(config: &Config, servers: &Servers, args: ListArgs) -> Result<u8> {
     let Servers { store, broker, .. } = servers;
     let selection = args.of.selection(args.open.then_some(false));
-    let returned = if args.no_returned { None } else { Some(returned::take_in(store, broker).await) };
+    let max = config.consumer.dead_letters_max;
+    let returned = if args.no_returned { None } else { Some(returned::take_in(store, broker, max).await) };
     match args.summary {
         true => print(&dead::summary(store, &selection, returned).await?, args.format)?,
         false => print(&dead::list(store, &selection, args.limit, returned).await?, args.format)?,

@@ -232,11 +232,9 @@ pub struct Consumer {
     pub batch_bytes_max: usize,
     /// How long the ledger remembers which `count` events were applied; older ones are refused.
     pub applied_event_keep: Pause,
-    /// Dead letters that are open at most, each partition's a part of it: beyond half of that, what no configuration would take is only counted.
+    /// Dead letters that are open at most; each partition has its part.
     #[schemars(range(min = 1_000, max = 10_000_000))]
     pub dead_letters_max: u64,
-    /// What becomes of an event that another configuration may take when its partition's part is full.
-    pub dead_letters_full: WhenFull,
     /// Milliseconds that a batch waits for more events, from its first one.
     #[schemars(range(min = 0, max = 10_000))]
     pub linger_ms: u64,
@@ -260,23 +258,12 @@ impl Default for Consumer {
             batch_bytes_max: 8 << 20,
             applied_event_keep: Pause::from_secs(7 * 86_400),
             dead_letters_max: 100_000,
-            dead_letters_full: WhenFull::Wait,
             linger_ms: 5,
             reads_first: false,
             future_max: Pause::from_secs(300),
             database_away_max: Pause::from_secs(600),
         }
     }
-}
-
-/// What becomes of an event that may be good and can't be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum WhenFull {
-    /// The partition waits until there is room, and the broker keeps what comes.
-    Wait,
-    /// It is counted and gone.
-    Drop,
 }
 
 /// `[archive]`

@@ -41,7 +41,6 @@ impl Config {
         config.filter.false_positive = new.filter.false_positive;
         config.consumer.future_max = new.consumer.future_max;
         config.consumer.dead_letters_max = new.consumer.dead_letters_max;
-        config.consumer.dead_letters_full = new.consumer.dead_letters_full;
         config.consumer.applied_event_keep = new.consumer.applied_event_keep;
         if config.redis.also.is_some() {
             // As when it is loaded: API servers go on counting in two layouts.

@@ -1,7 +1,6 @@
 //! One batch, one transaction: rows, counters, dead letters and fence together, or nothing of it. The caller
 //! acknowledges after this returns (invariant 1). The transaction's body may run many times: it is idempotent.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,7 +51,7 @@ pub(super) struct Writer {
     pub rules_now: Current<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
-    /// How many dead letters are kept.
+    /// Where its dead letters go.
     pub room: Room,
     pub consumed: Consumed,
     /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
@@ -97,10 +96,8 @@ pub(super) struct Found {
     pub coalesced: usize,
     /// The outbox has got rows.
     pub outboxed: bool,
-    /// Dead letters that are open now and were not, as far as is known.
-    pub kept: u64,
-    /// Those that were only counted, by reason.
-    pub dropped: BTreeMap<&'static str, u64>,
+    /// How many of its dead letters are kept, from the first one on.
+    pub kept: usize,
 }
 
 impl Writer {
@@ -108,8 +105,8 @@ impl Writer {
     ///
     /// # Errors
     /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
-    /// ended: the batch must be given back to the broker.
-    pub async fn write(&mut self, batch: Batch) -> Result<Written, StoreError> {
+    /// ended, or the broker has not taken what there was no room for: the batch must be given back to the broker.
+    pub async fn write(&mut self, batch: Batch) -> anyhow::Result<Written> {
         let mut outage = Outage::new(format!("writing partition {}", self.partition));
         let mut written = Written::default();
         // Events that are refused alone become dead letters together, in the last part.
@@ -117,10 +114,10 @@ impl Writer {
         while let Some(mut part) = parts.pop() {
             match self.write_part(&part, &mut outage).await? {
                 Outcome::Written(found) => {
-                    outage.over();
                     written.rows += found.coalesced;
                     written.refused += part.refused.len();
                     self.note(&part, &found);
+                    self.do_without_room(part.refused.get(found.kept..).unwrap_or_default(), &mut outage).await?;
                 }
                 Outcome::Split => {
                     let rest = part.split();
@@ -166,8 +163,6 @@ impl Writer {
     ) -> Result<Option<Outcome>, StoreError> {
         match error {
             StoreError::TakenOver(_) => return Err(error),
-            // What there is room for goes through.
-            StoreError::NoRoom(_) if part.can_split() => return Ok(Some(Outcome::Split)),
             _ if error.fate() == Fate::Row && part.can_split() => return Ok(Some(Outcome::Split)),
             _ if error.fate() == Fate::Row && !part.events.is_empty() => return Ok(Some(Outcome::Refused(error))),
             _ if !self.reads_first && error.is_unsupported() => {
@@ -198,7 +193,6 @@ impl Writer {
         self.asks_ledger = false;
         vital::committed(part, found.coalesced);
         self.remember(found.epoch);
-        self.note_letters(found);
         if found.outboxed {
             self.outbox.send_replace(());
         }
@@ -271,8 +265,6 @@ impl Writer {
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
         let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
         self.learn_watch(&mut tx, watch).await?;
-        // First of all: without room the rest is for nothing.
-        let kept = self.room(&mut tx, &batch.refused).await?;
         steps.end("lock");
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
@@ -293,7 +285,8 @@ impl Writer {
         }
         steps.end("rows");
         let outboxed = self.add_differences(&mut tx, last, &differences).await?;
-        letters::keep_dead_letters(&mut tx, &kept.letters).await?;
+        let kept = self.room(&mut tx, &batch.refused).await?;
+        letters::keep_dead_letters(&mut tx, batch.refused.get(..kept).unwrap_or_default()).await?;
         for fence in batch.fences.iter().flatten() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
@@ -303,7 +296,7 @@ impl Writer {
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
         steps.end("commit");
-        Ok(Found { epoch, coalesced, outboxed, kept: kept.added, dropped: kept.dropped })
+        Ok(Found { epoch, coalesced, outboxed, kept })
     }
 
     /// Adds to counters, and appends to the outbox what the daemon adds to Redis. Returns whether that is anything.

@@ -53,13 +53,14 @@ use tracing::{info, warn};
 use care::{Care, Fruitless, Sizes};
 use consumed::Consumed;
 use flush::Writer;
-use room::{Bounds, Room};
+use room::Room;
 use session::{End, NeedsCare};
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
 use crate::config::{Consumer as Limits, Live, Rules};
 use crate::model::{Metric, Micros};
+use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::{Store, StoreError};
@@ -221,33 +222,7 @@ impl Partition {
             );
         } else {
             self.wait(outage.failed(&format!("{error:#}"))).await;
-            if matches!(error.downcast_ref(), Some(StoreError::NoRoom(_))) {
-                self.wait_for_room(outage).await;
-            }
         }
-    }
-
-    /// What was given back has an event for which there is no room among the dead letters. It isn't asked for again before there is: each
-    /// time that it came back it would be counted, and at last be set aside.
-    async fn wait_for_room(&self, outage: &mut Outage) {
-        while !self.stop.is_cancelled() {
-            self.beat.beat();
-            let full = match self.beat.during(self.is_full()).await {
-                Ok(false) => return,
-                Ok(true) => {
-                    "dead letters are at their bound, and an event that must not be dropped is the next".to_owned()
-                }
-                Err(error) => format!("{error:#}"),
-            };
-            self.wait(outage.failed(&full)).await;
-        }
-    }
-
-    async fn is_full(&self) -> Result<bool> {
-        let partitions = self.store.noted_partitions().await?.map_or(1, |noted| noted.partitions);
-        let bounds = Bounds::new(&self.live.now());
-        let open = self.store.open_dead_letters_of(&self.queue(), bounds.counted_max(partitions)).await?;
-        Ok(bounds.must_wait(partitions, open))
     }
 
     /// Makes what is missing on the broker, for as many partitions as are in use: this daemon may be one that knows of fewer, and must not
@@ -324,7 +299,14 @@ impl Partition {
             watch: Watch::default(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
-            room: Room::new(self.live.current(Bounds::new), partitions),
+            room: Room {
+                max: self.live.current(|config| config.consumer.dead_letters_max),
+                partitions,
+                broker: self.broker.clone(),
+                publisher: None,
+                dropped: Flood::default(),
+                returned: Flood::default(),
+            },
             consumed: Consumed::default(),
             beat: self.beat.clone(),
         }

@@ -29,8 +29,59 @@ pub fn refused(refusal: Refusal, body: &[u8], headers: &str, queue: &str, now: M
     }
 }
 
-/// A message of the queue of those that the broker has given back too often. Its events were never tried alone.
+/// The header that holds what a dead letter says, where there was no room for it.
+const LETTER: &str = "x-tallyd-letter";
+
+/// Characters of a letter's sentence in that header: all headers must fit into one frame.
+const ERROR_CHARS_MAX: usize = 1_000;
+
+/// The properties of the message that stands for a letter without room. [`returned`] makes the letter of them again.
+pub fn properties(letter: &DeadLetter) -> BasicProperties {
+    let text = |text: &str| AMQPValue::LongString(text.into());
+    let mut said = FieldTable::default();
+    said.insert("queue".into(), text(&letter.queue));
+    said.insert("reason".into(), text(letter.reason));
+    said.insert("error".into(), text(&letter.error.chars().take(ERROR_CHARS_MAX).collect::<String>()));
+    said.insert("first_seen".into(), AMQPValue::LongLongInt(letter.first_seen.0));
+    let mut headers = FieldTable::default();
+    let kept: Map<String, Value> = serde_json::from_str(&letter.headers).unwrap_or_default();
+    for (name, value) in &kept {
+        let value = match value {
+            Value::String(value) => text(value),
+            Value::Bool(value) => AMQPValue::Boolean(*value),
+            Value::Number(value) if value.is_i64() => AMQPValue::LongLongInt(value.as_i64().unwrap_or_default()),
+            value => text(&value.to_string()),
+        };
+        headers.insert(name.as_str().into(), value);
+    }
+    headers.insert(LETTER.into(), AMQPValue::FieldTable(said));
+    BasicProperties::default().with_headers(headers)
+}
+
+/// The letter that [`properties`] was made of.
+fn without_room(body: &[u8], properties: &BasicProperties, now: Micros) -> Option<DeadLetter> {
+    let mut fields = properties.headers().as_ref()?.inner().clone();
+    let Some(AMQPValue::FieldTable(said)) = fields.remove(LETTER) else { return None };
+    let text = |name: &str| match said.inner().get(name) {
+        Some(AMQPValue::LongString(text)) => Some(String::from_utf8_lossy(text.as_bytes()).into_owned()),
+        _ => None,
+    };
+    let reason = text("reason").and_then(|code| Reason::ALL.into_iter().find(|reason| reason.code() == code))?;
+    let first_seen = match said.inner().get("first_seen") {
+        Some(AMQPValue::LongLongInt(at)) if (1..=now.0).contains(at) => Micros(*at),
+        _ => now,
+    };
+    let queue: String = text("queue")?.chars().take(QUEUE_CHARS_MAX).collect();
+    let refusal = Refusal { reason, error: text("error")?.chars().take(ERROR_CHARS_MAX).collect() };
+    let kept = headers(&BasicProperties::default().with_headers(fields.into()));
+    Some(refused(refusal, body, &kept.json, &queue, first_seen))
+}
+
+/// A message of the queue of returned ones. Unless it stands for a letter, its events were never tried alone.
 pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micros) -> DeadLetter {
+    if let Some(letter) = without_room(body, properties, now) {
+        return letter;
+    }
     let death = properties.headers().as_ref().map(Death::of).unwrap_or_default();
     let queue = death.queue.unwrap_or_else(|| from.to_owned());
     let why = death.reason.unwrap_or_else(|| "no reason given".to_owned());
@@ -152,6 +203,14 @@ fn to_json(value: &AMQPValue, depth: u8) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_letter_without_room_is_the_same_once_it_is_taken_in() {
+        let refusal = Refusal { reason: Reason::UnknownKind, error: "kind is \"film\"".to_owned() };
+        let headers = r#"{"app_id":"api","count":-3,"is":true,"trace":"a\"b"}"#;
+        let letter = refused(refusal, b"{}", headers, "tally.events.3", Micros(1_795_251_385_000_001));
+        assert_eq!(returned(b"{}", &properties(&letter), "tally.returned", Micros(1_795_251_999_000_000)), letter);
+    }
 
     #[test]
     fn headers_become_json() {

@@ -39,34 +39,44 @@ pub struct Returned {
     pub fences: u64,
     /// Messages that are still there, where one call doesn't take more.
     pub left: u32,
+    /// Dead letters are at their bound: the rest waits for room.
+    pub full: bool,
     /// Why it could not be looked at, or not to its end.
     pub problem: Option<String>,
 }
 
 /// Takes in what waits. What goes wrong is no failure: it is said, and the messages stay where they are.
-pub async fn take_in(store: &Store, broker: &Broker) -> Returned {
+pub async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u64) -> Returned {
     let mut returned = Returned { queue: broker.returned(), ..Returned::default() };
-    if let Err(error) = take(store, broker, &mut returned).await {
+    if let Err(error) = take(store, broker, dead_letters_max, &mut returned).await {
         returned.problem = Some(format!("{error:#}"));
     }
     returned
 }
 
-async fn take(store: &Store, broker: &Broker, returned: &mut Returned) -> Result<()> {
+async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned) -> Result<()> {
     // Before any message is taken: each that goes back counts, and RabbitMQ 4 drops what went back too often from this queue, too.
     store.may_keep_dead_letters().await?;
-    match take_so_many(store, broker, AT_ONCE, returned).await {
+    let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
+    let room = max.saturating_sub(open).min(TAKEN_MAX);
+    match take_so_many(store, broker, (AT_ONCE, room), returned).await {
         // One may be such as no connection brings, and those before it went back with it: alone they come.
-        Err(error) if !error.is::<StoreError>() => take_so_many(store, broker, 1, returned).await,
+        Err(error) if !error.is::<StoreError>() => take_so_many(store, broker, (1, room), returned).await,
         taken => taken,
     }
 }
 
-async fn take_so_many(store: &Store, broker: &Broker, at_once: usize, returned: &mut Returned) -> Result<()> {
+async fn take_so_many(
+    store: &Store,
+    broker: &Broker,
+    (at_once, room): (usize, u64),
+    returned: &mut Returned,
+) -> Result<()> {
     let link = broker.connect("dead letters").await?;
     // What a fence is doesn't depend on the configuration.
     let terms = Terms::new(&Config::default());
-    while returned.taken_in + returned.fences < TAKEN_MAX {
+    while returned.taken_in + returned.fences < room {
+        let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
         let Some(mut taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
         keep(store, &mut taken.letters).await?;
         let acknowledged = taken.last.ack(BasicAckOptions { multiple: true });
@@ -74,6 +84,10 @@ async fn take_so_many(store: &Store, broker: &Broker, at_once: usize, returned: 
         returned.taken_in += taken.letters.len() as u64;
         returned.fences += taken.fences;
         returned.left = taken.left;
+    }
+    if room < TAKEN_MAX && returned.taken_in + returned.fences >= room {
+        returned.left = link.depth(&returned.queue).await?.messages;
+        returned.full = returned.left > 0;
     }
     // The answer says that the acknowledgements have arrived.
     link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await
@@ -122,7 +136,7 @@ async fn keep(store: &Store, letters: &mut [DeadLetter]) -> Result<(), StoreErro
 
 impl fmt::Display for Returned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { queue, taken_in, fences, left, problem } = self;
+        let Self { queue, taken_in, fences, left, full, problem } = self;
         let mut parts = Vec::new();
         if *taken_in > 0 {
             parts.push(format!("{taken_in} messages were taken in from {queue}"));
@@ -130,7 +144,9 @@ impl fmt::Display for Returned {
         if *fences > 0 {
             parts.push(format!("{fences} fences, markers of runs that are over, were thrown away from {queue}"));
         }
-        if *left > 0 {
+        if *full {
+            parts.push(format!("{left} more wait in {queue} for room: replay or purge dead letters, then list again"));
+        } else if *left > 0 {
             parts.push(format!("{left} more wait there: list again"));
         }
         if let Some(problem) = problem {

@@ -212,9 +212,10 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
         Some("set") => set(&raw, &raw.value, terms, now),
         Some("reset") => set(&raw, &Scalar::Unsigned(0), terms, now),
         Some("fence") => fence(&raw.fence),
-        _ => {
+        named => {
+            let reason = if named.is_some() { Reason::UnknownType } else { Reason::NoType };
             let allowed = "allowed are \"like\", \"unlike\", \"count\", \"set\" and \"reset\"";
-            Err(refuse(Reason::UnknownType, format!("type is {}, {allowed}", raw.event_type)))
+            Err(refuse(reason, format!("type is {}, {allowed}", raw.event_type)))
         }
     }
 }

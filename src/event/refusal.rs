@@ -16,7 +16,9 @@ pub enum Reason {
     TooLarge,
     /// Not JSON, not UTF-8, not an object, or a field stands twice.
     MalformedJson,
-    /// `type` is missing or not one this version takes.
+    /// `type` is missing or no text.
+    NoType,
+    /// `type` is not one that this version takes.
     UnknownType,
     /// `kind` is missing or not in `[kinds]`.
     UnknownKind,
@@ -42,15 +44,16 @@ pub enum Reason {
     AtTooOld,
     /// The database refuses this event's row, and no other of its batch.
     RefusedByDatabase,
-    /// No refusal: the broker gave the message to daemons again and again, and each ended before it was written.
+    /// No refusal: the broker has set the message aside before it was written.
     ReturnedByBroker,
 }
 
 impl Reason {
     /// Every reason, in the order of the checks.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::TooLarge,
         Self::MalformedJson,
+        Self::NoType,
         Self::UnknownType,
         Self::UnknownKind,
         Self::TargetIdOutOfRange,
@@ -73,6 +76,7 @@ impl Reason {
         let never = [
             Self::TooLarge,
             Self::MalformedJson,
+            Self::NoType,
             Self::TargetIdOutOfRange,
             Self::UserIdOutOfRange,
             Self::DeltaOutOfRange,
@@ -88,6 +92,7 @@ impl Reason {
         match self {
             Self::TooLarge => "too-large",
             Self::MalformedJson => "malformed-json",
+            Self::NoType => "no-type",
             Self::UnknownType => "unknown-type",
             Self::UnknownKind => "unknown-kind",
             Self::TargetIdOutOfRange => "target-id-out-of-range",

@@ -164,7 +164,8 @@ fn each_fault_has_its_reason() {
     assert!(judge(&good("at", "3")).is_ok());
     for (field, value, expected) in [
         ("type", "\"share\"", Reason::UnknownType),
-        ("type", "null", Reason::UnknownType),
+        ("type", "null", Reason::NoType),
+        ("type", "7", Reason::NoType),
         ("kind", "\"film\"", Reason::UnknownKind),
         ("kind", "1", Reason::UnknownKind),
         ("target_id", "0", Reason::TargetIdOutOfRange),

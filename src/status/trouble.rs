@@ -8,8 +8,8 @@ use super::{Board, Job, Server, State, Status};
 /// A message that waits for its commit longer than this is told: a batch takes no second, and a MySQL that is away is told by itself.
 const UNACKED_MAX_S: f64 = 60.0;
 
-/// From there on a partition keeps no dead letters that can never be applied.
-const HALF_FULL: f64 = 0.5;
+/// Of a partition's part of the dead letters; the alert begins there, too.
+const NEARLY_FULL: f64 = 0.8;
 
 /// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
 const LOOK_MAX: i64 = 30_000_000;
@@ -168,21 +168,19 @@ fn of_messages(told: &Status) -> Vec<Trouble> {
         let what = format!("dead letters are open, events that could not be applied: {}", letters.join(", "));
         found.push(Trouble::mild(what, None).with("tallyd dead list --open".to_owned()));
     }
-    if let Some(full) = told.dead_letters_full.filter(|full| *full >= HALF_FULL) {
+    if let Some(full) = told.dead_letters_full.filter(|full| *full >= NEARLY_FULL) {
         let percent = (full * 100.0).floor();
-        let then = if full < 1.0 {
-            "what can never be applied is only counted now"
-        } else {
-            "what may be good waits, or is dropped where dead_letters_full says so"
-        };
+        let then = if full < 1.0 { "" } else { ": what comes now goes to the queue of returned messages" };
         let what = format!(
-            "dead letters: a partition has {percent} % of those that [consumer] dead_letters_max leaves it, {then}"
+            "dead letters: a partition has {percent} % of those that [consumer] dead_letters_max leaves it{then}"
         );
         let trouble = if full < 1.0 { Trouble::mild(what, None) } else { Trouble::grave(what, None) };
         found.push(trouble.with("tallyd dead list --summary".to_owned()));
     }
     if let Some(count) = told.returned.filter(|count| *count > 0) {
-        let what = format!("{count} messages came back too often and wait in the queue of returned ones");
+        let what = format!(
+            "{count} messages wait in the queue of returned ones: the broker set them aside, or there was no room for them"
+        );
         found.push(Trouble::mild(what, None).with("tallyd dead list".to_owned()));
     }
     found

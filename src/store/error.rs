@@ -47,9 +47,6 @@ pub enum StoreError {
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
-    /// There are as many dead letters as may be, and one comes that may not be dropped. With how many, and of what.
-    #[error("{0}")]
-    NoRoom(String),
 }
 
 impl StoreError {

@@ -61,7 +61,10 @@ async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() 
     }
     let listed = world.report(&["dead", "list"]);
     let queue = world.broker.returned();
-    assert_eq!(listed["returned"], json!({ "queue": queue, "taken_in": 251, "fences": 1, "left": 0, "problem": null }));
+    assert_eq!(
+        listed["returned"],
+        json!({ "queue": queue, "taken_in": 251, "fences": 1, "left": 0, "full": false, "problem": null })
+    );
     waits(&world, 0).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 250);
     let newest = &world.report(&["dead", "list", "--reason", "returned-by-broker"])["letters"][0];

@@ -14,6 +14,7 @@ mod raw;
 use std::collections::{BTreeMap, HashMap};
 
 use common::dice;
+use common::servers::rabbitmqctl;
 use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use lapin::BasicProperties;
 use sqlx::Row;
@@ -183,44 +184,73 @@ async fn a_message_that_no_frame_brings_is_set_aside_by_the_broker_and_its_neigh
     world.close().await;
 }
 
+/// The like of a kind that is not configured.
+fn film(number: u64) -> Vec<u8> {
+    String::from_utf8(good(number)).unwrap().replace("video", "film").into_bytes()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn dead_letters_stop_at_their_bound_and_what_may_be_good_waits_for_room() {
+async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     let settings = "[amqp]\npartitions = 2\n[consumer]\ndead_letters_max = 1000\n";
-    let world = World::new("bound", settings).await;
+    let mut world = World::new("bound", settings).await;
     let publisher = world.publisher().await;
-    let film = |number: u64| String::from_utf8(good(number)).unwrap().replace("video", "film").into_bytes();
+    let nothing = |number: u64| format!("{{\"a\":{number}}}").into_bytes();
     for partition in [0, 1_u16] {
-        let of = |number: u64| u64::from(partition) * 10_000 + number;
-        let malformed = (0..400).map(|number| format!("no JSON {}", of(number)).into_bytes());
-        let films = (0..400).map(|number| film(of(number)));
-        let all = std::iter::once(good(of(1))).chain(malformed).chain(films).chain(std::iter::once(good(of(2))));
-        publish(&world, partition, plain(all)).await;
+        let of = |from: u64, until: u64| (from..until).map(move |number| u64::from(partition) * 10_000 + number);
+        let junk = of(0, 300).map(nothing).chain(of(0, 400).map(film)).chain(of(300, 400).map(nothing));
+        publish(&world, partition, plain(junk.chain(of(0, 5).map(good)))).await;
     }
-    let likes = || world.count("SELECT COUNT(*) FROM like_record");
     let daemon = world.daemon();
-    let of = |reason: &str, count| [0, 1].map(|partition| ((world.broker.queue(partition), reason.to_owned()), count));
-    // A half of each part is for what may be good.
-    let full: BTreeMap<_, _> = of("malformed-json", 250).into_iter().chain(of("unknown-kind", 250)).collect();
-    eventually("both partitions are full", || async { letters(&world).await == full }).await;
-    daemon.logged("dead-letters-dropped").await;
-    daemon.logged("dead_letters_max leaves it").await;
-    // Whoever dies with them and gets them again needs no room for those that are there, and makes none.
-    daemon.kill();
-    let daemon = world.daemon();
-    daemon.logged("dead_letters_max leaves it").await;
-    // One partition may be behind the other.
-    eventually("those beside them that are good are written", || async { likes().await == 4 }).await;
-    assert_eq!(letters(&world).await, full);
-    for partition in [0, 1_u16] {
-        publish(&world, partition, plain([good(u64::from(partition) + 20_000)])).await;
-    }
-    let purged = world.tallyd(&["dead", "purge", "--reason", "malformed-json", "--open", "--yes"]);
-    assert!(purged.status.success(), "{}", stderr(&purged));
     world.drained(&publisher).await;
-    assert_eq!(likes().await, 6);
-    let kept = letters(&world).await;
-    let films: BTreeMap<_, _> = of("unknown-kind", 400).into_iter().collect();
-    assert_eq!(kept.into_iter().filter(|((_, reason), _)| reason == "unknown-kind").collect::<BTreeMap<_, _>>(), films);
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 10, "likes behind the junk are written");
+    daemon.logged("dead-letters-dropped").await;
+    daemon.logged("dead-letters-returned").await;
+    let of = |reason: &str, count| [0, 1].map(|partition| ((world.broker.queue(partition), reason.to_owned()), count));
+    let full: BTreeMap<_, _> = of("no-type", 300).into_iter().chain(of("unknown-kind", 200)).collect();
+    assert_eq!(letters(&world).await, full);
+    let listed = |list: &serde_json::Value| (list["returned"]["taken_in"].clone(), list["returned"]["left"].clone());
+    assert_eq!(listed(&world.report(&["dead", "list"])), (0.into(), 400.into()), "there is no room yet");
+    let purged = world.tallyd(&["dead", "purge", "--reason", "no-type", "--open", "--yes"]);
+    assert!(purged.status.success(), "{}", stderr(&purged));
+    assert_eq!(listed(&world.report(&["dead", "list"])), (400.into(), 0.into()));
+    assert_eq!(letters(&world).await, of("unknown-kind", 400).into_iter().collect::<BTreeMap<_, _>>());
+    assert!(daemon.stop().success());
+    world.set(&format!("{settings}[kinds]\nvideo = 1\nfilm = 2\n"));
+    let daemon = world.daemon();
+    let replayed = world.tallyd(&["dead", "replay", "--reason", "unknown-kind"]);
+    assert!(replayed.status.success(), "{}", stderr(&replayed));
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 800, "nothing is lost");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// The last resort: the queue of returned messages is full, too. The partition waits and says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_waits_while_the_broker_takes_no_dead_letter() {
+    let world = World::new("bound_full", "[consumer]\ndead_letters_max = 1000\n").await;
+    let publisher = world.publisher().await;
+    let (policy, pattern) = (world.name.as_str(), format!("^{}\\.returned$", world.name));
+    let limit = r#"{"max-length": 50, "overflow": "reject-publish"}"#;
+    rabbitmqctl(&["set_policy", "--apply-to", "queues", policy, &pattern, limit]);
+    let returned = world.broker.returned();
+    eventually("the broker refuses what is too much", || async {
+        publisher.publish("", &returned, b"{}").await.is_err()
+    })
+    .await;
+    publish(&world, 0, plain((0..1_100).map(film))).await;
+    publish(&world, 0, plain([good(1)])).await;
+    let daemon = world.daemon();
+    daemon.logged("does not take more").await;
+    assert_eq!(letters(&world).await.into_values().sum::<i64>(), 1_000);
+    rabbitmqctl(&["clear_policy", policy]);
+    world.drained(&publisher).await;
+    daemon.logged("outage-over").await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1);
+    let purged = world.tallyd(&["dead", "purge", "--reason", "unknown-kind", "--open", "--yes"]);
+    assert!(purged.status.success(), "{}", stderr(&purged));
+    assert!(world.tallyd(&["dead", "list"]).status.success());
+    assert_eq!(letters(&world).await[&(world.broker.queue(0), "unknown-kind".to_owned())], 100, "none is lost");
     assert!(daemon.stop().success());
     world.close().await;
 }

@@ -10,14 +10,13 @@ use tracing::{debug, warn};
 use super::{Open, Session};
 use crate::consumer::flush::{self, Writer};
 use crate::model::Micros;
-use crate::store::StoreError;
 use crate::vitals::vitals;
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
 
 /// What comes back: the writer, what acknowledges the batch, and what has become of it.
-pub(super) type Written = (Writer, Option<Acker>, Result<flush::Written, StoreError>);
+pub(super) type Written = (Writer, Option<Acker>, Result<flush::Written>);
 
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.

@@ -2,9 +2,6 @@
 
 mod chosen;
 
-use std::collections::HashSet;
-
-use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 pub use chosen::{HEAD_BYTES, Letter, Selection, Total};
@@ -30,13 +27,6 @@ pub struct DeadLetter {
     pub first_seen: Micros,
 }
 
-impl DeadLetter {
-    /// What the table tells bodies apart by.
-    pub fn digest(&self) -> [u8; 32] {
-        Sha256::digest(&self.body).into()
-    }
-}
-
 /// Bytes of dead letters that one statement holds at most, beside its last one: far below any `max_allowed_packet`.
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
@@ -44,7 +34,7 @@ const LETTERS_BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 /// MySQL's.
-pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[&DeadLetter]) -> Result<()> {
+pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
         let parts = piece.chunk_by(|letter, _| {
@@ -82,37 +72,7 @@ pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -
     sqlx::query_scalar(sql).bind(queue).bind(most).fetch_one(connection).await.tried("count open dead letters")
 }
 
-/// The digests of those of these letters that are open, by which a body is told from others.
-///
-/// # Errors
-/// MySQL's.
-pub async fn open_digests(connection: &mut MySqlConnection, letters: &[&DeadLetter]) -> Result<HashSet<[u8; 32]>> {
-    let mut open = HashSet::new();
-    for piece in in_shapes(letters) {
-        let sql = format!(
-            "SELECT digest FROM dead_letter WHERE replayed_at IS NULL AND digest IN {}",
-            placeholders(1, piece.len())
-        );
-        let query = piece
-            .iter()
-            .fold(sqlx::query_scalar(AssertSqlSafe(sql)), |query, letter| query.bind(letter.digest().to_vec()));
-        let found: Vec<Vec<u8>> =
-            query.fetch_all(&mut *connection).await.tried("look for dead letters that are there")?;
-        open.extend(found.into_iter().filter_map(|digest| <[u8; 32]>::try_from(digest).ok()));
-    }
-    Ok(open)
-}
-
 impl Store {
-    /// How many open dead letters came from that queue, but no more than `most`.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn open_dead_letters_of(&self, queue: &str, most: u64) -> Result<u64> {
-        let mut lent = self.lend().await?;
-        lent.limit("count open dead letters", |connection| open_of(connection, queue, most)).await
-    }
-
     /// How many open dead letters have each queue and reason, read from an index.
     ///
     /// # Errors
@@ -153,7 +113,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
-            keep_dead_letters(&mut tx, &letters.iter().collect::<Vec<_>>()).await?;
+            keep_dead_letters(&mut tx, letters).await?;
             fault::point("dead:returned-before-commit");
             tx.commit().await.tried(ACTION)?;
             fault::point("dead:returned-after-commit");
