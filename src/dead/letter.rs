@@ -84,8 +84,14 @@ pub fn returned(body: &[u8], properties: &BasicProperties, from: &str, now: Micr
     }
     let death = properties.headers().as_ref().map(Death::of).unwrap_or_default();
     let queue = death.queue.unwrap_or_else(|| from.to_owned());
-    let why = death.reason.unwrap_or_else(|| "no reason given".to_owned());
-    let error = format!("the broker set it aside ({why}) and it was never written; in {queue} it came back too often");
+    let error = match death.reason.as_deref() {
+        Some("expired") => format!("it expired in {queue} and was never written"),
+        Some("delivery_limit") => format!("in {queue} it came back too often (delivery_limit) and was never written"),
+        why => format!(
+            "the broker set it aside in {queue} ({}) and it was never written",
+            why.unwrap_or("no reason given")
+        ),
+    };
     let refusal = Refusal { reason: Reason::ReturnedByBroker, error };
     let since = death.at.filter(|at| (1..=now.0).contains(&at.0)).unwrap_or(now);
     refused(refusal, body, &headers(properties).json, &queue, since)
@@ -119,7 +125,8 @@ impl Death {
         };
         Self {
             queue: text("x-first-death-queue").map(|queue| queue.chars().take(QUEUE_CHARS_MAX).collect()),
-            reason: text("x-first-death-reason"),
+            // Who publishes may have set it.
+            reason: text("x-first-death-reason").map(|reason| reason.chars().take(REASON_CHARS_MAX).collect()),
             at: at.and_then(|seconds| seconds.checked_mul(1_000_000)).map(Micros),
         }
     }
@@ -165,6 +172,9 @@ pub fn headers(properties: &BasicProperties) -> Headers {
 
 /// So many bytes of headers are kept, as JSON. A tracing context, an exchange and a few ids have some hundred.
 const HEADERS_BYTES_MAX: usize = 8 * 1024;
+
+/// Characters of the broker's reason that are kept. Its own have a dozen.
+const REASON_CHARS_MAX: usize = 100;
 
 /// What `dead_letter.queue` holds. AMQP's names have 255 bytes; what is only said to be one may have any.
 const QUEUE_CHARS_MAX: usize = 255;
@@ -239,6 +249,18 @@ mod tests {
         assert_eq!(returned(b"{}", &properties, "tally.returned", Micros(5)).first_seen, Micros(5));
         let bare = returned(b"{}", &BasicProperties::default(), "tally.returned", Micros(5));
         assert_eq!((bare.queue.as_str(), bare.headers.as_str()), ("tally.returned", "{}"));
+    }
+
+    #[test]
+    fn the_reason_of_a_returned_message_is_short_and_says_whether_it_expired() {
+        let error = |reason: &str| {
+            let mut fields = FieldTable::default();
+            fields.insert("x-first-death-queue".into(), AMQPValue::LongString("q".into()));
+            fields.insert("x-first-death-reason".into(), AMQPValue::LongString(reason.into()));
+            returned(b"{}", &BasicProperties::default().with_headers(fields), "r", Micros(5)).error
+        };
+        assert_eq!(error("expired"), "it expired in q and was never written");
+        assert!(error(&"x".repeat(70_000)).len() < 200, "the column holds 65,535 bytes");
     }
 
     #[test]

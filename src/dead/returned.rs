@@ -60,10 +60,16 @@ async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned)
     let open = store.open_dead_letters().await?.into_iter().map(|(.., letters)| letters).sum();
     let room = max.saturating_sub(open).min(TAKEN_MAX);
     match take_so_many(store, broker, (AT_ONCE, room), returned).await {
-        // One may be such as no connection brings, and those before it went back with it: alone they come.
-        Err(error) if !error.is::<StoreError>() => take_so_many(store, broker, (1, room), returned).await,
+        // One may be such as no connection brings, or MySQL refuses it. Those with it went back: alone they come.
+        Err(error) if error.downcast_ref().is_none_or(is_of_one) => {
+            take_so_many(store, broker, (1, room), returned).await
+        }
         taken => taken,
     }
+}
+
+fn is_of_one(error: &StoreError) -> bool {
+    error.fate() == Fate::Row
 }
 
 async fn take_so_many(
@@ -75,11 +81,19 @@ async fn take_so_many(
     let link = broker.connect("dead letters").await?;
     // What a fence is doesn't depend on the configuration.
     let terms = Terms::new(&Config::default());
+    let mut refused = None;
     while returned.taken_in + returned.fences < room {
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));
-        let Some(mut taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
-        keep(store, &mut taken.letters).await?;
-        let acknowledged = taken.last.ack(BasicAckOptions { multiple: true });
+        let Some(taken) = gather(&link, &returned.queue, at_once, &terms).await? else { break };
+        match store.keep_dead_letters(&taken.letters).await {
+            // It stays in hand, so that the next one comes, and goes back with the channel.
+            Err(error) if at_once == 1 && is_of_one(&error) => {
+                refused = Some(error);
+                continue;
+            }
+            kept => kept?,
+        }
+        let acknowledged = taken.last.ack(BasicAckOptions { multiple: refused.is_none() });
         ensure!(link.call("acknowledge", acknowledged).await?, "the delivery is stale: the broker has taken it back");
         returned.taken_in += taken.letters.len() as u64;
         returned.fences += taken.fences;
@@ -90,7 +104,8 @@ async fn take_so_many(
         returned.full = returned.left > 0;
     }
     // The answer says that the acknowledgements have arrived.
-    link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await
+    link.call("close the channel", link.channel.close(REPLY_SUCCESS, "done".into())).await?;
+    refused.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Messages in hand.
@@ -117,21 +132,6 @@ async fn gather(link: &Link, queue: &str, at_once: usize, terms: &Terms) -> Resu
         last = Some((delivery.acker, message.message_count));
     }
     Ok(last.map(|(last, left)| Taken { letters, fences: fences as u64, last, left }))
-}
-
-/// Writes them; in ASCII where the table's character set has not all of a header's or a queue's characters.
-async fn keep(store: &Store, letters: &mut [DeadLetter]) -> Result<(), StoreError> {
-    match store.keep_dead_letters(letters).await {
-        Err(error) if error.fate() == Fate::Row => {
-            for letter in letters.iter_mut() {
-                for text in [&mut letter.headers, &mut letter.error, &mut letter.queue] {
-                    *text = text.chars().map(|character| if character.is_ascii() { character } else { '?' }).collect();
-                }
-            }
-            store.keep_dead_letters(letters).await
-        }
-        kept => kept,
-    }
 }
 
 impl fmt::Display for Returned {

@@ -152,3 +152,18 @@ async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
     waits(&world, 0).await;
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_returned_message_that_mysql_refuses_keeps_none_of_its_neighbours() {
+    let world = World::new("dead_row", "").await;
+    let trigger = "CREATE TRIGGER refuse BEFORE INSERT ON dead_letter FOR EACH ROW \
+                   IF NEW.body = 'not this one' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF";
+    sqlx::raw_sql(trigger).execute(&world.pool).await.unwrap();
+    set_aside(&world, &["one", "two", "not this one", "three", "four"].map(|body| body.as_bytes().to_vec())).await;
+    let listed = world.report(&["dead", "list"]);
+    assert_eq!(listed["returned"]["taken_in"], 4);
+    assert!(listed["returned"]["problem"].is_string(), "{listed}");
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 4);
+    waits(&world, 1).await;
+    world.close().await;
+}
