@@ -48,8 +48,6 @@ pub struct Amqp {
     pub queue_type: QueueType,
     /// Whether tallyd makes exchanges, queues and bindings; with false they must be there.
     pub declare: bool,
-    /// Whether a daemon asks for each queue with a priority of its own, by which RabbitMQ 4 spreads partitions over daemons.
-    pub consumer_priority: bool,
     /// Messages on the way to one partition's consumer that are not acknowledged yet. At least two batches.
     pub prefetch: u16,
     /// Seconds between heartbeats; a dead broker is noticed after twice that.
@@ -76,7 +74,6 @@ impl Default for Amqp {
             partition_by: PartitionBy::User,
             queue_type: QueueType::Quorum,
             declare: true,
-            consumer_priority: false,
             prefetch: 20_000,
             heartbeat_s: 5,
             timeout_ms: 10_000,

@@ -15,9 +15,6 @@
 //! * A: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
 //!   the row notes what it finds there. Where old states are read first, a row that neither found is inserted by both:
 //!   the second violates the primary key, and its whole transaction runs again and finds the row.
-//! * A: daemon 1 has the partition. B: daemon 2, of a higher priority, begins to listen. The broker (RabbitMQ 4, a quorum queue) gives daemon 1
-//!   nothing more, and daemon 2 nothing before daemon 1 has acknowledged what it holds: in order. Should daemon 2 go later, daemon 1 finds
-//!   its epoch to be an old one, and begins anew.
 //! * A: the stop. B: a transaction under way. It runs to its end, is acknowledged, then what is open is written, then
 //!   the consumer is cancelled and the rest given back, then the partition is released; so "no consumer, empty queue,
 //!   no owner" means that nothing is in flight.
@@ -33,7 +30,6 @@ mod counts;
 mod dead;
 mod flush;
 pub mod forget;
-pub mod priority;
 mod room;
 mod session;
 pub mod settle;
@@ -81,7 +77,7 @@ fn are_apart(mysql: Micros) -> Option<i64> {
 /// Before a partition that another daemon has written meanwhile is begun anew.
 const STAND_BACK: Duration = Duration::from_millis(100);
 
-/// Whether another daemon has written the partition since this one did: the broker gave it to that one, perhaps in order, and gives it back now.
+/// Whether another daemon has written the partition since this one did.
 fn is_taken_over(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(StoreError::TakenOver(_)))
 }
@@ -93,8 +89,6 @@ pub struct Partition {
     broker: Broker,
     store: Store,
     owner: String,
-    /// How much this daemon rather than another one should have it; none where the broker isn't told.
-    priority: Option<i32>,
     /// Names and rules may change; what stands below is as it was at the start.
     live: Live,
     metric: Metric,
@@ -124,10 +118,6 @@ impl Partition {
             broker,
             store,
             owner: owner.to_owned(),
-            priority: config
-                .amqp
-                .consumer_priority
-                .then(|| priority::priority(&priority::name(owner, &config.admin.listen), number)),
             live: live.clone(),
             metric: config.metrics.like(),
             outbox: Sender::default(),

@@ -15,7 +15,7 @@ use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::FieldTable;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
@@ -148,12 +148,8 @@ async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Li
     let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
     link.call("set the prefetch", qos).await?;
     let tag = format!("tallyd-{}", partition.owner);
-    let mut arguments = FieldTable::default();
-    if let Some(priority) = partition.priority {
-        arguments.insert("x-priority".into(), AMQPValue::LongInt(priority));
-    }
-    let consume =
-        link.channel.basic_consume(queue.into(), tag.as_str().into(), BasicConsumeOptions::default(), arguments);
+    let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+    let consume = link.channel.basic_consume(queue.into(), tag.as_str().into(), options, arguments);
     let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
     Ok((link, deliveries, partitions))
 }

@@ -1,13 +1,10 @@
 //! Which daemon has which partition, and how everybody sees it.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 
 use serde_json::Value;
-use tallyd::consumer::priority::priority;
 
-use crate::common::site::{Site, all_held, has_all, owners};
+use crate::common::site::{Site, all_held, has_all};
 use crate::common::{Daemon, World, eventually, stderr, stdout};
 
 const ADMIN: &str = "[amqp]\npartitions = 4\n[admin]\nlisten = \"127.0.0.1:0\"\n";
@@ -94,53 +91,5 @@ async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_
         }
         assert!(daemon.stop().success());
     }
-    world.close().await;
-}
-
-/// The broker's version, which it says before anything else.
-fn broker_version(url: &str) -> String {
-    let url = url::Url::parse(url).unwrap();
-    let mut broker = TcpStream::connect((url.host_str().unwrap(), url.port().unwrap())).unwrap();
-    broker.write_all(b"AMQP\x00\x00\x09\x01").unwrap();
-    let mut said = vec![0; 2_048];
-    let length = broker.read(&mut said).unwrap();
-    let said = String::from_utf8_lossy(&said[..length]).into_owned();
-    let (_, rest) = said.split_once("\u{7}versionS").unwrap();
-    rest.chars().skip(4).take_while(|sign| sign.is_ascii_digit() || *sign == '.').collect()
-}
-
-/// RabbitMQ 4 gives a partition to the daemon of the highest priority whenever that comes; before it a partition stays with whoever has it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_daemon_that_comes_later_gets_what_is_its_own_in_order_or_disturbs_nobody() {
-    let world = World::new("priority", "[amqp]\npartitions = 8\nconsumer_priority = true\n").await;
-    world.publisher().await;
-    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
-    let first = world.daemon();
-    let site = Site::open(&world);
-    all_held(&world).await;
-    let before = owners(&world).await;
-    let host = before[&0].rsplit_once(':').unwrap().0.to_owned();
-    let second = world.daemon();
-    let name = |daemon: &Daemon| format!("{host}:{}", daemon.child.id());
-    let (one, two) = (name(&first), name(&second));
-    let moves = broker_version(world.config.amqp.url.expose()).split('.').next().unwrap().parse::<u32>().unwrap() >= 4;
-    let due = |partition: u16| if priority(&two, partition) > priority(&one, partition) { &two } else { &one };
-    let expected: BTreeMap<u16, String> = before
-        .iter()
-        .map(|(partition, owner)| (*partition, if moves { due(*partition).clone() } else { owner.clone() }))
-        .collect();
-    eventually("the second one listens", || async { second.log().matches("\"consuming\"").count() >= 8 }).await;
-    site.clicked(300).await;
-    eventually("each has its own", || async { owners(&world).await == expected }).await;
-    for daemon in [&first, &second] {
-        for sign in ["\"outage-begun\"", "\"care-taken\"", "\"partition-taken-over\""] {
-            assert!(!daemon.log().contains(sign), "{sign} in {}", daemon.log());
-        }
-    }
-    // What it gives back goes to the first one again, which finds its epoch to be an old one.
-    second.kill();
-    has_all(&world, &first).await;
-    site.end(&world).await;
-    assert!(first.stop().success());
     world.close().await;
 }
