@@ -15,25 +15,26 @@
 //! * A: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
 //!   the row notes what it finds there. Where old states are read first, a row that neither found is inserted by both:
 //!   the second violates the primary key, and its whole transaction runs again and finds the row.
-//! * A: the stop. B: a transaction under way. It runs to its end, is acknowledged, then what is open is written, then
-//!   the consumer is cancelled and the rest given back, then the partition is released; so "no consumer, empty queue,
-//!   no owner" means that nothing is in flight.
+//! * A: the stop. B: a running transaction. It ends, what else was delivered is written, all is acknowledged, and the channel is closed.
+//!   In one step the broker then takes back the rest and activates the next consumer: a fence never passes an event that
+//!   a daemon holds, and "no consumer, empty queue" means that nothing is in flight.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
 //!
 //! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue drops
 //! out after 20 returns), end because a server is away.
 
 pub mod batch;
-mod care;
 mod consumed;
 mod counts;
 mod dead;
 mod flush;
 pub mod forget;
+mod redelivery;
 mod room;
 mod session;
 pub mod settle;
 mod silence;
+mod sizes;
 mod vital;
 mod waiting;
 mod watch;
@@ -44,13 +45,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::info;
 
-use care::{Care, Fruitless, Sizes};
 use consumed::Consumed;
 use flush::Writer;
+use redelivery::PrefetchLimit;
 use room::Room;
-use session::{End, NeedsCare};
+use sizes::Sizes;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
@@ -96,7 +97,6 @@ pub struct Partition {
     limits: Limits,
     prefetch: u16,
     sizes: Sizes,
-    fruitless: Fruitless,
     stop: CancellationToken,
     beat: Beat,
 }
@@ -124,7 +124,6 @@ impl Partition {
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             sizes: Sizes::default(),
-            fruitless: Fruitless::default(),
             stop,
             beat,
         }
@@ -140,9 +139,9 @@ impl Partition {
     pub async fn run(self) {
         let mut broker = Outage::new(format!("consuming partition {}", self.number));
         let mut database = Outage::new(format!("the database for partition {}", self.number));
-        let mut care = Some(Care::Usual);
+        let mut limit = PrefetchLimit::default();
         let vitals = vitals().partition(self.number);
-        while let Some(now) = care.filter(|_| !self.stop.is_cancelled()) {
+        while !self.stop.is_cancelled() {
             self.beat.beat();
             vitals.stands(Standing::Connecting);
             vitals.oldest(None);
@@ -152,7 +151,9 @@ impl Partition {
                 continue;
             }
             database.over();
-            care = self.consume(now, &mut broker).await;
+            if let Err(error) = session::run(&self, &mut limit, &mut broker).await {
+                self.recover(&error, &mut broker).await;
+            }
         }
         vitals.stands(Standing::Stopped);
         vitals.oldest(None);
@@ -162,35 +163,6 @@ impl Partition {
             "partition {} is no longer written here",
             self.number
         );
-    }
-
-    /// One session and what follows from its end: the care that the next one takes, none after the stop.
-    async fn consume(&self, care: Care, outage: &mut Outage) -> Option<Care> {
-        match session::run(self, care, outage).await {
-            Ok(End::Stop) => None,
-            Ok(End::Again(next)) => Some(self.care_after(care, next)),
-            Err(error) => match error.downcast_ref() {
-                Some(NeedsCare { care, returns }) => Some(self.take_care(*care, *returns, "a message has come back")),
-                None => {
-                    self.recover(&error, outage).await;
-                    let (sessions, needed) = (self.fruitless.sessions(), self.fruitless.needed());
-                    let why = "before anything was acknowledged the session has ended";
-                    Some(if needed > care { self.take_care(needed, sessions, why) } else { care })
-                }
-            },
-        }
-    }
-
-    /// The care of the session that begins anew in order.
-    fn care_after(&self, care: Care, next: Care) -> Care {
-        if next != care && next == Care::Usual {
-            info!(
-                event = "care-ended",
-                partition = self.number,
-                "no message comes back any more: taking as many as usual"
-            );
-        }
-        next
     }
 
     /// Says why a session has failed, and waits until the next one should begin.
@@ -228,18 +200,6 @@ impl Partition {
                 return Ok(partitions);
             }
         }
-    }
-
-    /// The care that the next session takes.
-    fn take_care(&self, care: Care, returns: i64, why: &str) -> Care {
-        warn!(
-            event = "care-taken",
-            partition = self.number,
-            returns,
-            "{why} {returns} times: taking {} at once, so that its neighbours go through",
-            care.prefetch(self.prefetch)
-        );
-        care
     }
 
     fn queue(&self) -> String {

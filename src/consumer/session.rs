@@ -10,7 +10,7 @@ mod writing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
@@ -18,24 +18,24 @@ use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::writing::{Writing, join};
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::care::{Care, PREFETCH_MIN};
 use super::dead;
 use super::flush::Writer;
+use super::redelivery::PrefetchLimit;
 use super::silence::Silence;
+use super::sizes::PREFETCH_MIN;
 use super::vital::{Oldest, ReceivedCounts};
-use super::waiting::{self, Overfull, Waiting};
+use super::waiting::{self, Waiting};
 use crate::broker::Link;
 use crate::config::Current;
 use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::StoreError;
 use crate::vitals::{PartitionVitals, Standing, vitals};
 
 /// AMQP's code for "nothing is wrong".
@@ -63,44 +63,38 @@ struct Open {
     received: ReceivedCounts,
 }
 
-/// Why a session ended in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Told to.
-    Stop,
-    /// To take another number of messages at once, with this care: those that came back are through, or the messages'
-    /// size is known now.
-    Again(Care),
-}
-
-/// A message has come back so often that it must be taken with more care. Nothing of its batch was tried.
+/// The next session must take fewer messages at once. Nothing of the open batch was tried.
 #[derive(Debug, thiserror::Error)]
-#[error("a message has come back {returns} times")]
-pub(super) struct NeedsCare {
-    pub care: Care,
-    pub returns: i64,
-}
+#[error("{0}")]
+struct TakeFewer(String);
 
-/// One session: from connecting to the stop.
+/// One session: from connecting to the stop, or until another number of messages should be taken at once.
 ///
 /// # Errors
-/// Anything but an [`End`]. What was received and not acknowledged goes back to the broker.
-pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) -> Result<End> {
-    let prefetch = care.prefetch(partition.prefetch());
+/// Whatever else ended it. The broker has what was received and not acknowledged.
+pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage: &mut Outage) -> Result<()> {
+    let prefetch = limit.of(partition.prefetch());
     let queue = partition.queue();
     // Many calls, which all have time limits.
     let (link, deliveries, partitions) = partition.beat.during(listen(partition, &queue, prefetch)).await?;
-    info!(event = "consuming", partition = partition.number, queue, "listening on {queue}");
+    let number = partition.number;
+    info!(
+        event = "consuming",
+        partition = number,
+        queue,
+        prefetch,
+        "listening on {queue}, {prefetch} messages at once"
+    );
     let ends = partition.stop.child_token();
     let writer = Some(partition.writer(partitions, ends.clone()));
     let mut session = Session {
         partition,
         terms: partition.live.current(Terms::new),
-        care,
+        limit,
         prefetch,
         seen: 0,
-        calm: 0,
         outage,
+        is_proven: false,
         began: Instant::now(),
         link: &link,
         deliveries,
@@ -113,32 +107,36 @@ pub(super) async fn run(partition: &Partition, care: Care, outage: &mut Outage) 
         refused: Flood::default(),
         silence: Silence::default(),
         unacked: Oldest::default(),
-        vitals: vitals().partition(partition.number),
+        vitals: vitals().partition(number),
     };
     session.vitals.stands(Standing::Listening);
-    let ended = session.consume().await;
-    let ended = match ended {
-        Ok(end) => session.finish(end).await.map(|()| end),
-        Err(error) => Err(error),
-    };
-    let Err(error) = ended else { return ended };
-    // The transaction that is under way is not cut off: it commits or not, and is redelivered if nobody acknowledges.
-    let is_overfull = error.is::<Overfull>();
-    session.break_off(is_overfull).await;
-    if !is_overfull {
-        if !error.is::<NeedsCare>() && !error.is::<StoreError>() {
-            partition.fruitless.note();
-        }
-        return Err(error);
+    let mut ended = session.consume().await;
+    if ended.is_ok() {
+        ended = session.write_delivered().await;
     }
-    let (number, prefetch) = (partition.number, care.prefetch(partition.prefetch()));
-    info!(
-        event = "prefetch-lowered",
-        partition = number,
-        prefetch,
-        "{error}: {prefetch} are taken at once from now on"
-    );
-    Ok(End::Again(care))
+    if let Err(error) = &ended
+        && !session.is_proven
+        && !error.is::<TakeFewer>()
+    {
+        session.limit.failed(prefetch);
+    }
+    let writer = session.close().await;
+    let Err(error) = ended else {
+        if let Some(writer) = writer {
+            partition.beat.during(writer.release()).await;
+        }
+        return Ok(());
+    };
+    let lowered = limit.of(partition.prefetch());
+    if lowered < prefetch {
+        warn!(
+            event = "prefetch-lowered",
+            partition = number,
+            prefetch = lowered,
+            "the next session takes {lowered} messages at once, this one took {prefetch}: {error:#}"
+        );
+    }
+    if error.is::<TakeFewer>() { Ok(()) } else { Err(error) }
 }
 
 /// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
@@ -158,15 +156,15 @@ struct Session<'a> {
     partition: &'a Partition,
     /// Asked for with each message: what comes after a reload is judged by it.
     terms: Current<Terms>,
-    care: Care,
+    limit: &'a mut PrefetchLimit,
     prefetch: u16,
     /// Messages since the prefetch was last looked at.
     seen: u16,
-    /// Messages in a row that needed less care.
-    calm: u32,
     /// Over once something was written, or nothing went wrong for a while: a connection that only seems to work must not
     /// be made anew at full speed.
     outage: &'a mut Outage,
+    /// A batch was written or MySQL did not take one, or nothing went wrong for a while.
+    is_proven: bool,
     began: Instant,
     link: &'a Link,
     deliveries: lapin::Consumer,
@@ -187,8 +185,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Receives and writes until the stop.
-    async fn consume(&mut self) -> Result<End> {
+    /// Receives and writes until the stop, or until another number of messages should be taken at once.
+    async fn consume(&mut self) -> Result<()> {
         let mut tick = tokio::time::interval(TICK);
         let stop = self.partition.stop.clone();
         // Until then messages gather.
@@ -199,8 +197,8 @@ impl Session<'_> {
                 self.partition.beat.beat();
             }
             self.unacked.note(&self.vitals);
-            if let Some(care) = self.fill()? {
-                return Ok(End::Again(care));
+            if self.fill()? {
+                return Ok(());
             }
             if self.is_due() {
                 self.start_writing("size")?;
@@ -208,8 +206,12 @@ impl Session<'_> {
             }
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(End::Stop),
-                written = join(&mut self.writing) => self.acknowledge(written?).await?,
+                () = stop.cancelled() => return Ok(()),
+                written = join(&mut self.writing) => {
+                    if let Some(last) = self.committed(written?)? {
+                        self.acknowledge_until(&last).await?;
+                    }
+                }
                 delivery = self.deliveries.next(), if gather.is_none() => {
                     self.take_in(delivery)?;
                     ensure!(!self.is_cancelled, "the broker cancelled the consumer");
@@ -242,7 +244,7 @@ impl Session<'_> {
     /// Something was written, or nothing went wrong for a while.
     fn went_well(&mut self) {
         self.outage.over();
-        self.partition.fruitless.over();
+        self.is_proven = true;
     }
 
     fn is_full(&self) -> bool {
@@ -270,44 +272,50 @@ impl Session<'_> {
             };
             self.waiting.push(delivery.context("receive")?);
             // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
-            ensure!(!self.is_overfull(), Overfull(self.waiting.bytes));
+            if self.is_overfull() {
+                self.partition.sizes.learn(self.waiting.sizes());
+                bail!(TakeFewer(format!(
+                    "messages of {} bytes wait, more than memory is meant for",
+                    self.waiting.bytes
+                )));
+            }
             next = self.deliveries.next().now_or_never();
         }
         Ok(())
     }
 
-    /// Moves what waits into the open batch. A care when another number should be taken at once.
-    fn fill(&mut self) -> Result<Option<Care>> {
+    /// Moves what waits into the open batch. Whether another number of messages should be taken at once.
+    fn fill(&mut self) -> Result<bool> {
         while !self.is_full() {
             let Some(message) = self.waiting.pop() else { break };
-            let needed = Care::needed(message.returns);
-            if needed > self.care {
-                return Err(NeedsCare { care: needed, returns: message.returns }.into());
-            }
+            let returns = message.returns;
+            self.limit.note(returns);
+            ensure!(
+                self.limit.of(self.prefetch) == self.prefetch,
+                TakeFewer(format!("a message has come back {returns} times"))
+            );
             self.push(message);
-            self.calm = if needed < self.care { self.calm + 1 } else { 0 };
-            let care = self.care.after(self.calm);
-            if care != self.care || self.prefetch_is_off() {
-                return Ok(Some(care));
+            if self.prefetch_is_off() {
+                return Ok(true);
             }
         }
-        Ok(None)
+        Ok(false)
     }
 
-    /// Looks, once per prefetch, if messages have quite another size than it was made for.
+    /// Checks, once per prefetch, if messages have quite another size than it was made for, or what came back is through.
     fn prefetch_is_off(&mut self) -> bool {
         self.seen += 1;
-        if self.seen < self.prefetch || self.care > Care::Usual {
+        if self.seen < self.prefetch {
             return false;
         }
         self.seen = 0;
-        let wanted = self.partition.prefetch();
+        let wanted = self.limit.of(self.partition.prefetch());
         wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
     fn push(&mut self, message: waiting::Arrived) {
         let bytes = message.bytes();
-        let waiting::Arrived { body, headers, redelivered, acker, .. } = message;
+        let waiting::Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
@@ -320,6 +328,8 @@ impl Session<'_> {
         self.partition.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
+            // API servers may publish to the exchange alone, so none of them can forge one.
+            let verdict = verdict.and_then(|message| if is_direct { Ok(message) } else { message.of_publisher() });
             let event = match verdict {
                 Ok(Message::Like(event)) => Event::Like(event),
                 Ok(Message::Count(event)) => Event::Count(event),

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use lapin::Acker;
 use lapin::message::Delivery;
 
-use super::care;
 use super::dead::{self, Headers};
+use super::redelivery;
 
 /// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(super) struct Arrived {
     /// How often the broker has taken it back.
     pub returns: i64,
     pub redelivered: bool,
+    /// It came straight to the queue, through no exchange of events.
+    pub is_direct: bool,
     pub acker: Acker,
 }
 
@@ -31,15 +33,11 @@ impl Arrived {
 
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
-        let Delivery { data: body, acker, redelivered, properties, .. } = delivery;
-        Self { body, headers: dead::headers(&properties), returns: care::returns(&properties), redelivered, acker }
+        let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
+        let (headers, returns) = (dead::headers(&properties), redelivery::returns(redelivered, &properties));
+        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
     }
 }
-
-/// More has come than memory is meant for: what was learned of the messages' size is of other ones.
-#[derive(Debug, thiserror::Error)]
-#[error("messages of {0} bytes wait, more than are meant to")]
-pub(super) struct Overfull(pub usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -64,12 +62,5 @@ impl Waiting {
     /// Each one's bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
-    }
-
-    /// The newest one's, which answers for all before it. Forgets them.
-    pub fn take_last(&mut self) -> Option<Acker> {
-        let last = self.messages.pop_back().map(|message| message.acker);
-        *self = Self::default();
-        last
     }
 }

@@ -56,6 +56,16 @@ pub enum Message {
     Fence(u64),
 }
 
+impl Message {
+    /// The message, unless it is one that tallyd alone sends.
+    ///
+    /// # Errors
+    /// It is a fence.
+    pub fn of_publisher(self) -> Result<Self, Refusal> {
+        if matches!(self, Self::Fence(_)) { Err(not_a_fence()) } else { Ok(self) }
+    }
+}
+
 /// `like` and `unlike`: they *set* a state, they never flip it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LikeEvent {
@@ -162,11 +172,7 @@ pub fn decode_all(
                 let event = event.get().as_bytes();
                 // The event is a part of the body, so its address says where.
                 let from = (event.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
-                let verdict = match decode(event, terms, now) {
-                    Ok(Message::Fence(_)) => Err(refuse(Reason::UnknownType, "a fence within a list".to_owned())),
-                    verdict => verdict,
-                };
-                each(verdict, from..from + event.len());
+                each(decode(event, terms, now).and_then(Message::of_publisher), from..from + event.len());
             }
         }
     }
@@ -296,8 +302,12 @@ fn target(raw: &Raw<'_>, terms: &Terms) -> Result<Target, Refusal> {
 fn fence(number: &Scalar<'_>) -> Result<Message, Refusal> {
     match number {
         Scalar::Unsigned(number) => Ok(Message::Fence(*number)),
-        _ => Err(refuse(Reason::UnknownType, "a fence without its number; fences are sent by tallyd alone".to_owned())),
+        _ => Err(not_a_fence()),
     }
+}
+
+fn not_a_fence() -> Refusal {
+    refuse(Reason::UnknownType, "a fence is sent by tallyd alone, straight to a queue and with its number".to_owned())
 }
 
 fn id(value: &Scalar<'_>, field: &str, reason: Reason) -> Result<u64, Refusal> {

@@ -194,7 +194,7 @@ async fn a_batch_beyond_a_statement_time_limit_is_written_in_parts() {
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_back_often_is_taken_with_care() {
-    let world = World::new("care", "").await;
+    let world = World::new("care", "[amqp]\nprefetch = 1000\n[consumer]\nbatch_events_max = 500\n").await;
     let publisher = world.publisher().await;
     let (bodies, model, malformed) = traffic(300, 16);
     world.publish(&publisher, &bodies).await;
@@ -203,12 +203,19 @@ async fn what_comes_back_often_is_taken_with_care() {
         assert!(!crashed.status.success());
     }
     let daemon = world.daemon();
-    daemon.logged("taking 1 at once").await;
+    daemon.logged("takes 1 messages at once").await;
     world.drained(&publisher).await;
-    // Once enough messages that never came back have gone through, as many as usual are taken again.
-    let (calm, more, also_malformed) = traffic(1_500, 17);
+    // Once enough messages that never came back have gone through, about as many as usual are taken again.
+    let (calm, more, also_malformed) = traffic(3_000, 17);
     world.publish(&publisher, &calm).await;
-    daemon.logged("care-ended").await;
+    let prefetch = |line: &str| -> Option<u64> {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        line["prefetch"].as_u64().filter(|_| line["event"] == "consuming")
+    };
+    eventually("it takes as many as usual", || async {
+        daemon.log().lines().filter_map(prefetch).next_back().is_some_and(|prefetch| prefetch >= 500)
+    })
+    .await;
     world.drained(&publisher).await;
     let mut model = model;
     for ((target, user), (at, is_del)) in more.rows {

@@ -86,7 +86,8 @@ async fn a_partition_that_changes_hands_in_order_is_taken_from_nobody_who_still_
     eventually("each partition changes hands", || async { daemons.iter().map(begun).sum::<usize>() >= 7 }).await;
     site.end(&world).await;
     for daemon in daemons {
-        for sign in ["\"outage-begun\"", "\"care-taken\"", "\"partition-taken-over\"", "\"partition-given-back\""] {
+        for sign in ["\"outage-begun\"", "\"prefetch-lowered\"", "\"partition-taken-over\"", "\"partition-given-back\""]
+        {
             assert!(!daemon.log().contains(sign), "{sign} in {}", daemon.log());
         }
         assert!(daemon.stop().success());

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
+use tallyd::event::encode_count;
+use tallyd::model::{Micros, TargetId};
 use tallyd::recounter::FAULT_POINTS;
 
 use crate::common::{eventually, stderr};
@@ -123,5 +125,51 @@ async fn a_recount_that_is_new_waits_for_its_time() {
     eventually("the other one is done", || async { world.count(done).await > 1 }).await;
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'video:share'").await, 0);
     assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// A daemon that stops holds events that it has not written: one of before the stop, and one that comes while it stands still.
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
+    let more = "[consumer]\nlinger_ms = 0\nbatch_events_max = 1\n[amqp]\nheartbeat_s = 3\n[reconcile]\npublish_grace = \"100ms\"\n";
+    let world = world("recount_stop", &format!("{}{more}", settings(QUERY, ""))).await;
+    let publisher = world.publisher().await;
+    let queue = world.broker.queue(0);
+    let publish = async |number: u64| {
+        let body = encode_count(TargetId(1), ("video", "comment"), 1, Micros::now(), &format!("e{number}"), None);
+        publisher.publish("", &queue, &body).await.unwrap();
+    };
+    let first = world.daemon_with(&[("TALLYD_PAUSE_POINT", "consumer:ending")]);
+    first.logged("\"consuming\"").await;
+    let second = world.daemon();
+    second.logged("\"consuming\"").await;
+    publish(0).await;
+    eventually("the first one has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
+        .await;
+
+    // One is in its transaction, one in the next batch, one in none.
+    let mut lock = world.pool.begin().await.unwrap();
+    sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
+    for number in 1..=3 {
+        publish(number).await;
+    }
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    eventually("the first one writes", || async { world.count(waits).await == 1 }).await;
+    eventually("it has all", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
+    first.signal("TERM");
+    lock.commit().await.unwrap();
+    eventually("it pauses", || async { first.is_stopped() }).await;
+    publish(4).await;
+    comment(&world, &[(1, 5)]).await;
+
+    let report = &world.report(&["recount"])["recounts"][0];
+    assert_eq!(report["ended"], "done", "{report}");
+    first.signal("CONT");
+    let mut first = first;
+    assert!(first.wait().success());
+    world.drained(&publisher).await;
+    assert_eq!((counters(&world).await, added(&world).await), (comments(&world).await, BTreeMap::new()), "{report}");
+    assert!(second.stop().success());
     world.close().await;
 }

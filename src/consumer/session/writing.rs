@@ -30,17 +30,11 @@ impl Session<'_> {
         Ok(())
     }
 
-    pub(super) async fn acknowledge(&mut self, written: Written) -> Result<()> {
-        match self.committed(written)? {
-            Some(last) => self.acknowledge_until(&last).await,
-            None => Ok(()),
-        }
-    }
-
     /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
     pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
+        self.is_proven |= result.is_err();
         let refused = result.context("write a batch")?.refused;
         if let Some(refused) = self.refused.note(refused as u64, std::time::Instant::now()) {
             warn!(

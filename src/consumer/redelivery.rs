@@ -1,0 +1,101 @@
+//! How many messages are taken at once, by how often the broker has taken them back. Pure.
+//!
+//! A quorum queue counts each message's returns and dead-letters it after twenty. A daemon that dies of one message returns all that it holds,
+//! again and again. So what came back often is taken in small portions, at last one by one, and the neighbours of the message that kills go
+//! through.
+
+use lapin::BasicProperties;
+use lapin::types::AMQPValue;
+
+/// A session that the broker's side ended before anything was acknowledged leaves the next one a sixteenth: the message that ends it may be one that
+/// the library can't read, with a count that nobody sees. From the largest prefetch, four sessions lead to one message at a time. Four
+/// daemons that get the queue by turns return neighbours sixteen times then, and the limit is twenty.
+const FAILED_LEAVES: u16 = 16;
+
+/// How many messages are taken at once; not limited by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PrefetchLimit(u16);
+
+impl Default for PrefetchLimit {
+    fn default() -> Self {
+        Self(u16::MAX)
+    }
+}
+
+impl PrefetchLimit {
+    /// How many are taken where `prefetch` would be.
+    pub fn of(self, prefetch: u16) -> u16 {
+        self.0.min(prefetch)
+    }
+
+    /// Notes a message that came back so often. The limit grows by one with each message that did not: more are taken
+    /// only after so many have gone through.
+    pub fn note(&mut self, returns: i64) {
+        self.0 = match returns {
+            // Crashes of hosts and orderly stops explain these.
+            ..=5 => self.0.saturating_add(1),
+            6..=10 => self.0.min(100),
+            _ => 1,
+        };
+    }
+
+    /// Notes a session that took `prefetch` and ended before anything was acknowledged.
+    pub fn failed(&mut self, prefetch: u16) {
+        self.0 = (prefetch / FAILED_LEAVES).max(1);
+    }
+}
+
+/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
+/// publisher's.
+pub(super) fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
+    let headers = properties.headers().as_ref().filter(|_| redelivered);
+    match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+        Some(AMQPValue::LongLongInt(count)) => *count,
+        Some(AMQPValue::LongInt(count)) => i64::from(*count),
+        Some(AMQPValue::LongUInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortUInt(count)) => i64::from(*count),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    #[test]
+    fn what_came_back_often_is_taken_in_small_portions() {
+        let mut limit = PrefetchLimit::default();
+        for (returns, taken) in [(0, 5_000), (5, 5_000), (6, 100), (0, 101), (10, 100), (11, 1), (6, 1), (0, 2), (5, 3)]
+        {
+            limit.note(returns);
+            assert_eq!(limit.of(5_000), taken, "after {returns}");
+        }
+        assert_eq!(limit.of(2), 2);
+        (0..5_000).for_each(|_| limit.note(0));
+        assert_eq!(limit.of(5_000), 5_000);
+    }
+
+    /// RabbitMQ dead-letters what came back more than twenty times.
+    #[test]
+    fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
+        let (mut limit, mut with_neighbours) = (PrefetchLimit::default(), 0);
+        while limit.of(u16::MAX) > 1 {
+            with_neighbours += 1;
+            limit.failed(limit.of(u16::MAX));
+        }
+        assert!(with_neighbours * 4 <= 20, "of one daemon, whenever the others have their turns");
+    }
+
+    #[test]
+    fn returns_are_read_from_the_header_of_what_is_redelivered() {
+        assert_eq!(returns(true, &BasicProperties::default()), 0);
+        let mut headers = FieldTable::default();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
+        let properties = BasicProperties::default().with_headers(headers);
+        assert_eq!((returns(true, &properties), returns(false, &properties)), (7, 0));
+    }
+}

@@ -1,0 +1,70 @@
+//! How many messages may be in flight, by how large they are. Pure.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What is taken at once while nobody knows how large messages are.
+const FIRST_PREFETCH: u16 = 200;
+
+/// However large they are: while one is written, the next one may come.
+pub(super) const PREFETCH_MIN: u16 = 2;
+
+/// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
+/// counts messages, not bytes.
+#[derive(Debug, Default)]
+pub(super) struct Sizes(AtomicUsize);
+
+impl Sizes {
+    /// Notes a message's size in a moving mean.
+    pub fn note(&self, bytes: usize) {
+        let mean = self.0.load(Ordering::Relaxed);
+        let new = if mean == 0 { bytes.max(1) } else { (mean * 63 + bytes).div_ceil(64) };
+        self.0.store(new, Ordering::Relaxed);
+    }
+
+    /// Takes the messages of which there is too much for typical, the larger the more: their mean by bytes, not by number.
+    pub fn learn(&self, sizes: impl Iterator<Item = usize>) {
+        let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
+        let (bytes, squares) = sizes.fold((0, 0), sum);
+        if let Some(mean) = squares.checked_div(bytes) {
+            self.0.store(usize::try_from(mean).unwrap_or(usize::MAX).max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// How many messages may be on the way: at most as configured, and at most `bytes_max` of them by their mean.
+    pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
+        match self.0.load(Ordering::Relaxed) {
+            0 => configured.min(FIRST_PREFETCH),
+            mean => {
+                u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, configured.max(PREFETCH_MIN))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_messages_are_taken_in_smaller_numbers() {
+        let sizes = Sizes::default();
+        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
+        sizes.note(120);
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
+        (0..1_000).for_each(|_| sizes.note(1 << 20));
+        assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
+        (0..1_000).for_each(|_| sizes.note(1 << 40));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
+    }
+
+    #[test]
+    fn of_too_much_the_large_ones_are_what_is_learned() {
+        let sizes = Sizes::default();
+        sizes.learn([].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
+        sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 32);
+        sizes.learn([120, 40 << 20, 40 << 20].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), PREFETCH_MIN);
+    }
+}
