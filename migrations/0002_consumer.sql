@@ -5,14 +5,19 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     epoch        BIGINT UNSIGNED  NOT NULL COMMENT 'grows with each takeover',
     owner        VARCHAR(255)     NULL     COMMENT 'who holds it; NULL once given back in order',
     taken_at     DATETIME(6)      NOT NULL,
-    fence        BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest fence of a reconcile that is committed',
-    filter_fence BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the highest one of those who build filters',
-    recount_fence BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the highest one of a recount',
     outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox',
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
     batches      BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch',
     PRIMARY KEY (`partition`)
+) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
+
+-- The highest fence of each job that is committed: all events before it are, too.
+CREATE TABLE IF NOT EXISTS partition_fence (
+    `partition` SMALLINT UNSIGNED NOT NULL,
+    job         VARCHAR(64)       NOT NULL,
+    fence       BIGINT UNSIGNED   NOT NULL,
+    PRIMARY KEY (`partition`, job)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- How many partitions are in use: noted before the first event can come to a new one, so that whoever waits for all events on the way knows

@@ -338,7 +338,16 @@ impl Publisher {
         self.publish_with(exchange, routing_key, body, BasicProperties::default()).await
     }
 
-    /// The same with more properties.
+    /// Sends a message behind all that waits in the queue. RabbitMQ 4.3 delivers by priority, and takes a message without one for priority 4:
+    /// it would pass those that clients send with 0.
+    ///
+    /// # Errors
+    /// As [`Publisher::publish`].
+    pub async fn publish_behind(&self, queue: &str, body: &[u8]) -> Result<()> {
+        self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
+    }
+
+    /// The same as [`Publisher::publish`] with more properties.
     ///
     /// # Errors
     /// The same.

@@ -1,12 +1,12 @@
 //! The fence: waits until every event published before now is committed in MySQL.
 //!
 //! A fence is a message sent straight to each partition's queue; the consumer notes its number in the transaction that
-//! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none.
+//! holds all events before it. A partition without a consumer whose queue is empty has nothing in flight and needs none: a daemon's messages
+//! return to the queue when it stops to be a consumer.
 //!
 //! While partitions are added there are daemons that know of fewer. They send no fence: an event in a queue that they don't know would pass it by.
 //!
-//! Three jobs send fences, the reconciler, the recounter and the one that keeps filters. Each has numbers of its own, so that one does not
-//! take the other's for its own.
+//! Several jobs send fences. Each notes its own, so that no job takes another one's higher fence for a sign that it was overtaken.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,6 @@ use crate::broker::{Broker, Depth, Publisher};
 use crate::event::encode_fence;
 use crate::runtime::fault;
 use crate::store::Store;
-use crate::store::jobs::FenceOf;
 use crate::store::partitions::Noted;
 use crate::vitals::{WaitsFor, vitals};
 
@@ -50,15 +49,14 @@ pub async fn knows_all(store: &Store, broker: &Broker) -> Result<()> {
     }
 }
 
-/// Longer than a consumer that stops takes from its cancel to giving back what it holds.
-const IDLE_AFTER: Duration = Duration::from_secs(5);
-
 const LOOK_MIN: Duration = Duration::from_millis(4);
 const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// Sends fences. One per run.
 pub struct Fences<'a> {
+    /// The job whose run sends them.
+    pub job: &'static str,
     /// Where they are noted.
     pub store: &'a Store,
     /// Which queues there are.
@@ -73,18 +71,18 @@ pub struct Fences<'a> {
 enum Standing {
     /// The fence is committed.
     Passed,
-    /// No consumer, an empty queue, and whoever held it gave it back.
+    /// No consumer and an empty queue.
     Idle,
     /// The reason it is waited for.
     Waiting(String),
 }
 
 /// Whoever looks at the process is told that a run waits for a fence, until this is dropped.
-struct Waits(u64);
+struct Waits(&'static str);
 
 impl Drop for Waits {
     fn drop(&mut self) {
-        vitals().jobs.waits(FenceOf::of(self.0).job(), None);
+        vitals().jobs.waits(self.0, None);
     }
 }
 
@@ -109,12 +107,12 @@ impl Fences<'_> {
         let began = Instant::now();
         // A number is noted before its queues are bound: an event that was taken before now is in one of these, or it is seen here.
         knows_all(self.store, self.broker).await?;
-        let _waits = Waits(number);
+        let _waits = Waits(self.job);
         let mut sent = vec![false; usize::from(self.broker.partitions())];
         let mut look = LOOK_MIN;
         let mut said = began;
         loop {
-            let waiting = self.look(number, &mut sent, began).await?;
+            let waiting = self.look(number, &mut sent).await?;
             let Some(reason) = waiting else { return Ok(()) };
             if began.elapsed() > self.fence_max {
                 return Err(NotNow(format!("gave up after {} s of waiting: {reason}", self.fence_max.as_secs())).into());
@@ -123,18 +121,18 @@ impl Fences<'_> {
                 info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
                 said = Instant::now();
             }
-            vitals().jobs.waits(FenceOf::of(number).job(), Some((WaitsFor::Fence, reason)));
+            vitals().jobs.waits(self.job, Some((WaitsFor::Fence, reason)));
             tokio::time::sleep(look).await;
             look = (look * 2).min(LOOK_MAX);
         }
     }
 
     /// Looks at every partition once; the reason of the first that is waited for, none when all are through.
-    async fn look(&self, number: u64, sent: &mut [bool], began: Instant) -> Result<Option<String>> {
-        let fences = self.store.fences(FenceOf::of(number), self.broker.partitions()).await?;
+    async fn look(&self, number: u64, sent: &mut [bool]) -> Result<Option<String>> {
+        let fences = self.store.fences(self.job, self.broker.partitions()).await?;
         let mut waiting = None;
-        for (partition, ((fence, owner), sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
-            let standing = self.stand(partition, (number, fence), owner, sent, began).await?;
+        for (partition, (fence, sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
+            let standing = self.stand(partition, (number, fence), sent).await?;
             if let Standing::Waiting(reason) = standing {
                 waiting = waiting.or(Some(reason));
             }
@@ -142,14 +140,7 @@ impl Fences<'_> {
         Ok(waiting)
     }
 
-    async fn stand(
-        &self,
-        partition: u16,
-        (number, fence): (u64, u64),
-        owner: Option<String>,
-        sent: &mut bool,
-        began: Instant,
-    ) -> Result<Standing> {
+    async fn stand(&self, partition: u16, (number, fence): (u64, u64), sent: &mut bool) -> Result<Standing> {
         if *sent && fence == number {
             return Ok(Standing::Passed);
         }
@@ -159,15 +150,14 @@ impl Fences<'_> {
         }
         let queue = self.broker.queue(partition);
         let Depth { messages, consumers } = self.publisher.depth(&queue).await?;
-        if consumers == 0 && messages == 0 && !*sent && (owner.is_none() || began.elapsed() > IDLE_AFTER) {
+        if consumers == 0 && messages == 0 && !*sent {
             return Ok(Standing::Idle);
         }
         if consumers == 0 {
-            let holder = owner.map_or_else(String::new, |owner| format!(", the last one was {owner}"));
-            return Ok(Standing::Waiting(format!("{queue} has {messages} messages and no consumer{holder}")));
+            return Ok(Standing::Waiting(format!("{queue} has {messages} messages and no consumer")));
         }
         if !*sent {
-            self.publisher.publish("", &queue, &encode_fence(number)).await?;
+            self.publisher.publish_behind(&queue, &encode_fence(number)).await?;
             *sent = true;
             fault::point("fence:sent");
         }

@@ -3,13 +3,13 @@
 //! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
 //! comes; and each target's difference is computed from the rows' old states, never added blindly.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{CountEvent, LikeEvent, SetEvent};
 use crate::model::{Metric, Micros};
-use crate::store::jobs::FenceOf;
+use crate::store::jobs::run_of;
 use crate::store::ledger::Entry;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
@@ -80,8 +80,8 @@ pub struct Batch {
     pub events: Vec<Received>,
     /// What can never be applied.
     pub refused: Vec<DeadLetter>,
-    /// The highest fence of each job among them.
-    pub fences: [Option<u64>; FenceOf::ALL.len()],
+    /// The highest fence of each run among them.
+    pub fences: BTreeMap<u64, u64>,
     /// How many messages it holds.
     pub messages: usize,
     /// How many bytes their bodies have.
@@ -91,14 +91,13 @@ pub struct Batch {
 impl Batch {
     /// Whether the batch must be written before it takes more. The last message, a list, may exceed the bounds.
     pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
-        self.events.len() + self.refused.len() >= events_max || self.bytes >= bytes_max
+        self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
 
     /// Notes a fence that follows what it holds.
     pub fn take_fence(&mut self, fence: u64) {
-        if let Some(known) = self.fences.get_mut(FenceOf::of(fence) as usize) {
-            *known = (*known).max(Some(fence));
-        }
+        let highest = self.fences.entry(run_of(fence)).or_default();
+        *highest = fence.max(*highest);
     }
 
     /// Whether there is more than one thing to write.
@@ -275,7 +274,7 @@ mod tests {
             let mut first = Batch {
                 events: vec![received; events],
                 refused: vec![letter; refused],
-                fences: [Some(7), None, None],
+                fences: BTreeMap::from([(0, 7)]),
                 ..Batch::default()
             };
             prop_assume!(first.can_split());
@@ -283,7 +282,7 @@ mod tests {
             let size = |batch: &Batch| batch.events.len() + batch.refused.len();
             prop_assert!(size(&first) > 0 && size(&second) > 0);
             prop_assert_eq!(size(&first) + size(&second), events + refused);
-            prop_assert_eq!((first.fences, second.fences), ([None; 3], [Some(7), None, None]));
+            prop_assert_eq!((first.fences, second.fences), (BTreeMap::new(), BTreeMap::from([(0, 7)])));
         }
 
         #[test]

@@ -125,7 +125,7 @@ impl Writer {
                 }
                 Outcome::Refused(error) => {
                     refused.refused.extend(part.events.iter().map(|event| self.refused(event, &error)));
-                    part.fences.into_iter().flatten().for_each(|fence| refused.take_fence(fence));
+                    part.fences.into_values().for_each(|fence| refused.take_fence(fence));
                 }
             }
             if parts.is_empty() && !refused.refused.is_empty() {
@@ -287,7 +287,7 @@ impl Writer {
         let outboxed = self.add_differences(&mut tx, last, &differences).await?;
         let kept = self.room(&mut tx, &batch.refused).await?;
         letters::keep_dead_letters(&mut tx, batch.refused.get(..kept).unwrap_or_default()).await?;
-        for fence in batch.fences.iter().flatten() {
+        for fence in batch.fences.values() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
         steps.end("counters");

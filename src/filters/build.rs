@@ -11,7 +11,7 @@ use crate::cache::filters::Built;
 use crate::fence::{Fences, NotNow};
 use crate::model::{Target, UserId};
 use crate::runtime::fault;
-use crate::store::jobs::FenceOf;
+use crate::store::jobs::number_of;
 
 /// Bytes of a bit string that are in memory at once. A filter that is larger is made part by part, and its likers are read as often:
 /// this one holds 2.8 million of them, the largest there is takes 32 parts.
@@ -59,9 +59,10 @@ impl Run<'_> {
             self.publisher = Some(on.broker.connect_publisher("filters").await?);
         }
         let publisher = self.publisher.take().context("there is no publisher")?;
-        let fences = Fences { store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
+        let fences =
+            Fences { job: super::JOB, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
         self.fences_sent += 1;
-        let number = FenceOf::Filters.number(self.number, self.fences_sent);
+        let number = number_of(self.number, self.fences_sent);
         let grace: Duration = on.publish_grace;
         let passed = async {
             tokio::time::sleep(grace).await;

@@ -236,7 +236,13 @@ impl Reconciler {
         // What an earlier run that was killed has left behind.
         self.store.unwatch(number).await?;
         let publisher = self.broker.connect_publisher("reconcile").await?;
-        let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
+        let fences = Fences {
+            job: JOB,
+            store: &self.store,
+            broker: &self.broker,
+            publisher,
+            fence_max: self.limits.fence_max.0,
+        };
         let mut run = Run {
             on: self,
             order,

@@ -45,7 +45,7 @@ use crate::model::{Kind, Metric, TargetId};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
 use crate::store::Store;
-use crate::store::jobs::{FenceOf, number_of};
+use crate::store::jobs::number_of;
 use crate::store::ranges::LAST;
 use crate::store::recounts::{Question, RecountError};
 use crate::store::repairs::Intent;
@@ -177,7 +177,13 @@ impl Recounter {
     ) -> Result<Report> {
         self.store.forget_failed_runs(JOB, &self.name, FAILED_KEEP).await?;
         let publisher = self.broker.connect_publisher("recount").await?;
-        let fences = Fences { store: &self.store, broker: &self.broker, publisher, fence_max: self.limits.fence_max.0 };
+        let fences = Fences {
+            job: JOB,
+            store: &self.store,
+            broker: &self.broker,
+            publisher,
+            fence_max: self.limits.fence_max.0,
+        };
         let report = Report { recount: self.name.clone(), dry_run: order.dry_run, ..Report::default() };
         let mut run = Run {
             on: self,
@@ -320,8 +326,7 @@ impl Run<'_> {
 
     /// Waits `publish_grace`, and then until every event that was published by then is in MySQL.
     async fn fence(&mut self) -> Result<()> {
-        self.used += 1;
-        let (number, began) = (FenceOf::Recounts.number(self.number, self.used), Instant::now());
+        let (number, began) = (self.next_number(), Instant::now());
         let passed = async {
             tokio::time::sleep(self.on.limits.publish_grace.0).await;
             self.fences.pass(number).await

@@ -7,7 +7,6 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
-use super::jobs::FenceOf;
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
@@ -138,25 +137,23 @@ impl Store {
         .await
     }
 
-    /// Each partition's highest committed fence of that job, and its holder, for `partitions` partitions.
+    /// The highest committed fence of that job in each of `partitions` partitions.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn fences(&self, of: FenceOf, partitions: u16) -> Result<Vec<(u64, Option<String>)>> {
+    pub async fn fences(&self, job: &'static str, partitions: u16) -> Result<Vec<u64>> {
         const ACTION: &str = "read the fences";
         let mut lent: Lent = self.lend().await?;
-        let rows = lent
+        let rows: Vec<(u16, u64)> = lent
             .limit(ACTION, |connection| async move {
-                let sql =
-                    format!("SELECT `partition`, {}, owner FROM partition_owner WHERE `partition` < ?", of.column());
-                sqlx::query(AssertSqlSafe(sql)).bind(partitions).fetch_all(connection).await.tried(ACTION)
+                let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);
+                query.fetch_all(connection).await.tried(ACTION)
             })
             .await?;
-        let mut fences = vec![(0, None); usize::from(partitions)];
-        for row in rows {
-            let partition: u16 = row.try_get(0).tried(ACTION)?;
+        let mut fences = vec![0; usize::from(partitions)];
+        for (partition, fence) in rows {
             if let Some(place) = fences.get_mut(usize::from(partition)) {
-                *place = (row.try_get(1).tried(ACTION)?, row.try_get(2).tried(ACTION)?);
+                *place = fence;
             }
         }
         Ok(fences)

@@ -23,66 +23,9 @@ pub fn number_of(run: u64, n: u64) -> u64 {
     (run << NUMBERS_BITS) | (n & ((1 << NUMBERS_BITS) - 1))
 }
 
-/// Whose fence it is: runs of different jobs may be under way at once, and one would take the other's higher fence for a sign that it was
-/// overtaken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FenceOf {
-    /// A reconcile's.
-    Reconcile,
-    /// Those of who builds filters.
-    Filters,
-    /// A recount's.
-    Recounts,
-}
-
-impl FenceOf {
-    /// All of them, by their place.
-    pub const ALL: [Self; 3] = [Self::Reconcile, Self::Filters, Self::Recounts];
-
-    /// Whose fence has that number.
-    pub fn of(number: u64) -> Self {
-        match number >> MARKS_SHIFT {
-            0 => Self::Reconcile,
-            1 => Self::Recounts,
-            _ => Self::Filters,
-        }
-    }
-
-    /// The number of the `n`th fence of a run.
-    pub fn number(self, run: u64, n: u64) -> u64 {
-        let mark = match self {
-            Self::Reconcile => 0,
-            Self::Recounts => 1,
-            Self::Filters => 2,
-        };
-        mark << MARKS_SHIFT | number_of(run, n)
-    }
-
-    /// The job whose runs send it.
-    pub fn job(self) -> &'static str {
-        match self {
-            Self::Reconcile => "reconcile",
-            Self::Filters => "filters",
-            Self::Recounts => "recount",
-        }
-    }
-
-    /// Where the highest one is noted.
-    pub fn column(self) -> &'static str {
-        match self {
-            Self::Reconcile => "fence",
-            Self::Filters => "filter_fence",
-            Self::Recounts => "recount_fence",
-        }
-    }
-}
-
-/// The highest two bits of a fence say whose it is.
-const MARKS_SHIFT: u32 = 62;
-
 /// The run that a number belongs to.
 pub fn run_of(number: u64) -> u64 {
-    (number & ((1 << MARKS_SHIFT) - 1)) >> NUMBERS_BITS
+    number >> NUMBERS_BITS
 }
 
 /// The answer to "may I run?".
@@ -396,19 +339,4 @@ async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
 
 fn taken_over(job: &str) -> StoreError {
     StoreError::TakenOver(format!("the job {job}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_fence_says_whose_it_is_and_of_which_run() {
-        for of in FenceOf::ALL {
-            let number = of.number(7, 3);
-            assert_eq!((FenceOf::of(number), run_of(number)), (of, 7));
-            assert!(of.number(8, 1) > number);
-        }
-        assert_eq!(FenceOf::Reconcile.number(7, 3), number_of(7, 3));
-    }
 }

@@ -9,7 +9,7 @@ use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
-use super::jobs::{FenceOf, run_of};
+use super::jobs::run_of;
 use super::likes::{Pair, State};
 use super::text::Text;
 use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
@@ -94,24 +94,22 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
     Ok(())
 }
 
-/// Notes that every event before the fence is committed with this transaction. A fence that no running job sent is
-/// ignored: whoever can publish could forge one.
+/// Notes for the fence's job that every event before the fence is committed with this transaction. A fence that no run with a lock sent
+/// is ignored.
 ///
 /// # Errors
 /// MySQL's.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
-    let (column, run) = (FenceOf::of(fence).column(), run_of(fence));
-    let sql = format!(
-        "UPDATE partition_owner SET {column} = GREATEST({column}, ?) \
-         WHERE `partition` = ? AND EXISTS (SELECT 1 FROM job_lock WHERE run = ?)"
-    );
-    sqlx::query(AssertSqlSafe(sql))
-        .bind(fence)
-        .bind(partition)
-        .bind(run)
-        .execute(connection)
-        .await
-        .tried("pass the fence")?;
+    sqlx::query(
+        "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
+         ON DUPLICATE KEY UPDATE fence = GREATEST(fence, VALUES(fence))",
+    )
+    .bind(partition)
+    .bind(fence)
+    .bind(run_of(fence))
+    .execute(connection)
+    .await
+    .tried("pass the fence")?;
     Ok(())
 }
 

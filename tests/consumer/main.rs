@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+mod fences;
 
 use common::{Dice, Model, World, body, eventually, target};
 use tallyd::event::LikeEvent;

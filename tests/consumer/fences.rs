@@ -1,0 +1,125 @@
+//! A fence says that all events before it are in MySQL: nothing that a publisher sends may make it wrong.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lapin::BasicProperties;
+use lapin::options::BasicConsumeOptions;
+use lapin::types::{AMQPValue, FieldTable};
+use tallyd::event::{LikeEvent, encode_fence};
+use tallyd::fence::Fences;
+use tallyd::model::{Micros, UserId};
+use tallyd::store::Store;
+use tallyd::store::jobs::{Lock, number_of};
+
+use super::common::proxy::Proxy;
+use super::common::{DEADLINE, Model, World, assert_redis_equals, body, drift, target};
+
+/// Publishes likes of one target through the exchange, each with the properties that its user's number gives.
+async fn publish_likes(
+    world: &World,
+    users: std::ops::RangeInclusive<u64>,
+    with: impl Fn(u64) -> BasicProperties,
+) -> Model {
+    let link = world.broker.connect("test").await.unwrap();
+    link.channel.confirm_select(Default::default()).await.unwrap();
+    let (mut model, exchange) = (Model::default(), world.broker.exchange());
+    for user in users {
+        let event = LikeEvent { target: target(1), user: UserId(user), at: Micros::now(), liked: true };
+        let (key, properties, body) = (user.to_string(), with(user), body(&event).1);
+        let (exchange, key) = (exchange.as_str().into(), key.as_str().into());
+        let sent = link.channel.basic_publish(exchange, key, Default::default(), &body, properties);
+        drop(sent.await.unwrap());
+        model.apply(&event);
+    }
+    link.channel.wait_for_confirms().await.unwrap();
+    model
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
+    let world = World::new("fence_priority", "").await;
+    let publisher = world.publisher().await;
+    let link = world.broker.connect("test").await.unwrap();
+    let (queue, options) = (world.broker.queue(0), BasicConsumeOptions::default());
+    let consume = link.channel.basic_consume(queue.as_str().into(), "test".into(), options, FieldTable::default());
+    let mut deliveries = consume.await.unwrap();
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let fences = Fences { job: "reconcile", store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let delivery = tokio::select! {
+        passed = fences.pass(number_of(1, 1)) => panic!("nobody has committed it: {passed:?}"),
+        delivery = deliveries.next() => delivery.unwrap().unwrap(),
+    };
+    assert_eq!(*delivery.properties.priority(), Some(0), "RabbitMQ 4.3 takes a message without one for priority 4");
+    assert_eq!(delivery.exchange.as_str(), "");
+    store.close().await;
+    world.close().await;
+}
+
+/// RabbitMQ 4.3 delivers what has a higher priority first, and many clients set 0.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reconcile_repairs_nothing_while_likes_of_priority_0_wait() {
+    let settings = "[consumer]\nbatch_events_max = 1\nlinger_ms = 0\n[amqp]\nprefetch = 2\n[reconcile]\npublish_grace = \"100ms\"\n";
+    let world = World::new("priority_0", settings).await;
+    let publisher = world.publisher().await;
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(0));
+    let (mysql, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", &url)]);
+    daemon.logged("\"consuming\"").await;
+    mysql.delay(5..10);
+    drift(&world, target(1), 100).await;
+    let model = publish_likes(&world, 1..=100, |_| BasicProperties::default().with_priority(0)).await;
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &0.into()), "{report}");
+    mysql.clear();
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// RabbitMQ sets the header on what it delivers again; on a first delivery it is the publisher's.
+#[tokio::test(flavor = "multi_thread")]
+async fn returns_that_a_publisher_claims_slow_nothing_down() {
+    let world = World::new("claimed", "[amqp]\nprefetch = 100\n[consumer]\nbatch_events_max = 50\n").await;
+    let publisher = world.publisher().await;
+    let claim = |user: u64| {
+        let mut headers = FieldTable::default();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(1_000));
+        if user % 100 == 7 { BasicProperties::default().with_headers(headers) } else { BasicProperties::default() }
+    };
+    let model = publish_likes(&world, 1..=10_000, claim).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    assert_eq!(daemon.log().matches("\"consuming\"").count(), 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
+    let world = World::new("forged", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let Lock::Taken(run) = store.take_job("reconcile", "full", "test").await.unwrap() else { panic!("it is held") };
+    publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
+    world.drained(&publisher).await;
+    let fences = Fences {
+        job: "reconcile",
+        store: &store,
+        broker: &world.broker,
+        publisher,
+        fence_max: Duration::from_secs(60),
+    };
+    let errors: Vec<String> = sqlx::query_scalar("SELECT error FROM dead_letter").fetch_all(&world.pool).await.unwrap();
+    assert!(matches!(&errors[..], [error] if error.contains("tallyd alone")), "{errors:?}");
+    // The number is free: nobody has overtaken the run that has it.
+    fences.pass(number_of(run, 1)).await.unwrap();
+    assert_eq!(world.count("SELECT CAST(fence AS SIGNED) FROM partition_fence").await, number_of(run, 1).cast_signed());
+    store.close().await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
