@@ -1,0 +1,163 @@
+//! what a large site needs: a full run, a changed run and a reload of 100 million counters; and 2^23 buckets with few
+
+#[path = "../reconcile/child.rs"]
+mod child;
+#[path = "../common/mod.rs"]
+mod common;
+mod site;
+mod slow;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use child::Ran;
+use clap::Parser;
+use common::machine::Machine;
+use common::report::{Aim, Results, print_figures};
+use serde::Serialize;
+use site::Site;
+use slow::Statement;
+
+/// Rows of `counter` that the defaults are for, with their buckets.
+const ROWS: u64 = 100_000_000;
+const BUCKET_BITS: u32 = 20;
+
+/// So many times more buckets has the second site, as a power of two; and its rows.
+const WIDE_BITS: u32 = 3;
+const WIDE_ROWS: u64 = 10_000;
+
+/// What docs/operations.md calls `memory_max`, with one partition.
+const MEMORY_MAX_MIB: f64 = 256.0;
+
+/// `[mysql] transaction_timeout_ms`: a statement that takes longer is given up, and its run fails.
+const STATEMENT_MAX_MS: f64 = 30_000.0;
+
+const AIMS: [(&str, Aim); 4] = [
+    ("peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
+    ("wide_peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
+    ("longest_statement_ms", Aim::AtMost(STATEMENT_MAX_MS / 10.0)),
+    ("changed_rows_read_per_target", Aim::AtMost(10.0)),
+];
+
+/// Fills MySQL in bulk, then runs the real binary on it. One kind of two has no row of one metric of three.
+#[derive(Clone, Copy, Debug, Parser)]
+struct Arguments {
+    /// Rows of `counter`; a fifth as many like records. Buckets follow.
+    #[arg(long, default_value_t = ROWS, value_parser = clap::value_parser!(u64).range(100_000..=1_000_000_000))]
+    rows: u64,
+
+    /// Likes that arrive each second while Redis is loaded again.
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(50..=50_000))]
+    rate: u32,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Arguments {
+    /// As many targets in a bucket as with the defaults.
+    fn bucket_bits(self) -> u32 {
+        BUCKET_BITS.saturating_sub((ROWS / self.rows).checked_ilog2().unwrap_or(0))
+    }
+
+    /// What it takes, as seen with a million rows and told from there.
+    fn announce(self) {
+        let part = self.rows as f64 / ROWS as f64;
+        println!(
+            "{} rows in 2^{} buckets, then {WIDE_ROWS} rows in 2^{}: about {:.0} minutes, and {:.1} GB of disk for MySQL",
+            self.rows,
+            self.bucket_bits(),
+            self.bucket_bits() + WIDE_BITS,
+            (30.0 * part).max(2.0),
+            (20.0 * part).max(1.0),
+        );
+    }
+}
+
+/// What is written beside the figures.
+#[derive(Serialize)]
+struct Seen {
+    rows: u64,
+    /// What was in Redis then was compared, too.
+    full: Ran,
+    changed: Ran,
+    reloaded: Ran,
+    daemon_peak_rss_mib: f64,
+    wide_full: Ran,
+    wide_reloaded: Ran,
+    longest: Vec<Statement>,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    arguments.announce();
+    let machine = Machine::look().await?;
+    let site = Site::open("large", arguments.rows, arguments.bucket_bits()).await?;
+    let measured = large(&site, arguments.rate).await;
+    let closed = site.close().await;
+    let (full, changed, reloaded, daemon_peak_rss_mib, longest) = measured.context("the large table")?;
+    closed?;
+    let site = Site::open("wide", WIDE_ROWS, arguments.bucket_bits() + WIDE_BITS).await?;
+    let measured = wide(&site).await;
+    let closed = site.close().await;
+    let (wide_full, wide_reloaded) = measured.context("many buckets")?;
+    closed?;
+    let seen =
+        Seen { rows: arguments.rows, full, changed, reloaded, daemon_peak_rss_mib, wide_full, wide_reloaded, longest };
+    let figures = figures(&seen);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
+}
+
+async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64, Vec<Statement>)> {
+    let log = slow::Log::start(site).await?;
+    let full = tell("full", exact(site.reconcile(&["--full"]).await?)?);
+    let rows = site.change().await?;
+    let changed = tell("changed", exact(site.reconcile(&["--changed"]).await?)?);
+    ensure!(changed.checked == rows, "{rows} rows have changed, {} were compared", changed.checked);
+    let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
+    tell("reload", reloaded.clone());
+    exact(site.reconcile(&["--changed", "--force"]).await?)?;
+    Ok((full, changed, reloaded, daemon_peak_rss_mib, log.end().await?))
+}
+
+async fn wide(site: &Site) -> Result<(Ran, Ran)> {
+    let full = tell("full, many buckets", exact(site.reconcile(&["--full"]).await?)?);
+    site.flush().await?;
+    Ok((full, tell("reload, many buckets", exact(site.reconcile(&["--changed", "--force"]).await?)?)))
+}
+
+fn tell(what: &str, ran: Ran) -> Ran {
+    println!(
+        "{what}: {:.1} s, {:.1} of them loading, {} checked, {} rows read, {:.0} MiB",
+        ran.seconds, ran.rebuild_s, ran.checked, ran.rows_read, ran.peak_rss_mib
+    );
+    ran
+}
+
+/// Fails unless all that was compared was right.
+fn exact(ran: Ran) -> Result<Ran> {
+    ensure!(ran.checked == ran.exact, "{} checked, {} exact", ran.checked, ran.exact);
+    Ok(ran)
+}
+
+fn figures(seen: &Seen) -> BTreeMap<String, f64> {
+    let Seen { rows, full, changed, reloaded, daemon_peak_rss_mib, wide_full, wide_reloaded, longest } = seen;
+    let most = |runs: &[&Ran]| runs.iter().map(|ran| ran.peak_rss_mib).fold(0.0, f64::max);
+    let figures = [
+        ("peak_rss_mib", most(&[full, changed, reloaded]).max(*daemon_peak_rss_mib)),
+        ("longest_statement_ms", longest.first().map_or(0.0, |statement| statement.ms)),
+        ("reload_per_s", *rows as f64 / reloaded.rebuild_s),
+        ("reload_s", reloaded.rebuild_s),
+        ("changed_rows_read_per_target", changed.rows_read as f64 / changed.checked as f64),
+        ("changed_s", changed.seconds),
+        ("full_s", full.seconds - full.rebuild_s),
+        ("wide_peak_rss_mib", most(&[wide_full, wide_reloaded])),
+        ("wide_full_s", wide_full.seconds - wide_full.rebuild_s),
+        ("wide_reload_s", wide_reloaded.rebuild_s),
+    ];
+    figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

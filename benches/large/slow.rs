@@ -1,0 +1,68 @@
+//! The server's log of slow statements: how long those of the program took.
+
+use anyhow::Result;
+use serde::Serialize;
+use sqlx::{AssertSqlSafe, MySqlPool};
+
+use crate::site::Site;
+
+/// Of the longest.
+const TOLD: u32 = 5;
+
+/// Shorter ones are not logged.
+const SECONDS_LEAST: f64 = 0.02;
+
+/// A statement of the program.
+#[derive(Clone, Debug, Serialize)]
+pub struct Statement {
+    pub ms: f64,
+    /// How it begins.
+    pub sql: String,
+}
+
+/// What the server logs from now on.
+pub struct Log {
+    pool: MySqlPool,
+    account: String,
+    /// The server's own settings.
+    before: (String, String, f64),
+}
+
+impl Log {
+    /// New connections are logged, which those of the program are.
+    pub async fn start(site: &Site) -> Result<Self> {
+        let pool = site.world.pool.clone();
+        let before: (i64, String, f64) = sqlx::query_as(
+            "SELECT CAST(@@global.slow_query_log AS SIGNED), @@global.log_output, CAST(@@global.long_query_time AS DOUBLE)",
+        )
+        .fetch_one(&pool)
+        .await?;
+        let before = (before.0.to_string(), before.1, before.2);
+        set(&pool, ("1", "TABLE", SECONDS_LEAST)).await?;
+        sqlx::raw_sql("TRUNCATE mysql.slow_log").execute(&pool).await?;
+        Ok(Self { pool, account: site.account.clone(), before })
+    }
+
+    /// The longest statements, and the server logs as it did before.
+    pub async fn end(self) -> Result<Vec<Statement>> {
+        let (on, output, seconds) = &self.before;
+        set(&self.pool, (on, output, *seconds)).await?;
+        let longest: Vec<(f64, String)> = sqlx::query_as(
+            "SELECT CAST(TIME_TO_SEC(query_time) * 1000 AS DOUBLE), CONVERT(LEFT(sql_text, 300) USING utf8mb4) FROM mysql.slow_log \
+             WHERE user_host LIKE CONCAT(?, '[%') ORDER BY query_time DESC LIMIT ?",
+        )
+        .bind(&self.account)
+        .bind(TOLD)
+        .fetch_all(&self.pool)
+        .await?;
+        sqlx::raw_sql("TRUNCATE mysql.slow_log").execute(&self.pool).await?;
+        Ok(longest.into_iter().map(|(ms, sql)| Statement { ms, sql }).collect())
+    }
+}
+
+async fn set(pool: &MySqlPool, (on, output, seconds): (&str, &str, f64)) -> Result<()> {
+    let sql =
+        format!("SET GLOBAL log_output = '{output}', GLOBAL long_query_time = {seconds}, GLOBAL slow_query_log = {on}");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await?;
+    Ok(())
+}
