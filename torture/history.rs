@@ -58,7 +58,14 @@ pub enum Loses {
     Queued,
     /// What only Redis knew: what boards have gained since their last snapshot.
     Boards,
+    /// Nothing: an event whose `at` is ahead waits as a dead letter.
+    Ahead,
+    /// What MySQL has got since the copy from which it came back.
+    Tables,
 }
+
+/// `[consumer] future_max`: an event that is further ahead is set aside.
+const FUTURE_MAX: Micros = 300_000_000;
 
 /// A fault's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +110,22 @@ impl History {
     pub fn excuses(&self, loses: Loses, call: &Call) -> bool {
         self.windows.iter().any(|window| window.excuses(loses, call))
     }
+
+    /// Whether what the broker has confirmed may be gone all the same.
+    pub fn may_lose(&self, call: &Call) -> bool {
+        self.excuses(Loses::Queued, call) || self.excuses(Loses::Tables, call)
+    }
+
+    /// Whether the call got an `at` of a clock that a fault had set ahead. It stays ahead for its user when the clock is right again.
+    pub fn is_ahead(&self, call: &Call, at: Micros) -> bool {
+        let is_before = |window: &Window| window.loses == Loses::Ahead && window.begin <= call.end;
+        is_ahead(at, call.end) && self.windows.iter().any(is_before)
+    }
+}
+
+/// Whether `at` was too far ahead at that instant to be written.
+pub fn is_ahead(at: Micros, now: Micros) -> bool {
+    at - now > FUTURE_MAX
 }
 
 /// The text of a count's `event_id`.

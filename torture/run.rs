@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
@@ -87,7 +88,7 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
         args.daemons
     );
 
-    let recorder = Arc::new(Recorder::default());
+    let recorder = Arc::clone(&site.recorder);
     let began = now();
     let watch = Arc::new(Watch::start(&site.direct_config(), &recorder)?);
     let resources = Resources::start(Arc::clone(&site));
@@ -244,9 +245,15 @@ async fn inject(
         Allows::Nothing => Loses::Nothing,
         Allows::WhatWasQueued => Loses::Queued,
         Allows::WhatOnlyRedisKnew => Loses::Boards,
+        Allows::WhatIsAhead => Loses::Ahead,
+        Allows::WhatMysqlKnew => Loses::Tables,
     };
-    // What was in the queue is lost with it, boards until they are put back.
-    let loses_until = if fault.allows == Allows::WhatWasQueued { end } else { now() };
+    let loses_until = match fault.allows {
+        // Until they were put back.
+        Allows::WhatOnlyRedisKnew => now(),
+        Allows::WhatMysqlKnew => site.lost_at.load(Ordering::Relaxed),
+        _ => end,
+    };
     recorder.window(Window { fault: fault.name, begin, end, loses, loses_since, loses_until });
     if let Some(error) = &error {
         println!("NOT DONE: {}: {error}", fault.name);

@@ -1,15 +1,63 @@
 //! Dead letters: every message that can't be applied, and no other.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{About, Class, State, Violation};
-use crate::history::{Answer, History, Loses, What};
+use super::{About, Class, Letter, State, Violation};
+use crate::history::{Answer, Call, History, Micros, What, event_id};
 
 /// A letter's number, in its body.
 const MARK: &str = "letter-";
 
 /// The reason of what RabbitMQ 4 has set aside.
 const RETURNED: &str = "returned-by-broker";
+
+/// The reason of what is ahead of the daemon's clock.
+const AHEAD: &str = "at-in-future";
+
+/// Events that wait as dead letters because a fault had set Redis' clock ahead. Somebody has sent each.
+#[derive(Default)]
+pub struct Aside(HashSet<String>);
+
+impl Aside {
+    /// What of the open letters is ahead for that reason.
+    pub fn of(history: &History, state: &State) -> Self {
+        let ahead = |call: &Call| {
+            let (Answer::Done { at } | Answer::NotConfirmed { at }) = call.answer else { return None };
+            history.is_ahead(call, at).then(|| of_call(&call.what, at))
+        };
+        let sent: HashSet<String> = history.calls.iter().filter_map(ahead).collect();
+        let open = state.letters.iter().filter(|letter| letter.reason == AHEAD && !letter.is_replayed);
+        Self(open.filter_map(|letter| of_body(&letter.body)).filter(|event| sent.contains(event)).collect())
+    }
+
+    /// Whether the event of the call is among them.
+    pub fn has(&self, what: &What, at: Micros) -> bool {
+        !self.0.is_empty() && self.0.contains(&of_call(what, at))
+    }
+
+    fn has_letter(&self, letter: &Letter) -> bool {
+        letter.reason == AHEAD && of_body(&letter.body).is_some_and(|event| self.0.contains(&event))
+    }
+}
+
+/// An event as its body names it. Nobody sends two of one name.
+fn of_call(what: &What, at: Micros) -> String {
+    match what {
+        What::Like { target, user, liked } => {
+            format!("{} {target} {user} {at}", if *liked { "like" } else { "unlike" })
+        }
+        What::Add { target, event, .. } => format!("count {target} {} {at}", event_id(*event)),
+        What::Set { target, value, .. } => format!("{} {target}  {at}", if *value == 0 { "reset" } else { "set" }),
+        _ => String::new(),
+    }
+}
+
+fn of_body(body: &str) -> Option<String> {
+    let body: serde_json::Value = serde_json::from_str(body).ok()?;
+    let text = |field: &str| body[field].as_str().unwrap_or_default();
+    let who = [text("user_id"), text("event_id")].concat();
+    Some(format!("{} {} {who} {}", text("type"), text("target_id"), body["at"].as_i64()?))
+}
 
 /// What a letter's body must hold.
 pub fn mark(letter: u64) -> String {
@@ -33,11 +81,11 @@ fn number(body: &str) -> Option<u64> {
     rest.split_once('.')?.0.parse().ok()
 }
 
-pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) {
+pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Violation>) {
     let mut sent: BTreeMap<u64, (&'static str, bool)> = BTreeMap::new();
     for call in &history.calls {
         let What::Letter { letter, reason } = call.what else { continue };
-        let is_certain = matches!(call.answer, Answer::Done { .. }) && !history.excuses(Loses::Queued, call);
+        let is_certain = matches!(call.answer, Answer::Done { .. }) && !history.may_lose(call);
         if matches!(call.answer, Answer::Done { .. } | Answer::Unknown | Answer::NotConfirmed { .. }) {
             sent.entry(letter).or_insert((reason, false)).1 |= is_certain;
         }
@@ -58,6 +106,7 @@ pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) {
             }
             // It was refused for a while, and is judged as the event that it is.
             None if letter.is_replayed && may_set_aside(history, &letter.reason) => {}
+            None if aside.has_letter(letter) => {}
             // The marker of a run that is over.
             None if letter.reason == RETURNED
                 && letter.body.contains(r#""type":"fence""#)

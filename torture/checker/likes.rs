@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
-use crate::history::{Answer, History, Loses, Micros, What};
+use crate::history::{Answer, History, Micros, What};
 
 /// An event as it wins: the newer one, and of two of one instant the unlike.
 type Version = (Micros, bool);
@@ -16,7 +17,7 @@ struct Known {
     sent: BTreeSet<Version>,
 }
 
-pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) {
+pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Violation>) {
     let mut known: HashMap<(u64, u64), Known> = HashMap::new();
     for call in &history.calls {
         let What::Like { target, user, liked } = call.what else { continue };
@@ -25,7 +26,7 @@ pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) {
         match call.answer {
             Answer::Done { at } => {
                 pair.sent.insert((at, is_del));
-                if !history.excuses(Loses::Queued, call) {
+                if !history.may_lose(call) && !aside.has(&call.what, at) {
                     pair.confirmed = pair.confirmed.max(Some((at, is_del)));
                 }
             }

@@ -194,10 +194,11 @@ impl Violation {
 /// Everything that doesn't hold.
 pub fn check(history: &History, state: &State) -> Vec<Violation> {
     let mut found = Vec::new();
-    likes::check(history, state, &mut found);
-    let applied = numbers::check(history, state, &mut found);
+    let aside = letters::Aside::of(history, state);
+    likes::check(history, state, &aside, &mut found);
+    let applied = numbers::check(history, state, &aside, &mut found);
     numbers::compare_with_redis(state, &mut found);
     boards::check(history, state, &applied, &mut found);
-    letters::check(history, state, &mut found);
+    letters::check(history, state, &aside, &mut found);
     found
 }

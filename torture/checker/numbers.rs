@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tallyd::event::EventId;
 use tallyd::model::{Kind, Metric, Target, TargetId};
 
+use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};
-use crate::history::{Answer, Call, History, Loses, Micros, What, event_id};
+use crate::history::{Answer, History, Micros, What, event_id};
 
 /// The code of what the daemon counts, also on a board.
 pub const VIEW: u8 = 2;
@@ -29,8 +30,8 @@ pub struct Event {
 pub type Applied = BTreeMap<u64, Event>;
 
 /// Gives what the ledger has.
-pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) -> Applied {
-    let sent = sent(history);
+pub fn check(history: &History, state: &State, aside: &Aside, found: &mut Vec<Violation>) -> Applied {
+    let sent = sent(history, aside);
     let mut named: HashMap<(i64, [u8; 16]), u64> = HashMap::new();
     let mut applied = Applied::new();
     for (event, it) in &sent {
@@ -48,7 +49,7 @@ pub fn check(history: &History, state: &State, found: &mut Vec<Violation>) -> Ap
         let says = format!("the ledger has {unknown} counts that nobody has sent");
         found.push(Violation::new(Class::Invented, About::Nothing, says));
     }
-    check_values(history, state, &applied, found);
+    check_values(&sets(history, aside), state, &applied, found);
     applied
 }
 
@@ -58,12 +59,12 @@ fn ledger_key(event: u64, it: &Event) -> (i64, [u8; 16]) {
 }
 
 /// All counts that a broker may have got.
-fn sent(history: &History) -> BTreeMap<u64, Event> {
+fn sent(history: &History, aside: &Aside) -> BTreeMap<u64, Event> {
     let mut sent: BTreeMap<u64, Event> = BTreeMap::new();
     for call in &history.calls {
         let What::Add { target, metric, delta, event } = call.what else { continue };
         let (at, is_confirmed) = match call.answer {
-            Answer::Done { at } => (at, !history.excuses(Loses::Queued, call)),
+            Answer::Done { at } => (at, !history.may_lose(call) && !aside.has(&call.what, at)),
             Answer::NotConfirmed { at } => (at, false),
             Answer::Nothing | Answer::NotCounted | Answer::Unknown => continue,
         };
@@ -83,12 +84,12 @@ struct Sets {
     sent: BTreeSet<(Micros, i64)>,
 }
 
-fn sets(history: &History) -> BTreeMap<(u64, u8), Sets> {
+fn sets(history: &History, aside: &Aside) -> BTreeMap<(u64, u8), Sets> {
     let mut sets: BTreeMap<(u64, u8), Sets> = BTreeMap::new();
     for call in &history.calls {
-        let Call { what: What::Set { target, metric, value }, answer, .. } = *call else { continue };
-        let (at, is_confirmed) = match answer {
-            Answer::Done { at } => (at, !history.excuses(Loses::Queued, call)),
+        let What::Set { target, metric, value } = call.what else { continue };
+        let (at, is_confirmed) = match call.answer {
+            Answer::Done { at } => (at, !history.may_lose(call) && !aside.has(&call.what, at)),
             Answer::NotConfirmed { at } => (at, false),
             Answer::Nothing | Answer::NotCounted | Answer::Unknown => continue,
         };
@@ -101,8 +102,8 @@ fn sets(history: &History) -> BTreeMap<(u64, u8), Sets> {
     sets
 }
 
-fn check_values(history: &History, state: &State, applied: &Applied, found: &mut Vec<Violation>) {
-    let (sets, none) = (sets(history), Sets::default());
+fn check_values(sets: &BTreeMap<(u64, u8), Sets>, state: &State, applied: &Applied, found: &mut Vec<Violation>) {
+    let none = Sets::default();
     let mut counts: BTreeMap<(u64, u8), Vec<&Event>> = BTreeMap::new();
     for event in applied.values() {
         counts.entry((event.target, event.metric)).or_default().push(event);

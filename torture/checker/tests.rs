@@ -1,5 +1,5 @@
-use tallyd::event::EventId;
-use tallyd::model::{Kind, Metric, Target, TargetId};
+use tallyd::event::{EventId, LikeEvent, encode_count, encode_like};
+use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
 
 use super::boards::{HOT, PAST, SEEN};
 use super::letters::mark;
@@ -332,4 +332,100 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
     assert_eq!(story.verdict(), [(Class::Lost, About::Gain { member: 4 })]);
     story.window(Loses::Boards);
     assert_eq!(story.verdict(), []);
+}
+
+/// What the client publishes for a like, as a letter.
+fn ahead_letter(target: u64, user: u64, at: Micros) -> Letter {
+    let of = Target { kind: Kind(1), id: TargetId(target) };
+    let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd::model::Micros(at) };
+    let body = String::from_utf8(encode_like(&event, "video", None)).unwrap();
+    Letter { body, reason: "at-in-future".to_owned(), is_replayed: false }
+}
+
+#[test]
+fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
+    let pair = About::Pair { target: 3, user: 50 };
+    let stray = (Class::Invented, About::Letter { letter: None });
+    let mut story = Story::new();
+    let at = story.now + 3_600 * S;
+    story.window(Loses::Ahead);
+    story.like(3, 50, true, Some(Answer::Done { at }));
+    assert_eq!(story.verdict(), [(Class::Lost, pair.clone())]);
+    story.state.letters.push(ahead_letter(3, 50, at));
+    assert_eq!(story.verdict(), []);
+    // Another event than the one that was sent, or one that was sent before the clock was ahead.
+    story.state.letters.push(ahead_letter(3, 50, at + 1));
+    assert_eq!(story.verdict(), [stray.clone()]);
+    story.state.letters.pop();
+    story.history.windows[0].begin = story.now + S;
+    assert_eq!(story.verdict(), [(Class::Lost, pair.clone()), stray.clone()]);
+    // One that is not ahead is set aside by nobody.
+    let mut story = Story::new();
+    story.window(Loses::Ahead);
+    let at = story.now + S;
+    story.like(3, 50, true, Some(Answer::Done { at }));
+    story.state.letters.push(ahead_letter(3, 50, at));
+    assert_eq!(story.verdict(), [(Class::Lost, pair), stray]);
+}
+
+#[test]
+fn a_count_that_is_ahead_waits_as_a_letter_or_is_lost() {
+    let mut story = Story::new();
+    let at = story.now + 3_600 * S;
+    story.window(Loses::Ahead);
+    story.count(1, VIEW, 2, 9_000, Some(Answer::Done { at }));
+    assert_eq!(story.verdict(), [(Class::Lost, About::Event { event: 9_000 })]);
+    let names = ("video", "view");
+    let body = encode_count(TargetId(1), names, 2, tallyd::model::Micros(at), &event_id(9_000), None);
+    let body = String::from_utf8(body).unwrap();
+    story.state.letters.push(Letter { body, reason: "at-in-future".to_owned(), is_replayed: false });
+    assert_eq!(story.verdict(), []);
+    // Another reason than the clock's is no excuse.
+    story.state.letters.last_mut().unwrap().reason = "unknown-metric".to_owned();
+    assert_eq!(
+        story.verdict(),
+        [(Class::Lost, About::Event { event: 9_000 }), (Class::Invented, About::Letter { letter: None })]
+    );
+}
+
+#[test]
+fn what_mysql_got_after_its_copy_may_be_gone_and_nothing_else() {
+    let mut story = Story::new();
+    story.like(3, 50, true, None);
+    story.count(1, VIEW, 2, 9_000, None);
+    story.state.rows.remove(&(3, 50));
+    let (what, answer) =
+        (What::Add { target: 1, metric: VIEW, delta: 2, event: 9_000 }, Answer::Done { at: story.now });
+    assert!(story.state.ledger.remove(&key(1, VIEW, 9_000, story.now)));
+    for numbers in [&mut story.state.counters, &mut story.state.redis] {
+        *numbers.entry((1, VIEW)).or_default() -= 2;
+    }
+    let at = story.now;
+    assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 3, user: 50 })));
+    story.window(Loses::Tables);
+    assert_eq!(story.verdict(), []);
+    // It is sent again, and is on the board twice; nothing is there three times.
+    story.history.calls.push(Call { begin: at + S, end: at + S, who: 1, what, answer });
+    story.state.ledger.insert(key(1, VIEW, 9_000, at));
+    for numbers in [&mut story.state.counters, &mut story.state.redis] {
+        *numbers.get_mut(&(1, VIEW)).unwrap() += 2;
+    }
+    let add = |story: &mut Story| {
+        for period in ["total", "2026-11-22"] {
+            *story.state.boards.get_mut(&board(SEEN, period)).unwrap().get_mut(&1).unwrap() += 2;
+        }
+    };
+    add(&mut story);
+    assert_eq!(story.verdict(), []);
+    add(&mut story);
+    assert_eq!(
+        story.verdict(),
+        [(Class::Doubled, About::Views { target: 1 }), (Class::Doubled, About::Views { target: 1 })]
+    );
+    // What was there before the copy.
+    let mut story = Story::new();
+    assert!(story.state.rows.remove(&(2, 2)).unwrap().1);
+    story.now += 10 * S;
+    story.window(Loses::Tables);
+    assert!(story.verdict().contains(&(Class::Lost, About::Pair { target: 2, user: 2 })));
 }

@@ -1,20 +1,28 @@
-//! A daemon whose clock is stepped while it runs.
+//! Clocks that are stepped while those run who read them.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokio::time::{Instant, sleep};
 
-use super::{Fault, Server, daemon, then_undo};
+use super::{Allows, Fault, Server, daemon, then_undo};
 use crate::dice::Dice;
 use crate::site::Site;
 
-/// Debian's package libfaketime.
-const LIBRARY: &str = "faketime/libfaketimeMT.so.1";
-
-/// Steps to either side, in seconds: at most a quarter of an hour, so that some events seem to be ahead by more than `future_max`.
+/// Steps of a daemon's clock to either side, in seconds: at most a quarter of an hour, so that some events seem to be ahead by more than
+/// `future_max`.
 const STEP_MAX: u64 = 900;
+
+/// Hours that a server's clock is off, at least and at most.
+const HOURS: (u64, u64) = (1, 6);
+
+const HOUR: i64 = 3_600;
+
+/// What daemons run every few seconds.
+const JOBS: [&str; 3] = ["reconcile", "archive", "filters"];
+
+/// How long these may take to come once the clock is right; another fault may last meanwhile.
+const JOBS_MAX: Duration = Duration::from_secs(150);
 
 pub fn all() -> Vec<Fault> {
     let stepped = Fault::new(
@@ -23,47 +31,67 @@ pub fn all() -> Vec<Fault> {
         "a daemon's clock jumps back and forth by minutes",
         |site, dice, hold| Box::pin(stepped(site, dice, hold)),
     );
-    let needs = |_: &Site| library().is_none().then(|| "Debian's package libfaketime is not installed".to_owned());
-    vec![stepped.needs(needs).hold(10, 20)]
+    let ahead = "its clock goes ahead by hours, and comes back";
+    let back = "its clock goes back by hours, and comes again";
+    vec![
+        stepped.hold(10, 20),
+        off("mysql-clock-ahead", ahead, Server::Mysql, 1),
+        off("mysql-clock-back", back, Server::Mysql, -1),
+        off("redis-clock-ahead", ahead, Server::Redis, 1).allows(Allows::WhatIsAhead),
+        off("redis-clock-back", back, Server::Redis, -1),
+    ]
 }
 
-fn library() -> Option<PathBuf> {
-    let folders = std::fs::read_dir("/usr/lib").ok()?;
-    folders.filter_map(|folder| Some(folder.ok()?.path().join(LIBRARY))).find(|path| path.exists())
+fn off(name: &'static str, about: &'static str, server: Server, sign: i64) -> Fault {
+    Fault::new(server, name, about, move |site, dice, hold| Box::pin(hours(site, dice, hold, server, sign)))
+        .hold(10, 20)
 }
 
 async fn stepped(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
-    let daemon = daemon::any(site, &mut dice);
-    let file = daemon.config.with_extension("clock");
-    let Some(library) = library() else { return Ok(()) };
-    std::fs::write(&file, "+0")?;
-    daemon.stop().await?;
-    daemon.set_environment(&[
-        ("LD_PRELOAD", library.to_str().unwrap()),
-        ("FAKETIME_TIMESTAMP_FILE", file.to_str().unwrap()),
-        // Read at each look at the clock.
-        ("FAKETIME_NO_CACHE", "1"),
-        // What a step of the clock leaves alone in a real kernel, too.
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-    ]);
-    daemon.start().await;
+    let clock = &daemon::any(site, &mut dice).clock;
     let until = Instant::now() + hold;
     let stepping = async {
         while Instant::now() < until {
+            let sign = if dice.percent(50) { 1 } else { -1 };
+            clock.step(sign * dice.below(STEP_MAX).cast_signed())?;
             sleep(Duration::from_millis(500 + dice.below(2_500))).await;
-            let sign = if dice.percent(50) { '+' } else { '-' };
-            // Written beside it and moved: a reader never sees half of it.
-            let new = file.with_extension("clock.new");
-            std::fs::write(&new, format!("{sign}{}", dice.below(STEP_MAX)))?;
-            std::fs::rename(&new, &file)?;
         }
         Ok(())
     };
-    let back = async {
-        daemon.stop().await?;
-        daemon.set_environment(&[]);
-        daemon.start().await;
+    then_undo(stepping, async { clock.step(0) }).await
+}
+
+async fn hours(site: &Site, mut dice: Dice, hold: Duration, server: Server, sign: i64) -> Result<()> {
+    let clock = site.stack.clock(server);
+    let hours = HOURS.0 + dice.below(HOURS.1 - HOURS.0 + 1);
+    let begun = async {
+        let seconds = sign * hours.cast_signed() * HOUR;
+        clock.step(seconds)?;
+        let off = site.stack.clock_of(server).await? - crate::history::now() / 1_000_000;
+        ensure!((off - seconds).abs() < 60, "the clock of {} is off by {off} s, not {seconds} s", server.name());
+        sleep(hold).await;
         Ok(())
     };
-    then_undo(stepping, back).await
+    let right = async {
+        clock.step(0)?;
+        jobs_run(site).await
+    };
+    then_undo(begun, right).await
+}
+
+/// Waits until each job has a run that began after now and is done: what a clock had said does not keep any from running.
+async fn jobs_run(site: &Site) -> Result<()> {
+    let last = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run";
+    let last: u64 = sqlx::query_scalar(last).fetch_one(site.pool()).await?;
+    let until = Instant::now() + JOBS_MAX;
+    let mut missing = JOBS.to_vec();
+    while !missing.is_empty() {
+        ensure!(Instant::now() < until, "{JOBS_MAX:?} after the clock was right again, no run was done of {missing:?}");
+        sleep(Duration::from_millis(200)).await;
+        let done = "SELECT DISTINCT job FROM job_run WHERE outcome = 'done' AND run > ?";
+        // Another fault may keep MySQL from answering.
+        let Ok(done) = sqlx::query_scalar::<_, String>(done).bind(last).fetch_all(site.pool()).await else { continue };
+        missing.retain(|job| !done.iter().any(|done| done == job));
+    }
+    Ok(())
 }

@@ -135,7 +135,7 @@ async fn reloads(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
 }
 
 /// SIGHUP, and waits until the log says what came of it.
-async fn reload(daemon: &Daemon, answer: &str) -> Result<()> {
+pub async fn reload(daemon: &Daemon, answer: &str) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     let logged = daemon.logged();
     daemon.signal("HUP").await?;

@@ -5,6 +5,8 @@ mod daemon;
 mod disk;
 mod mysql;
 mod network;
+mod older;
+mod publisher;
 mod rabbitmq;
 mod redis;
 pub mod try_one;
@@ -29,6 +31,10 @@ pub enum Allows {
     WhatWasQueued,
     /// What Redis alone had: points on boards since their last snapshot, and that a click was the user's last one. Its counters come back.
     WhatOnlyRedisKnew,
+    /// Nothing; but what got an `at` that is ahead waits as a dead letter until then.
+    WhatIsAhead,
+    /// What was written to MySQL and confirmed since its copy was taken.
+    WhatMysqlKnew,
 }
 
 type Inject = dyn for<'a> Fn(&'a Site, Dice, Duration) -> BoxFuture<'a, Result<()>> + Send + Sync;
@@ -84,7 +90,18 @@ impl Fault {
 
 /// Everything that can be injected.
 pub fn all() -> Vec<Fault> {
-    [daemon::all(), clock::all(), mysql::all(), disk::all(), rabbitmq::all(), redis::all(), network::all()].concat()
+    [
+        daemon::all(),
+        clock::all(),
+        mysql::all(),
+        disk::all(),
+        rabbitmq::all(),
+        redis::all(),
+        network::all(),
+        older::all(),
+        publisher::all(),
+    ]
+    .concat()
 }
 
 /// Undoes what was begun, also when that has failed.

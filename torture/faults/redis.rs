@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
+use tallyd::cache::Cache;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
@@ -66,6 +67,12 @@ pub fn all() -> Vec<Fault> {
         .hold(6, 20),
         Fault::new(
             Server::Redis,
+            "redis-other-type",
+            "keys of other types stand where counters were, until somebody deletes them",
+            |site, dice, hold| Box::pin(other_type(site, dice, hold)),
+        ),
+        Fault::new(
+            Server::Redis,
             "redis-failover",
             "a replica that is behind becomes the master, and later the former one again",
             |site, dice, hold| Box::pin(failover(site, dice, hold)),
@@ -111,6 +118,33 @@ async fn again(site: &Site, _: Dice, hold: Duration, command: &[&str]) -> Result
         sleep(Duration::from_millis(500)).await;
     }
     Ok(())
+}
+
+/// Of some buckets.
+async fn other_type(site: &Site, mut dice: Dice, hold: Duration) -> Result<()> {
+    const DELETE: &str = "if redis.call('TYPE', KEYS[1]).ok ~= 'hash' then redis.call('DEL', KEYS[1]) end";
+    let config = site.admin_config();
+    let keys = Cache::new(&config.redis, &config.metrics)?.keys;
+    let mut bucket = || u32::try_from(dice.below(u64::from(keys.buckets()))).unwrap();
+    let chosen = [bucket(), bucket(), bucket()].map(|bucket| keys.counters("video", bucket));
+    let mut redis = site.stack.redis().await?;
+    let begun = async {
+        for (key, write) in chosen.iter().zip(["SET", "RPUSH", "SADD"]) {
+            let mut pipe = redis::pipe();
+            pipe.atomic().del(key).cmd(write).arg(key).arg("nothing of tallyd");
+            pipe.exec_async(&mut redis).await?;
+        }
+        sleep(hold).await;
+        Ok(())
+    };
+    let undo = async {
+        let mut redis = site.stack.redis().await?;
+        for key in &chosen {
+            let () = redis::Script::new(DELETE).key(key).invoke_async(&mut redis).await?;
+        }
+        Ok(())
+    };
+    then_undo(begun, undo).await
 }
 
 /// Has something to be repaired; the repair is held on its way, the run that sent it fails, others repair, and then it arrives.

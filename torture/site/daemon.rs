@@ -11,6 +11,7 @@ use anyhow::{Result, bail};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
+use super::clock::Clock;
 use super::lines::Lines;
 use super::stack::signal;
 
@@ -39,6 +40,7 @@ pub struct Daemon {
     pub lines: Lines,
     pub config: PathBuf,
     pub log: PathBuf,
+    pub clock: Clock,
     tallyd: PathBuf,
     wanted: watch::Sender<bool>,
     running: watch::Sender<Option<u32>>,
@@ -49,14 +51,14 @@ pub struct Daemon {
 struct State {
     /// A fault is about to kill it, or has.
     killed: bool,
-    environment: Vec<(String, String)>,
     surprises: Vec<Surprise>,
 }
 
 impl Daemon {
-    pub fn new(number: usize, lines: Lines, config: PathBuf, log: PathBuf, tallyd: PathBuf) -> Arc<Self> {
+    pub fn new(number: usize, lines: Lines, config: PathBuf, log: PathBuf, tallyd: PathBuf, clock: Clock) -> Arc<Self> {
         let (wanted, running) = (watch::Sender::new(false), watch::Sender::new(None));
-        let daemon = Arc::new(Self { number, lines, config, log, tallyd, wanted, running, state: Mutex::default() });
+        let daemon =
+            Arc::new(Self { number, lines, config, log, clock, tallyd, wanted, running, state: Mutex::default() });
         tokio::spawn(Arc::clone(&daemon).keep());
         daemon
     }
@@ -106,12 +108,6 @@ impl Daemon {
         signal(pid, name).await
     }
 
-    /// For its next start.
-    pub fn set_environment(&self, environment: &[(&str, &str)]) {
-        let environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        self.with(|state| state.environment = environment);
-    }
-
     /// Ends in which nobody had a hand.
     pub fn surprises(&self) -> Vec<Surprise> {
         self.with(|state| state.surprises.clone())
@@ -134,15 +130,12 @@ impl Daemon {
 
     fn spawn(&self) -> std::io::Result<Child> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        let environment = self.with(|state| {
-            state.killed = false;
-            state.environment.clone()
-        });
+        self.with(|state| state.killed = false);
         Command::new(&self.tallyd)
             .arg("--config")
             .arg(&self.config)
             .env_remove("NOTIFY_SOCKET")
-            .envs(environment)
+            .envs(self.clock.environment())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -1,5 +1,6 @@
 //! The servers of a run, proxies before them, and the daemons on them.
 
+mod clock;
 mod daemon;
 mod lines;
 mod log;
@@ -9,6 +10,7 @@ mod stack;
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -18,8 +20,10 @@ use sqlx::mysql::MySqlPoolOptions;
 use tallyd::config::Config;
 use tokio::process::Command;
 
+use crate::history::Recorder;
 use crate::proxy::Proxy;
 
+pub use clock::Clock;
 pub use daemon::{Daemon, Surprise};
 pub use lines::Lines;
 use log::Disturbance;
@@ -69,6 +73,10 @@ pub struct Site {
     admin_config: Config,
     pool: MySqlPool,
     disturbances: Mutex<Vec<Disturbance>>,
+    /// What everybody did, and faults that act as users among them.
+    pub recorder: Arc<Recorder>,
+    /// Until when what MySQL had got is lost with it, where a fault restores it; 0 before that.
+    pub lost_at: AtomicI64,
 }
 
 impl Site {
@@ -113,6 +121,8 @@ impl Site {
             admin_config,
             pool,
             disturbances: Mutex::default(),
+            recorder: Arc::default(),
+            lost_at: AtomicI64::new(0),
         };
         let migration = site.stack.accounts.of_migration(&site.stack.addresses.mysql);
         let migrated = site.command(&["migrate"]).env("TALLYD__MYSQL__URL", migration).output().await?;
@@ -233,7 +243,9 @@ impl Site {
         let lines = Lines::before(&self.stack.addresses).await;
         let (config, log) = (file("toml"), file("log"));
         std::fs::write(&log, "")?;
-        let daemon = Daemon::new(number, lines, config, log, self.tallyd.clone());
+        let clock = Clock::new(file("clock"));
+        clock.step(0)?;
+        let daemon = Daemon::new(number, lines, config, log, self.tallyd.clone(), clock);
         self.configure(&daemon, |text| text)?;
         Ok(daemon)
     }

@@ -61,8 +61,12 @@ impl Site {
             let _ = self.stack.signal(server, "CONT").await;
             self.mend_lines(server);
         }
+        for server in [Server::Mysql, Server::Redis] {
+            self.stack.clock(server).step(0)?;
+        }
         for daemon in &self.daemons {
             let _ = daemon.signal("CONT").await;
+            daemon.clock.step(0)?;
         }
         self.stack.start(&Server::STACK).await?;
         self.reset_mysql().await?;

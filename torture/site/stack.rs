@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool};
 use tokio::process::Command;
 
+use super::clock::Clock;
 use super::settings::{Addresses, Who, text};
 use crate::accounts::Accounts;
 
@@ -155,6 +156,23 @@ impl Stack {
     /// With its data and logs.
     pub fn folder(&self, server: Server) -> PathBuf {
         self.folder.join(server.name())
+    }
+
+    /// The clock that a server of the stack reads.
+    pub fn clock(&self, server: Server) -> Clock {
+        Clock::new(self.folder(server).join("clock"))
+    }
+
+    /// What a server says the time is: seconds since 1970.
+    ///
+    /// # Errors
+    /// It doesn't answer.
+    pub async fn clock_of(&self, server: Server) -> Result<i64> {
+        if server == Server::Redis {
+            let (seconds, _): (i64, i64) = redis::cmd("TIME").query_async(&mut self.redis().await?).await?;
+            return Ok(seconds);
+        }
+        Ok(sqlx::query_scalar("SELECT CAST(UNIX_TIMESTAMP() AS SIGNED)").fetch_one(&mut self.mysql().await?).await?)
     }
 
     /// What it prints.

@@ -1,0 +1,168 @@
+//! Servers that come back as they were some time ago.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use sqlx::{AssertSqlSafe, Executor};
+use tallyd::cache::Cache;
+use tallyd::client::Client;
+use tallyd::model::{Target, TargetId, UserId};
+use tokio::process::Command;
+use tokio::time::{Instant, sleep};
+
+use super::{Allows, Fault, Server, daemon, then_undo};
+use crate::dice::Dice;
+use crate::history::{Answer, Call, What, now};
+use crate::site::Site;
+use crate::users::VIDEO;
+
+/// Nobody else clicks on targets from here on, or as this user.
+const COLD: u64 = 3_000_000;
+const USER: u64 = 3_000_000;
+
+/// Targets that are liked once the copy is taken.
+const COLD_TARGETS: u64 = 20;
+
+/// How long it may take until they are right in Redis, though no full reconcile is due.
+const REPAIRED_MAX: Duration = Duration::from_secs(90);
+
+/// When full reconciles run, in the site's configuration; and never.
+const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
+
+pub fn all() -> Vec<Fault> {
+    vec![
+        Fault::new(
+            Server::Redis,
+            "redis-older",
+            "Redis starts from a copy that is older than `[reconcile] overlap`",
+            |site, dice, hold| Box::pin(redis(site, dice, hold)),
+        )
+        .allows(Allows::WhatOnlyRedisKnew)
+        .hold(30, 40),
+        Fault::new(Server::Mysql, "mysql-older", "MySQL is restored from a copy of its data", |site, dice, hold| {
+            Box::pin(mysql(site, dice, hold))
+        })
+        .allows(Allows::WhatMysqlKnew),
+    ]
+}
+
+async fn redis(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let folder = site.stack.folder(Server::Redis);
+    let (data, copy) = (folder.join("appendonlydir"), folder.join("older"));
+    let begun = async {
+        fulls(site, FULL.1).await?;
+        take(&data, &copy).await?;
+        like_cold(site).await?;
+        sleep(hold).await;
+        site.stack.kill(Server::Redis).await?;
+        put_back(&copy, &data)?;
+        site.stack.start(&[Server::Redis]).await?;
+        cold_is_right(site).await
+    };
+    let undo = async {
+        site.stack.start(&[Server::Redis]).await?;
+        fulls(site, FULL.0).await
+    };
+    then_undo(begun, undo).await
+}
+
+/// Has the daemons run full reconciles then.
+async fn fulls(site: &Site, when: &str) -> Result<()> {
+    for daemon in &site.daemons {
+        site.configure(daemon, |text| text.replace(FULL.0, when))?;
+        daemon::reload(daemon, "\"reloaded\"").await?;
+    }
+    Ok(())
+}
+
+/// Likes what nobody likes again: only who compares what is older than the overlap finds it missing.
+async fn like_cold(site: &Site) -> Result<()> {
+    let client = Client::new(&site.direct_config())?;
+    // Another user each time that the fault comes.
+    let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
+    for target in COLD..COLD + COLD_TARGETS {
+        let begin = now();
+        let clicked = client.like(Target { kind: VIDEO, id: TargetId(target) }, UserId(user), &[]).await?;
+        let counted = clicked.counted().context("nobody has liked it before")?;
+        let (what, answer) = (What::Like { target, user, liked: true }, Answer::Done { at: counted.event.at.0 });
+        site.recorder.call(Call { begin, end: now(), who: u32::MAX, what, answer });
+    }
+    Ok(())
+}
+
+/// Waits until Redis has of them what MySQL has.
+async fn cold_is_right(site: &Site) -> Result<()> {
+    let config = site.admin_config();
+    let keys = Cache::new(&config.redis, &config.metrics)?.keys;
+    let (until, mut redis) = (Instant::now() + REPAIRED_MAX, site.stack.redis().await?);
+    let sql = "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 1 AND target_id BETWEEN ? AND ? GROUP BY target_id";
+    loop {
+        let counters: Vec<(u64, i64)> =
+            sqlx::query_as(sql).bind(COLD).bind(COLD + COLD_TARGETS - 1).fetch_all(site.pool()).await?;
+        let mut wrong = Vec::new();
+        for (id, likes) in &counters {
+            let bucket = keys.bucket(Target { kind: VIDEO, id: TargetId(*id) });
+            let number: Option<String> =
+                redis::cmd("HGET").arg(keys.counters("video", bucket)).arg(id).query_async(&mut redis).await?;
+            let number = number.as_deref().and_then(|values| values.split(',').next()?.parse().ok()).unwrap_or(0);
+            wrong.extend((number != *likes).then_some((*id, number, *likes)));
+        }
+        if wrong.is_empty() && !counters.is_empty() {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < until,
+            "{REPAIRED_MAX:?} after Redis came back, {} targets are wrong in it: target, Redis, MySQL {:?}",
+            wrong.len(),
+            wrong.first()
+        );
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
+    let folder = site.stack.folder(Server::Mysql);
+    let (data, copy) = (folder.join("data"), folder.join("older"));
+    let begun = async {
+        site.stack.stop(Server::Mysql).await?;
+        take(&data, &copy).await?;
+        site.stack.start(&[Server::Mysql]).await?;
+        sleep(hold).await;
+        // As docs/operations.md has it: while no daemon runs.
+        for daemon in &site.daemons {
+            daemon.stop().await?;
+        }
+        site.stack.stop(Server::Mysql).await?;
+        site.lost_at.store(now(), Ordering::Relaxed);
+        put_back(&copy, &data)?;
+        site.stack.start(&[Server::Mysql]).await?;
+        let higher = format!("UPDATE {}.partition_owner SET outbox = outbox + 1000000000", site.name);
+        site.stack.mysql().await?.execute(AssertSqlSafe(higher)).await?;
+        Ok(())
+    };
+    let undo = async {
+        site.stack.start(&[Server::Mysql]).await?;
+        for daemon in &site.daemons {
+            daemon.start().await;
+        }
+        Ok(())
+    };
+    then_undo(begun, undo).await
+}
+
+async fn take(data: &Path, copy: &Path) -> Result<()> {
+    if copy.exists() {
+        // A fault that failed has left it.
+        std::fs::remove_dir_all(copy)?;
+    }
+    let copied = Command::new("cp").args(["-a", "--sparse=always"]).arg(data).arg(copy).output().await?;
+    ensure!(copied.status.success(), "cp: {}", String::from_utf8_lossy(&copied.stderr));
+    Ok(())
+}
+
+fn put_back(copy: &Path, data: &Path) -> Result<()> {
+    std::fs::remove_dir_all(data)?;
+    Ok(std::fs::rename(copy, data)?)
+}
