@@ -95,9 +95,12 @@ async fn main() -> Result<()> {
     arguments.announce();
     let machine = Machine::look().await?;
     let site = Site::open("large", arguments.rows, arguments.bucket_bits()).await?;
+    let log = slow::Log::start(&site).await?;
     let measured = large(&site, arguments.rate).await;
+    let longest = log.end().await;
     let closed = site.close().await;
-    let (full, changed, reloaded, daemon_peak_rss_mib, longest) = measured.context("the large table")?;
+    let (full, changed, reloaded, daemon_peak_rss_mib) = measured.context("the large table")?;
+    let longest = longest?;
     closed?;
     let site = Site::open("wide", WIDE_ROWS, arguments.bucket_bits() + WIDE_BITS).await?;
     let measured = wide(&site).await;
@@ -112,16 +115,18 @@ async fn main() -> Result<()> {
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
 }
 
-async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64, Vec<Statement>)> {
-    let log = slow::Log::start(site).await?;
+/// A full run, a changed run and a reload; and the most memory of the daemon beside the last.
+async fn large(site: &Site, rate: u32) -> Result<(Ran, Ran, Ran, f64)> {
     let full = tell("full", exact(site.reconcile(&["--full"]).await?)?);
     let rows = site.change().await?;
     let changed = tell("changed", exact(site.reconcile(&["--changed"]).await?)?);
     ensure!(changed.checked == rows, "{rows} rows have changed, {} were compared", changed.checked);
     let (reloaded, daemon_peak_rss_mib) = site.reload_under_load(rate).await?;
     tell("reload", reloaded.clone());
+    // A click that came twice around the loss counts twice in Redis, until a reconcile.
+    site.reconcile(&["--changed", "--force"]).await?;
     exact(site.reconcile(&["--changed", "--force"]).await?)?;
-    Ok((full, changed, reloaded, daemon_peak_rss_mib, log.end().await?))
+    Ok((full, changed, reloaded, daemon_peak_rss_mib))
 }
 
 async fn wide(site: &Site) -> Result<(Ran, Ran)> {

@@ -43,7 +43,8 @@ pub async fn reconcile(world: &World, arguments: &[&str]) -> Result<Ran> {
     let log = String::from_utf8_lossy(&output.stderr);
     let Report { checked, exact, steps_ms } = serde_json::from_slice(&output.stdout).context("read the report")?;
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok());
-    let rebuild_s = lines.filter(|line| line.event == "redis-loaded").map(|line| line.seconds).sum();
+    let rebuild_s =
+        lines.filter(|line| line.event == "redis-loaded").map(|line| line.seconds).fold(0.0, |sum, one| sum + one);
     let rows_read = rows_read(world).await?.saturating_sub(before);
     Ok(Ran { seconds, checked, exact, rebuild_s, peak_rss_mib, rows_read, steps_ms })
 }
