@@ -4,24 +4,26 @@
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  the place of the metric in a field's value, from 1
+-- ARGV[4]  the latest instant of the repair, by this server's clock: later, another run can have measured
 -- ARGV     then for each target: id, what is added; "5@12" adds only where the number is 12, for numbers that are also set; with "!"
 --          behind it also where the number goes below zero
 --
 -- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it is another number: left alone), or an empty list when the bucket
--- was repaired, flushed or loaded anew since the sample. So a repair that timed out and runs late is never added twice.
+-- was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and runs late is never added twice.
 
-if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] then
+local now = redis.call('TIME')
+if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[4]) then
     return {}
 end
 local place = tonumber(ARGV[3])
 local ids = {}
-for index = 4, #ARGV, 2 do
+for index = 5, #ARGV, 2 do
     ids[#ids + 1] = ARGV[index]
 end
 local before = redis.call('HMGET', KEYS[1], unpack(ids))
 local done, fields = {}, { '_', ARGV[2] }
 for number, id in ipairs(ids) do
-    local text, only, below_zero = string.match(ARGV[3 + 2 * number], '^(%-?%d+)@?(%-?%d*)(!?)$')
+    local text, only, below_zero = string.match(ARGV[4 + 2 * number], '^(%-?%d+)@?(%-?%d*)(!?)$')
     local added = tonumber(text)
     if not before[number] and place == 1 and added > 0 and only == '' then
         fields[#fields + 1] = id

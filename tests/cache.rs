@@ -13,7 +13,7 @@ use tallyd::cache::layout::Loaded;
 use tallyd::client::Client;
 use tallyd::config::Redis;
 use tallyd::marks::Marks;
-use tallyd::model::{Kind, Metric, UserId};
+use tallyd::model::{Kind, Metric, Micros, UserId};
 
 const LIKE: Metric = Metric(1);
 
@@ -57,7 +57,14 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     begin_load(&world, 7).await;
     let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
-    let repair = [Repair { target: target(1), delta: 5, below_zero: false, only_from: None, loaded: sample.loaded }];
+    let repair = [Repair {
+        target: target(1),
+        delta: 5,
+        below_zero: false,
+        only_from: None,
+        loaded: sample.loaded,
+        until: Micros::MAX,
+    }];
     assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
     // The first one again, and another one that was measured before it: the bucket has changed since.
     for pass in [71, 72] {
@@ -76,7 +83,8 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     // Another one of the same bucket, which may.
     let bucket = world.cache.keys.bucket(target(1));
     let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
-    let repair = |target, delta, below_zero| Repair { target, delta, below_zero, only_from: None, loaded };
+    let repair =
+        |target, delta, below_zero| Repair { target, delta, below_zero, only_from: None, loaded, until: Micros::MAX };
     let done = cache.repair(&names, LIKE, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
     assert_eq!(done, [(target(1), Repaired::BelowZero), (other, Repaired::Done)]);
     let samples = cache.sample(&names, LIKE, &[target(1), other]).await.unwrap();
@@ -202,7 +210,14 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let world = World::new("repair_set", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     let loaded = liked_twice(&world).await;
-    let repair = |from| Repair { target: target(1), delta: 5, below_zero: false, only_from: Some(from), loaded };
+    let repair = |from| Repair {
+        target: target(1),
+        delta: 5,
+        below_zero: false,
+        only_from: Some(from),
+        loaded,
+        until: Micros::MAX,
+    };
     assert_eq!(cache.repair(&names, LIKE, 71, &[repair(3)]).await.unwrap(), [(target(1), Repaired::Stale)]);
     let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
     let repair = Repair { loaded, ..repair(2) };

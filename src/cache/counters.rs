@@ -54,6 +54,8 @@ pub struct Repair {
     pub only_from: Option<i64>,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
+    /// Not after this instant, by Redis' clock.
+    pub until: Micros,
 }
 
 /// What became of a repair.
@@ -63,7 +65,7 @@ pub enum Repaired {
     Done,
     /// The number would have gone below zero: left alone.
     BelowZero,
-    /// The bucket has changed since the sample: left alone, the next run measures again.
+    /// The bucket has changed since the sample, or it was too late: left alone, the next run measures again.
     Stale,
 }
 
@@ -153,7 +155,8 @@ impl Cache {
                 Call::new(if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN }, self.keys.counters(name, bucket))
                     .arg(first.loaded.to_string())
                     .arg(first.loaded.repaired(pass).to_string())
-                    .arg(self.keys.part(metric));
+                    .arg(self.keys.part(metric))
+                    .number(now.iter().map(|(_, repair)| repair.until.0).min().unwrap_or(0));
             let call = if self.is_packed() {
                 now.iter().fold(call, |call, (target, repair)| call.number(target.id).arg(repair.text()))
             } else {

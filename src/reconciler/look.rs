@@ -20,6 +20,8 @@ use crate::store::counters::Truth;
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub sample: Sample,
+    /// When Redis had answered, by our clock.
+    pub taken: Instant,
     pub verdict: Verdict,
     pub truth: Truth,
 }
@@ -38,6 +40,7 @@ impl Run<'_> {
         let needs_fence = targets.iter().any(|target| !self.is_by_daemon(target.kind));
         let applied = self.applied(targets.iter().any(|target| self.is_by_daemon(target.kind))).await?;
         let Some(samples) = self.sample(targets).await? else { return Ok(Looks::default()) };
+        let taken = Instant::now();
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
         if needs_fence {
             self.fence(grace).await?;
@@ -59,7 +62,7 @@ impl Run<'_> {
             } else {
                 judge(&sample, truth.as_ref(), skew)
             };
-            (target, Look { sample, verdict, truth: truth.unwrap_or_default() })
+            (target, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
         };
         let looks = samples.into_iter().map(look).collect();
         Ok(Looks { looks, truths })
@@ -90,6 +93,7 @@ impl Run<'_> {
         let partitions = self.on.broker.partitions();
         self.on.store.watch(watch, self.metric, &watched, partitions, seconds).await?;
         let samples = self.sample(&watched).await?.unwrap_or_default();
+        let taken = Instant::now();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
@@ -106,7 +110,7 @@ impl Run<'_> {
                 Some(value) => Verdict::Drift(sample.value - value),
                 None => Verdict::Busy,
             };
-            (target, Look { sample, verdict, truth })
+            (target, Look { sample, taken, verdict, truth })
         }));
         Ok(looks)
     }

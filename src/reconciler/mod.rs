@@ -18,6 +18,9 @@
 //! * A: two looks agree on a drift. B: a like. C: the repair. It adds a difference and so keeps B (invariant 4).
 //! * A: the repair times out. B: a later run looks. C: the repair runs after all. The script checks that the bucket's
 //!   field `_` is as the sample saw it, and every repair changes that field: of A and a repair of B only one is added.
+//! * A: two looks agree. B: the run freezes, its lease ends, and a later run finds the target right. C: the repair runs. It is
+//!   refused: it has a deadline by Redis' clock, before which no other run can have begun.
+//! * A: two looks agree. B: Redis fails over to a replica that lacks the drift. The repair is not made.
 //! * A: Redis is flushed between look and repair: `_` is gone, the script refuses. What is missing from such a bucket is
 //!   unknown, not zero, until a run has loaded it again (rebuild.rs).
 //! * Two reconciles: the job's lock admits one. If the first one's lease ran out while it was frozen, its fences are
@@ -161,6 +164,8 @@ struct Run<'a> {
     pace: Pace,
     progress: watch::Sender<Progress>,
     number: u64,
+    /// What Redis had when the run began.
+    data_set: String,
     /// The metric that is compared now: one after the other.
     metric: Metric,
     /// How many numbers (fences, watches, repairs) the run has used.
@@ -250,6 +255,7 @@ impl Reconciler {
             pace: Pace::new(number, &self.limits),
             progress,
             number,
+            data_set: self.cache.data_set().await.context("ask Redis which data set it has")?,
             metric: self.metrics.like(),
             used: 0,
             slice_left: u64::MAX,

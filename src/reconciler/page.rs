@@ -16,9 +16,11 @@ use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
 use crate::caution::agreed;
-use crate::model::Target;
+use crate::fence::NotNow;
+use crate::model::{Micros, Target};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
+use crate::store::jobs::LEASE;
 use crate::store::repairs::Intent;
 
 /// Targets that are watched at once: the consumers look each event up among them.
@@ -26,6 +28,9 @@ pub(super) const WATCHED_MAX: usize = 1_000;
 
 /// Once so many targets are pending they are looked at again, at most as many at once, and no page is looked at before.
 pub(super) const PENDING_MAX: usize = 10_000;
+
+/// How long after it is noted a repair may be made: less than the lease of the run.
+const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 /// What one look has not decided.
 pub(super) type Pending = BTreeMap<Target, Doubt>;
@@ -189,19 +194,34 @@ impl Run<'_> {
     async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<Target, Look>) -> Result<Vec<(Target, Repaired)>> {
         let began = Instant::now();
         let (pass, metric) = (self.next_number(), self.metric);
+        // Noting them makes the lease last from then: until it ends no other run measures.
+        let until = |target| {
+            looks.get(target).map_or(Micros(0), |look| look.sample.cut.after(look.taken.elapsed() + REPAIR_WITHIN))
+        };
+        let repairs: Vec<Repair> =
+            repairs.iter().map(|repair| Repair { until: until(&repair.target), ..*repair }).collect();
         let before = |target| looks.get(&target).map_or(0, |look| look.sample.value);
         let intents: Vec<Intent> = repairs
             .iter()
             .map(|Repair { target, delta, .. }| Intent { target: *target, before: before(*target), added: *delta })
             .collect();
         self.on.store.note_repairs(JOB, self.number, pass, metric, &intents).await?;
+        self.check_data_set().await?;
         fault::point("reconcile:noted");
-        let done = self.on.cache.repair(&self.on.names, metric, pass, repairs).await?;
+        let done = self.on.cache.repair(&self.on.names, metric, pass, &repairs).await?;
         fault::point("reconcile:repaired");
         let outcomes: Vec<(Target, &str)> = done.iter().map(|(target, result)| (*target, result.name())).collect();
         self.on.store.note_outcomes(pass, metric, &outcomes).await?;
         Steps::add(&mut self.report.steps_ms.repair, began.elapsed());
         Ok(done)
+    }
+
+    /// A replica that was promoted after the looks can lack the drift that they saw.
+    async fn check_data_set(&self) -> Result<()> {
+        if self.on.cache.data_set().await? == self.data_set {
+            return Ok(());
+        }
+        Err(NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
     }
 
     /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it.

@@ -263,12 +263,13 @@ impl Run<'_> {
 
     /// What is added to a number of the metric in hand, which was `sampled`. It may pass below zero where the daemon counts it, because events
     /// come in another order than they happened, and where MySQL has it there. Otherwise it would only by what was taken away since: measure again.
+    /// No deadline: a run that takes a load over changes the state of its buckets.
     pub(super) fn adding(&self, target: Target, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
         let Ruled { writer, below_zero, .. } = self.on.rules.of(target.kind, self.metric);
         // Of likes there are never less than none: where `counter` says so, it is wrong.
         let is_below = !self.is_like() && sampled.saturating_add(delta) < 0;
         let below_zero = below_zero || writer == Writes::Daemon || is_below;
-        Repair { target, delta, below_zero, only_from: None, loaded }
+        Repair { target, delta, below_zero, only_from: None, loaded, until: Micros::MAX }
     }
 
     /// Each kind's metrics, in the order of their codes.

@@ -254,13 +254,16 @@ impl Store {
     }
 }
 
-/// Holds the job's row until the transaction ends, if it still names `run`: first in every transaction of a job that
-/// writes what must not be written twice. By writing to it, as `partitions` says.
+/// Holds the job's row until the transaction ends, if it still names `run`, and makes the lease last from now: first in every
+/// transaction of a job that writes what must not be written twice. By writing to it, as `partitions` says.
 ///
 /// # Errors
 /// [`StoreError::TakenOver`] when another run has begun; MySQL's.
 pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
-    let held = sqlx::query("UPDATE job_lock SET writes = writes + 1 WHERE job = ? AND run = ?")
+    const SQL: &str =
+        "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ? AND run = ?";
+    let held = sqlx::query(SQL)
+        .bind(LEASE.as_secs())
         .bind(job)
         .bind(run)
         .execute(connection)

@@ -1,6 +1,7 @@
-//! Redis is flushed while a run is at it.
+//! Redis is flushed, or goes back, while a run is at it.
 
-use crate::common::{drift, lose, target};
+use crate::common::private::Private;
+use crate::common::{drift, eventually, lose, stderr, target};
 use crate::stage::{Stage, assert_numbers, repair};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,5 +52,37 @@ async fn a_flush_while_what_was_lost_is_added_leaves_the_buckets_to_the_next_run
     assert_eq!(stage.world.redis_counters().await.values().sum::<i64>(), 1, "only what came after the second flush");
     let buckets = i64::from(stage.world.cache.keys.buckets());
     assert_numbers(&stage.world.report(&["reconcile", "--changed"]), &[("buckets_loaded", buckets), ("drifted", 0)]);
+    stage.close().await;
+}
+
+/// Has the server become what the other one is, while its connections stay.
+async fn become_copy_of(server: &Private, other: &Private) {
+    let mut redis = server.connect().await;
+    let replica_of = |arguments: [String; 2]| redis::cmd("REPLICAOF").arg(&arguments).to_owned();
+    let port = other.url().trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
+    let () = replica_of(["127.0.0.1".to_owned(), port]).query_async(&mut redis).await.unwrap();
+    eventually("the copy is complete", || async {
+        let asked = redis::cmd("INFO").arg("replication").query_async::<String>(&mut server.connect().await).await;
+        asked.is_ok_and(|info| info.contains("master_link_status:up"))
+    })
+    .await;
+    let () = replica_of(["NO".to_owned(), "ONE".to_owned()]).query_async(&mut redis).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drift_that_was_lost_with_the_old_master_is_not_repaired() {
+    let (server, replica) = (Private::start(&[]).await, Private::start(&[]).await);
+    let stage = Stage::new("lost_drift", &format!("[redis]\nurl = \"{}\"", server.url())).await;
+    // Its buckets' states are the newest: a replica that lags since the last repair has them, too.
+    become_copy_of(&replica, &server).await;
+    drift(&stage.world, target(1), 2).await;
+    let mut run = stage.run(&["--full"], &["reconcile:agreed"]);
+    run.paused().await;
+    become_copy_of(&server, &replica).await;
+    run.resume();
+    let output = run.ended().await;
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 3, "it was right");
+    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
+    assert!(stderr(&output).contains("Redis was restarted, or failed over"), "{}", stderr(&output));
     stage.close().await;
 }

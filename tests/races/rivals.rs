@@ -110,3 +110,21 @@ async fn a_run_that_wakes_up_before_it_corrects_a_counter_after_a_takeover_chang
     assert_eq!(stage.everything().await, before);
     stage.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
+    let mut stage = Stage::new("rival_deadline", "").await;
+    let counted = stage.count(1, 50).await;
+    let mut first = stage.run(&["--full"], &["reconcile:noted"]);
+    first.paused().await;
+    stage.publish(&counted).await;
+    stage.applied(1).await;
+    // Begins when the lease ends by itself. It finds the number right, and leaves the bucket as the first run saw it.
+    assert_numbers(&stage.world.reconcile("--full").await, &[("drifted", 0), ("exact", 5)]);
+    first.resume();
+    first.ended().await;
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 4);
+    let repairs = stage.repairs().await;
+    assert!(matches!(repairs.as_slice(), [(1, _, -1, outcome)] if outcome.as_deref() != Some("done")), "{repairs:?}");
+    stage.close().await;
+}
