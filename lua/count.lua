@@ -18,6 +18,8 @@
 --           getting it back. Then the change is made whatever ARGV[5] says: nobody knows how far above zero the number is
 --   added   by how much the number has changed: what is added the other way round takes the change back
 --
+-- A set is noted in the bucket's field `_s`, its `at`: a number that was set since it was measured is not repaired.
+--
 -- Called twice it counts twice. A number that would no longer be exact (2^53 or more) is refused, and so is a key that
 -- holds something else; nothing is changed then.
 
@@ -85,6 +87,9 @@ if below and loaded and ARGV[5] ~= '1' then
     return { 0, at, before, 0 }
 end
 
+if ARGV[3] == 'set' then
+    redis.call('HSET', place and KEYS[1] or KEYS[2], '_s', at)
+end
 if not place then
     local by = string.format('%.0f', added)
     if field then

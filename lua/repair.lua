@@ -5,15 +5,21 @@
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
 -- ARGV[3]  the place of the metric in a field's value, from 1
 -- ARGV[4]  the latest instant of the repair, by this server's clock: later, another run can have measured
--- ARGV     then for each target: id, what is added; "5@12" adds only where the number is 12, for numbers that are also set; with "!"
---          behind it also where the number goes below zero
+-- ARGV     then for each target: id, what is added; "5@12" adds only where no number of the bucket was set since the instant 12, for
+--          numbers that are also set; with "!" behind it also where the number goes below zero
 --
--- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it is another number: left alone), or an empty list when the bucket
+-- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set: left alone), or an empty list when the bucket
 -- was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and runs late is never added twice.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[4]) then
     return {}
+end
+now = now[1] * 1000000 + now[2]
+-- A set from the future is from before the clock was put back.
+local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
+if set_at > now then
+    set_at = 0
 end
 local place = tonumber(ARGV[3])
 local ids = {}
@@ -39,7 +45,7 @@ for number, id in ipairs(ids) do
         end
         local was = values[place]
         values[place] = was + added
-        if only ~= '' and was ~= tonumber(only) then
+        if only ~= '' and set_at >= tonumber(only) then
             done[number] = 2
         elseif added < 0 and values[place] < 0 and below_zero == '' then
             done[number] = 0

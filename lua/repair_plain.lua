@@ -8,12 +8,18 @@
 -- ARGV[4]  the latest instant of the repair, as in repair.lua
 -- ARGV     then for each target what is added; "5@12" and "5!" as in repair.lua
 --
--- Returns what repair.lua does: for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it is another number: left alone),
+-- Returns what repair.lua does: for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set: left alone),
 -- or an empty list when the bucket was repaired, flushed or loaded again since the sample, or it is too late.
 
 local now = redis.call('TIME')
 if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[4]) then
     return {}
+end
+now = now[1] * 1000000 + now[2]
+-- A set from the future is from before the clock was put back.
+local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
+if set_at > now then
+    set_at = 0
 end
 -- First: should one of the others fail, this call must not run again.
 redis.call('HSET', KEYS[1], '_', ARGV[2])
@@ -27,7 +33,7 @@ for index = 2, #KEYS do
     else
         before = redis.call('GET', KEYS[index])
     end
-    if only ~= '' and tonumber(before or 0) ~= tonumber(only) then
+    if only ~= '' and set_at >= tonumber(only) then
         done[index - 1] = 2
     elseif added < 0 and below_zero == '' and tonumber(before or 0) + added < 0 then
         done[index - 1] = 0

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::proxy::Proxy;
 use common::{World, redis_likes, target};
 use tallyd::cache::Cache;
@@ -61,7 +63,7 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
         target: target(1),
         delta: 5,
         below_zero: false,
-        only_from: None,
+        not_set_since: None,
         loaded: sample.loaded,
         until: Micros::MAX,
     }];
@@ -83,8 +85,14 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     // Another one of the same bucket, which may.
     let bucket = world.cache.keys.bucket(target(1));
     let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
-    let repair =
-        |target, delta, below_zero| Repair { target, delta, below_zero, only_from: None, loaded, until: Micros::MAX };
+    let repair = |target, delta, below_zero| Repair {
+        target,
+        delta,
+        below_zero,
+        not_set_since: None,
+        loaded,
+        until: Micros::MAX,
+    };
     let done = cache.repair(&names, LIKE, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
     assert_eq!(done, [(target(1), Repaired::BelowZero), (other, Repaired::Done)]);
     let samples = cache.sample(&names, LIKE, &[target(1), other]).await.unwrap();
@@ -209,19 +217,27 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
 async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     let world = World::new("repair_set", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
-    let loaded = liked_twice(&world).await;
-    let repair = |from| Repair {
-        target: target(1),
-        delta: 5,
-        below_zero: false,
-        only_from: Some(from),
-        loaded,
-        until: Micros::MAX,
-    };
-    assert_eq!(cache.repair(&names, LIKE, 71, &[repair(3)]).await.unwrap(), [(target(1), Repaired::Stale)]);
-    let loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
-    let repair = Repair { loaded, ..repair(2) };
-    assert_eq!(cache.repair(&names, LIKE, 72, &[repair]).await.unwrap(), [(target(1), Repaired::Done)]);
-    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 7);
+    let mut loaded = liked_twice(&world).await;
+    let mut redis = world.redis().await;
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
+    let now = cache.now().await.unwrap();
+    let hour = Duration::from_secs(3_600);
+    // A set from the future was made before the clock was put back.
+    for (pass, set_at, result) in
+        [(71, now, Repaired::Stale), (72, now.before(hour), Repaired::Done), (73, now.after(hour), Repaired::Done)]
+    {
+        let _: i64 = redis::cmd("HSET").arg(&key).arg("_s").arg(set_at.0).query_async(&mut redis).await.unwrap();
+        let repair = Repair {
+            target: target(1),
+            delta: 5,
+            below_zero: false,
+            not_set_since: Some(now),
+            loaded,
+            until: Micros::MAX,
+        };
+        assert_eq!(cache.repair(&names, LIKE, pass, &[repair]).await.unwrap(), [(target(1), result)]);
+        loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+    }
+    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 12);
     world.close().await;
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use redis::{Pipeline, Value};
 
-use super::keys::{KindNames, LOADED, MARKED};
+use super::keys::{KindNames, LOADED, MARKED, SET_AT};
 use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 use crate::marks::Marks;
@@ -50,8 +50,8 @@ pub struct Repair {
     pub delta: i64,
     /// Whether it may take the number below zero.
     pub below_zero: bool,
-    /// Only where the number still is this: of numbers that are set, too, a difference says nothing once they were.
-    pub only_from: Option<i64>,
+    /// Only where no number of the bucket was set since: a difference says nothing of a number that was.
+    pub not_set_since: Option<Micros>,
     /// The bucket's state at the sample.
     pub loaded: Loaded,
     /// Not after this instant, by Redis' clock.
@@ -72,7 +72,7 @@ pub enum Repaired {
 impl Repair {
     /// As the script is told.
     fn text(&self) -> String {
-        let only = self.only_from.map_or_else(String::new, |number| format!("@{number}"));
+        let only = self.not_set_since.map_or_else(String::new, |cut| format!("@{}", cut.0));
         format!("{}{only}{}", self.delta, if self.below_zero { "!" } else { "" })
     }
 }
@@ -204,7 +204,7 @@ impl Cache {
             let mut pipeline = Pipeline::new();
             for bucket in buckets {
                 let key = self.keys.counters(kind, *bucket);
-                pipeline.cmd("HLEN").arg(&key).cmd("HMGET").arg(key).arg(LOADED).arg(MARKED);
+                pipeline.cmd("HLEN").arg(&key).cmd("HMGET").arg(key).arg(LOADED).arg(MARKED).arg(SET_AT);
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
             let answers = answers.map_err(|source| super::CacheError { action: ACTION, source })?;
@@ -317,12 +317,12 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// How many fields of a bucket are no targets', by its fields `_` and `_o`.
+/// How many fields of a bucket are no targets', by its fields `_`, `_o` and `_s`.
 pub(super) fn count_beside(beside: &[Value]) -> u64 {
     let field = |place: usize| beside.get(place).and_then(text);
     // `_o` itself, the marks that it counts, and the one for what reconciles correct.
     let marks = field(1).and_then(|count| count.parse::<u64>().ok()).map_or(0, |count| count.saturating_add(2));
-    marks.saturating_add(u64::from(field(0).is_some()))
+    marks.saturating_add(u64::from(field(0).is_some())).saturating_add(u64::from(field(2).is_some()))
 }
 
 /// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is

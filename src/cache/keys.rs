@@ -14,13 +14,16 @@ pub const LOADED: &str = "_";
 /// (lua/apply.lua).
 pub const MARKED: &str = "_o";
 
+/// The field of a bucket that says when a number of it was last set (lua/count.lua).
+pub const SET_AT: &str = "_s";
+
 /// What the field of a bucket begins with that is no target's.
 pub const NO_TARGET: char = '_';
 
-/// How many fields a bucket has at most that are no targets': `_`, and where the daemon counts, `_o`, one for each partition and one for what
+/// How many fields a bucket has at most that are no targets': `_` and `_s`, and where the daemon counts, `_o`, one for each partition and one for what
 /// reconciles correct.
 pub fn fields_beside(partitions: u16) -> u64 {
-    u64::from(partitions) + 3
+    u64::from(partitions) + 4
 }
 
 /// How keys are named, by configuration.

@@ -187,6 +187,8 @@ struct Run<'a> {
     clean: bool,
     /// Something was not looked at, because the run was over.
     cut_short: AtomicBool,
+    /// Whether there was room to note all that the next run must look at.
+    all_kept: bool,
     pending: Pending,
     /// By bucket of the kind that a full run is at: its known targets of which Redis' number is not zero.
     counted_seen: HashMap<u32, u32>,
@@ -268,6 +270,7 @@ impl Reconciler {
             began: Instant::now(),
             clean: true,
             cut_short: AtomicBool::new(false),
+            all_kept: true,
             pending: Pending::new(),
             counted_seen: HashMap::new(),
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },

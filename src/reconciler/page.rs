@@ -159,8 +159,9 @@ impl Run<'_> {
             self.report.drift_sum += delta.unsigned_abs();
             self.report.drifted_by_size.note(delta.unsigned_abs());
             let is_set = self.on.rules.of(target.kind, self.metric).settable && !self.is_by_daemon(target.kind);
-            let only_from = is_set.then_some(look.sample.value);
-            repairs.push(Repair { only_from, ..self.adding(*target, look.sample.value, delta, look.sample.loaded) });
+            let not_set_since = is_set.then_some(look.sample.cut);
+            repairs
+                .push(Repair { not_set_since, ..self.adding(*target, look.sample.value, delta, look.sample.loaded) });
         }
         if self.report.dry_run || repairs.is_empty() {
             for Repair { target, .. } in &repairs {
@@ -174,6 +175,7 @@ impl Run<'_> {
         let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
         self.brake(largest)?;
         let deltas: BTreeMap<Target, i64> = repairs.iter().map(|repair| (repair.target, repair.delta)).collect();
+        let mut left = Vec::new();
         for (target, result) in self.repair(&repairs, second).await? {
             let (Some(delta), Some(look)) = (deltas.get(&target), second.get(&target)) else { continue };
             match result {
@@ -183,11 +185,12 @@ impl Run<'_> {
                 }
                 Repaired::BelowZero | Repaired::Stale => {
                     self.report.left += 1;
+                    left.push((target, *delta));
                     self.list(target, look, 0, "left");
                 }
             }
         }
-        Ok(())
+        self.keep_for_next(&left).await
     }
 
     /// Repairs, and notes each: before it is made and after.
@@ -279,9 +282,18 @@ impl Run<'_> {
                 self.list(*target, look, 0, "undecided");
             }
         }
-        if !undecided.is_empty() && !self.report.dry_run {
-            self.on.store.keep_drift_seen(self.metric, &undecided).await?;
+        self.keep_for_next(&undecided).await
+    }
+
+    /// The next run looks at them first, and the cut of all others goes on.
+    async fn keep_for_next(&mut self, targets: &[(Target, i64)]) -> Result<()> {
+        if targets.is_empty() || self.report.dry_run {
+            return Ok(());
         }
+        let mut targets = targets.to_vec();
+        targets.sort_unstable();
+        let without_room = self.on.store.keep_drift_seen(self.metric, &targets).await?;
+        self.all_kept &= without_room == 0;
         Ok(())
     }
 

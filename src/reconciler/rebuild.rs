@@ -269,7 +269,7 @@ impl Run<'_> {
         // Of likes there are never less than none: where `counter` says so, it is wrong.
         let is_below = !self.is_like() && sampled.saturating_add(delta) < 0;
         let below_zero = below_zero || writer == Writes::Daemon || is_below;
-        Repair { target, delta, below_zero, only_from: None, loaded, until: Micros::MAX }
+        Repair { target, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }
     }
 
     /// Each kind's metrics, in the order of their codes.

@@ -89,8 +89,7 @@ impl Run<'_> {
             self.metric = metric;
             seen.push((metric, self.compare_changed_of(start).await?));
         }
-        // What was left must be looked at again, by the next run of this kind.
-        let complete = self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed);
+        let complete = self.is_complete();
         self.report.cut = Some(if complete { until.0 } else { from.0 });
         if complete && !self.report.dry_run {
             for (metric, seen) in seen {
@@ -162,8 +161,8 @@ impl Run<'_> {
             }
             self.compare_phantoms(&name, kind).await?;
         }
-        // What was left, or not looked at, is looked at again by the next changed run if this one says nothing.
-        if self.order.mode == Mode::Full && self.report.left == 0 && !self.cut_short.load(Ordering::Relaxed) {
+        // What was not looked at is looked at again by the next changed run if this one says nothing.
+        if self.order.mode == Mode::Full && self.is_complete() {
             self.report.cut = Some(began.0);
         }
         Ok(())
@@ -239,6 +238,11 @@ impl Run<'_> {
         self.settle().await?;
         self.reached = (Target { kind, id: reached }, self.metric);
         self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await
+    }
+
+    /// Whether all was looked at, or is noted for the next run.
+    fn is_complete(&self) -> bool {
+        self.all_kept && !self.cut_short.load(Ordering::Relaxed)
     }
 
     /// Whether nothing was off, from the first target on.

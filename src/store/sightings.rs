@@ -11,13 +11,14 @@ use crate::model::{Metric, Micros, Target};
 const KEPT_MAX: usize = 10_000;
 
 impl Store {
-    /// Keeps targets, each with by how much Redis is off where that is known, as many as there is room for.
+    /// Keeps targets, each with by how much Redis is off where that is known, as many as there is room for. Says for how many there was
+    /// none.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<()> {
+    pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
         let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await.map(drop)
+        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await
     }
 
     /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each

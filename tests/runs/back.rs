@@ -1,0 +1,66 @@
+//! What goes back in time: Redis' counters, and clocks that were ahead; and the cut, which goes on all the same.
+
+use sqlx::AssertSqlSafe;
+use tallyd::client::Client;
+use tallyd::model::Metric;
+
+use super::common::{World, redis_likes, target};
+use super::settled;
+
+/// What changed runs have noted as compared, in order.
+async fn cuts(world: &World) -> Vec<i64> {
+    let micros = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', cut) AS SIGNED)";
+    let sql = format!("SELECT {micros} FROM job_run WHERE mode = 'changed' AND outcome = 'done' ORDER BY run");
+    sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&world.pool).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
+    let (world, daemon, _) = settled("left_cut", 3, "").await;
+    // There are never less likes than none, in Redis.
+    sqlx::query("UPDATE counter SET value = -2 WHERE target_id = 1").execute(&world.pool).await.unwrap();
+    for _ in 0..3 {
+        let report = world.report(&["reconcile", "--changed"]);
+        assert_eq!((&report["left"], &report["repaired"]), (&1.into(), &0.into()), "{report}");
+    }
+    let cuts = cuts(&world).await;
+    assert!(cuts.len() == 3 && cuts.is_sorted_by(|before, after| before < after), "{cuts:?}");
+    assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen WHERE target_id = 1").await, 1);
+    assert_eq!(redis_likes(&Client::new(&world.api).unwrap(), &[target(1)]).await, [Some(2)]);
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
+    assert_eq!(world.report(&["reconcile", "--changed"])["left"], 0);
+    assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen").await, 0, "it was right, and is forgotten");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settable_number_is_repaired_while_it_is_counted() {
+    let rules = "[metrics]\nlike = 1\nunread = 4\n[[rule]]\nmetric = \"unread\"\nsettable = true\nwriter = \"api\"\n";
+    let world = World::new("settable_hot", rules).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let client = Client::new(&world.api).unwrap();
+    let unread = Metric(4);
+    client.set(target(1), unread, 7).await.unwrap();
+    world.drained(&publisher).await;
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("HSET").arg(&key).arg(1).arg("0,0,0,11").query_async(&mut redis).await.unwrap();
+    let mut command = world.command();
+    command.args(["reconcile", "--changed", "--format", "json"]).stdout(std::process::Stdio::piped());
+    let run = command.spawn().unwrap();
+    let run = tokio::task::spawn_blocking(|| run.wait_with_output().unwrap());
+    let mut added = 0;
+    while !run.is_finished() {
+        added += 1;
+        client.add(target(1), unread, 1, &format!("add-{added}")).await.unwrap();
+    }
+    let report: serde_json::Value = serde_json::from_slice(&run.await.unwrap().stdout).unwrap();
+    assert_eq!((&report["repaired"], &report["left"], &report["drift_sum"]), (&1.into(), &0.into(), &4.into()));
+    let field: String = redis::cmd("HGET").arg(&key).arg(1).query_async(&mut redis).await.unwrap();
+    assert_eq!(field, format!("0,0,0,{}", 7 + added));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
