@@ -158,6 +158,11 @@ impl Keys {
         format!("{}tally:missing", self.prefix)
     }
 
+    /// `tally:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
+    pub fn compared(&self, number: u16) -> String {
+        format!("{}tally:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
+    }
+
     /// `board:{likes}:2026-W47`: the zset of one period. All periods of a board are in one slot of a Cluster.
     pub fn board(&self, board: &str, period: &str) -> String {
         format!("{}board:{{{board}}}:{period}", self.prefix)
@@ -273,6 +278,7 @@ mod tests {
         assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:tally:missing");
+        assert_eq!(keys.compared(7), "app:tally:compared:{7}:packed:13");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
         assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");

@@ -11,6 +11,7 @@ pub mod apply;
 pub mod bloom;
 pub mod boards;
 mod cluster;
+mod compared;
 pub mod counters;
 pub mod feed;
 pub mod filters;

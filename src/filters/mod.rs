@@ -226,8 +226,10 @@ impl Filters {
     fn mark(&self, newest: Option<&Mark>, done: Option<&Mark>, number: u64, now: Micros, data_set: u64) -> Mark {
         let false_positive = bloom::java_double(self.wish.false_positive);
         let epoch = newest.filter(|newest| newest.data_set == data_set).map_or(number, |newest| newest.epoch);
+        // A time from the future is void: Redis' clock was ahead then.
         let same = done.filter(|done| {
             done.epoch == epoch
+                && done.until.max(done.full) <= now.0
                 && (done.likes_min, &done.false_positive) == (self.wish.likes_min, &false_positive)
                 && Micros(done.full).after(FULL_EVERY) > now
         });

@@ -220,7 +220,7 @@ impl Run<'_> {
     }
 
     /// A replica that was promoted after the looks can lack the drift that they saw.
-    async fn check_data_set(&self) -> Result<()> {
+    pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.on.cache.data_set().await? == self.data_set {
             return Ok(());
         }

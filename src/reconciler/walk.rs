@@ -76,8 +76,7 @@ impl Run<'_> {
     /// Compares what changed from the last run's cut until now, by Redis' clock; what was kept for this run comes first.
     async fn compare_changed(&mut self) -> Result<()> {
         let until = self.fenced_now().await?;
-        let layout = self.on.cache.keys.layout().full_name();
-        let from = self.on.store.last_cut(JOB, &layout).await?.unwrap_or(Micros(0));
+        let from = self.compared_until(until).await?;
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
         let mut total = 0;
         for metric in self.on.metrics.codes() {
@@ -95,8 +94,28 @@ impl Run<'_> {
             for (metric, seen) in seen {
                 self.on.store.forget_drift_seen(metric, &seen).await?;
             }
+            self.note_compared(until).await?;
         }
         Ok(())
+    }
+
+    /// Up to where everything has been compared. Redis keeps a note of it beside MySQL's, which goes back in time with its counters.
+    async fn compared_until(&self, now: Micros) -> Result<Micros> {
+        let layout = self.on.cache.keys.layout().full_name();
+        let by_mysql = self.on.store.last_cut(JOB, &layout, now).await?.unwrap_or(Micros(0));
+        let by_redis = match self.on.cache.compared().await? {
+            Some(noted) => noted,
+            // The note was lost with buckets that are loaded now, or unknown.
+            None if self.report.buckets_loaded > 0 || self.report.dry_run => by_mysql,
+            None => Micros(0),
+        };
+        Ok(by_mysql.min(by_redis))
+    }
+
+    /// Notes in Redis what it has been compared up to, if it has all the time been the same.
+    async fn note_compared(&self, cut: Micros) -> Result<()> {
+        self.check_data_set().await?;
+        self.on.cache.note_compared(cut).await.context("note the cut in Redis")
     }
 
     /// Compares what changed of one metric; gives what was kept for this run.
@@ -164,6 +183,10 @@ impl Run<'_> {
         // What was not looked at is looked at again by the next changed run if this one says nothing.
         if self.order.mode == Mode::Full && self.is_complete() {
             self.report.cut = Some(began.0);
+            // What another run has compared can have gone back since.
+            if resumed.is_none() && !self.report.dry_run {
+                self.note_compared(began).await?;
+            }
         }
         Ok(())
     }

@@ -171,21 +171,18 @@ impl Store {
         lent.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
-    /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has.
+    /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has. What is later
+    /// than `now` is void: the clock was ahead then.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_cut(&self, job: &str, layout: &str) -> Result<Option<Micros>> {
+    pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
+        const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let cut: Option<NaiveDateTime> =
-                sqlx::query_scalar("SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ?")
-                    .bind(job)
-                    .bind(layout)
-                    .fetch_one(connection)
-                    .await
-                    .tried(ACTION)?;
+            let query = sqlx::query_scalar(SQL).bind(job).bind(layout).bind(datetime(now));
+            let cut: Option<NaiveDateTime> = query.fetch_one(connection).await.tried(ACTION)?;
             Ok(cut.map(micros))
         })
         .await

@@ -69,6 +69,21 @@ async fn what_a_run_has_built_stays_when_it_ends_too_early_or_lasts_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_mark_from_the_future_has_all_targets_looked_at() {
+    let world = World::new("filters_future", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    assert_eq!(run(&world).await.built, 1);
+    // As Redis' clock leaves it that was ahead by a day.
+    let ahead = "UPDATE job_run SET checkpoint = JSON_SET(checkpoint, '$.until', \
+                 CAST(JSON_VALUE(checkpoint, '$.until') AS SIGNED) + 86400000000) WHERE job = 'filters'";
+    assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
+    seed(&world, target(43), 1..=30).await;
+    assert_eq!(run(&world).await.built, 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn filters_that_were_switched_off_or_shall_be_built_anew_are_not_trusted() {
     let mut world = World::new("filters_off_on", BY_HAND).await;
     world.publisher().await;

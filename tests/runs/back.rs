@@ -1,11 +1,76 @@
-//! What goes back in time: Redis' counters, and clocks that were ahead; and the cut, which goes on all the same.
+//! What goes back in time: Redis' counters, and clocks that were ahead.
+
+use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 use tallyd::client::Client;
-use tallyd::model::Metric;
+use tallyd::model::{Metric, UserId};
 
-use super::common::{World, redis_likes, target};
+use super::common::private::Private;
+use super::common::{World, assert_redis_equals, drift, eventually, redis_likes, target};
 use super::settled;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
+    let mut server = Private::start(&[]).await;
+    let settings = format!("[redis]\nurl = \"{}\"\n[reconcile]\noverlap = \"1s\"", server.url());
+    let (world, daemon, mut model) = settled("older_redis", 20, &settings).await;
+    let publisher = world.publisher().await;
+    assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
+    let () = redis::cmd("SAVE").query_async(&mut server.connect().await).await.unwrap();
+    let client = Client::new(&world.api).unwrap();
+    let mut last = None;
+    for id in 1..=20 {
+        let counted = client.like(target(id), UserId(9), &[]).await.unwrap().counted().unwrap();
+        last = Some(counted.event.at);
+        model.apply(&counted.event);
+    }
+    world.drained(&publisher).await;
+    // Long enough ago for no later run to look at them because of its overlap.
+    let until = last.unwrap().after(Duration::from_secs(2));
+    eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
+    assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
+    server.restart().await;
+    let older = redis_likes(&Client::new(&world.api).unwrap(), &[target(1)]).await;
+    assert_eq!(older, [Some(2)], "the copy says that it is loaded");
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    let again = world.report(&["reconcile", "--changed"]);
+    assert_eq!(again["checked"], 0, "the cut is noted again: {again}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_lost_all_is_not_compared_from_the_first_target_on() {
+    let mut server = Private::start(&[]).await;
+    let settings = format!("[redis]\nurl = \"{}\"\n[reconcile]\noverlap = \"1s\"", server.url());
+    let (world, daemon, model) = settled("emptied_redis", 20, &settings).await;
+    let until = world.cache.now().await.unwrap().after(Duration::from_secs(2));
+    eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
+    assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
+    server.restart().await;
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["buckets_loaded"], &report["checked"]), (&16.into(), &0.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_from_the_future_is_void_for_changed_runs() {
+    let (world, daemon, model) = settled("future_cut", 3, "").await;
+    assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
+    let ahead = "UPDATE job_run SET cut = cut + INTERVAL 1 DAY WHERE mode = 'changed'";
+    assert_eq!(sqlx::query(ahead).execute(&world.pool).await.unwrap().rows_affected(), 1);
+    drift(&world, target(2), 4).await;
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &4.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
 
 /// What changed runs have noted as compared, in order.
 async fn cuts(world: &World) -> Vec<i64> {

@@ -1,0 +1,52 @@
+//! Up to where reconciles have compared Redis, as Redis itself notes it: the note goes back in time together with the counters.
+
+use redis::Pipeline;
+
+use super::{Cache, CacheError, Result, Servers, text};
+use crate::model::Micros;
+
+/// Notes on a Cluster. They lie in as many slots, so that each master has some.
+const NOTES_ON_CLUSTER: u16 = 1_024;
+
+impl Cache {
+    /// The oldest of the notes; `None` where there is none.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn compared(&self) -> Result<Option<Micros>> {
+        let get = |pipeline: &mut Pipeline, key: String| {
+            pipeline.cmd("GET").arg(key);
+        };
+        let noted = self.of_notes("read up to where Redis is compared", get).await?;
+        Ok(noted.into_iter().flatten().min())
+    }
+
+    /// Notes that everything up to `cut` is compared.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn note_compared(&self, cut: Micros) -> Result<()> {
+        let set = |pipeline: &mut Pipeline, key: String| {
+            pipeline.cmd("SET").arg(key).arg(cut.0);
+        };
+        self.of_notes("note up to where Redis is compared", set).await.map(drop)
+    }
+
+    async fn of_notes(
+        &self,
+        action: &'static str,
+        command: impl Fn(&mut Pipeline, String),
+    ) -> Result<Vec<Option<Micros>>> {
+        let notes = if matches!(self.servers, Servers::Cluster(_)) { NOTES_ON_CLUSTER } else { 1 };
+        let mut answers = Vec::with_capacity(usize::from(notes));
+        for some in (0..notes).collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX) {
+            let mut pipeline = Pipeline::new();
+            some.iter().for_each(|number| command(&mut pipeline, self.keys.compared(*number)));
+            for answer in self.run(action, &pipeline).await? {
+                let answer = answer.map_err(|source| CacheError { action, source })?;
+                answers.push(text(&answer).and_then(|at| at.parse().ok()).map(Micros));
+            }
+        }
+        Ok(answers)
+    }
+}
