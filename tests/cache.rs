@@ -109,7 +109,7 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), all.len() as u64 - 1);
-    assert_eq!(world.cache.count_unloaded("video", all.into_iter()).await.unwrap(), 1);
+    assert_eq!(world.cache.unloaded("video", all.into_iter()).await.unwrap().lost, 1);
     assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
     assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), 0, "another run loads it now");
     assert_eq!(world.cache.end_load("video", 8, &buckets).await.unwrap(), 1);

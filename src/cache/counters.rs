@@ -90,10 +90,10 @@ impl Repaired {
 
 impl Cache {
     /// Samples `targets`, and gives each one's sample in their order. A target whose kind the configuration doesn't know, or
-    /// whose field holds no numbers, has none.
+    /// whose field or bucket holds something else, has none.
     ///
     /// # Errors
-    /// Redis is away, or a bucket holds what isn't ours.
+    /// Redis is away.
     pub async fn sample(&self, kinds: &KindNames, metric: Metric, targets: &[Target]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> =
@@ -110,9 +110,12 @@ impl Cache {
             }
         }
         let mut samples = vec![None; targets.len()];
-        for (members, answer) in groups.into_iter().zip(self.eval(ACTION, &calls).await?) {
-            let read = read_sample(&answer, self.keys.layout(), metric, members.len())
-                .ok_or_else(|| unexpected(ACTION, &answer))?;
+        for (members, answer) in groups.into_iter().zip(self.eval_each(ACTION, &calls).await?) {
+            let answer = match answer {
+                Err(error) if error.is_for_ever() => continue,
+                answer => answer?,
+            };
+            let Some(read) = read_sample(&answer, self.keys.layout(), metric, members.len()) else { continue };
             for ((_, _, place), sample) in members.iter().zip(read) {
                 if let Some(slot) = samples.get_mut(*place) {
                     *slot = sample;
@@ -206,11 +209,16 @@ impl Cache {
                 let key = self.keys.counters(kind, *bucket);
                 pipeline.cmd("HLEN").arg(&key).cmd("HMGET").arg(key).arg(LOADED).arg(MARKED).arg(SET_AT);
             }
-            let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
-            let answers = answers.map_err(|source| super::CacheError { action: ACTION, source })?;
+            let answers = self.run(ACTION, &pipeline).await?;
             for (bucket, answers) in buckets.iter().zip(answers.chunks_exact(2)) {
-                let [Value::Int(fields), Value::Array(beside)] = answers else {
-                    return Err(unexpected(ACTION, answers.first().unwrap_or(&Value::Nil)));
+                let failed = answers.iter().find_map(|answer| answer.as_ref().err());
+                match failed.map(|source| super::CacheError { action: ACTION, source: source.clone() }) {
+                    Some(error) if error.is_for_ever() => continue,
+                    Some(error) => return Err(error),
+                    None => {}
+                }
+                let [Ok(Value::Int(fields)), Ok(Value::Array(beside))] = answers else {
+                    return Err(unexpected(ACTION, &Value::Nil));
                 };
                 let fields = u64::try_from(*fields).unwrap_or(0);
                 let targets = fields.saturating_sub(count_beside(beside));
@@ -230,7 +238,11 @@ impl Cache {
         for buckets in pieces(buckets) {
             let call = |bucket| Call::new(&COUNT_NUMBERS, self.keys.counters(kind, bucket)).number(metric.0);
             let calls: Vec<Call> = buckets.clone().map(call).collect();
-            for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
+            for (bucket, answer) in buckets.zip(self.eval_each(ACTION, &calls).await?) {
+                let answer = match answer {
+                    Err(error) if error.is_for_ever() => continue,
+                    answer => answer?,
+                };
                 let Value::Int(count) = answer else { return Err(unexpected(ACTION, &answer)) };
                 counts.push((bucket, u64::try_from(count).unwrap_or(0)));
             }
@@ -250,7 +262,10 @@ impl Cache {
         }
         let mut targets = Vec::new();
         for answer in self.run(ACTION, &pipeline).await? {
-            let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
+            let answer = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                Err(error) if error.is_for_ever() => continue,
+                answer => answer?,
+            };
             let Value::Array(fields) = &answer else { return Err(unexpected(ACTION, &answer)) };
             targets.extend(fields.chunks_exact(2).filter_map(|pair| {
                 let [id, value] = pair else { return None };

@@ -22,23 +22,40 @@ pub struct Lost {
     pub next: u32,
 }
 
+/// What a look at buckets finds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Unloaded {
+    /// How many of them nobody has loaded.
+    pub lost: u64,
+    /// Keys that hold something else than a bucket.
+    pub foreign: Vec<String>,
+}
+
 impl Cache {
-    /// How many of the kind's `buckets` nobody has loaded.
+    /// Looks for buckets of the kind that nobody has loaded.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn count_unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<u64> {
+    pub async fn unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<Unloaded> {
         const ACTION: &str = "look for buckets that are not loaded";
-        let mut unloaded = 0;
+        let mut unloaded = Unloaded::default();
         for buckets in buckets.collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::new();
             for bucket in buckets {
                 pipeline.cmd("HGET").arg(self.keys.counters(kind, *bucket)).arg(LOADED);
             }
-            for answer in self.run(ACTION, &pipeline).await? {
-                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-                let loaded = text(&answer).and_then(Loaded::parse).unwrap_or(Loaded::No);
-                unloaded += u64::from(!matches!(loaded, Loaded::Yes { .. }));
+            for (bucket, answer) in buckets.iter().zip(self.run(ACTION, &pipeline).await?) {
+                let loaded = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                    Ok(Value::Nil) => Some(Loaded::No),
+                    Ok(answer) => text(&answer).and_then(Loaded::parse),
+                    Err(error) if error.is_for_ever() => None,
+                    Err(error) => return Err(error),
+                };
+                match loaded {
+                    Some(Loaded::Yes { .. }) => {}
+                    Some(_) => unloaded.lost += 1,
+                    None => unloaded.foreign.push(self.keys.counters(kind, *bucket)),
+                }
             }
         }
         Ok(unloaded)
@@ -66,7 +83,12 @@ impl Cache {
             let call =
                 |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").number(run).number(outbox);
             let calls: Vec<Call> = buckets.clone().map(call).collect();
-            for (bucket, answer) in buckets.zip(self.eval(ACTION, &calls).await?) {
+            for (bucket, answer) in buckets.zip(self.eval_each(ACTION, &calls).await?) {
+                let answer = match answer {
+                    // It is no bucket.
+                    Err(error) if error.is_for_ever() => continue,
+                    answer => answer?,
+                };
                 let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
                 let [cut, fields @ ..] = parts.as_slice() else { continue };
                 let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
@@ -111,8 +133,10 @@ impl Cache {
                 pipeline.cmd("HDEL").arg(self.keys.counters(kind, bucket)).arg(LOADED);
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-                unloaded += u64::from(answer == Value::Int(1));
+                match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                    Err(error) if error.is_for_ever() => {}
+                    answer => unloaded += u64::from(answer? == Value::Int(1)),
+                }
             }
         }
         Ok(unloaded)

@@ -211,7 +211,7 @@ async fn until_lost(first: &Cache, config: &Config) {
 async fn unloaded(cache: &Cache, config: &Config) -> Result<u64> {
     let mut unloaded = 0;
     for (_, kind) in KindNames::new(&config.kinds).all() {
-        unloaded += cache.count_unloaded(kind, 0..cache.keys.buckets()).await?;
+        unloaded += cache.unloaded(kind, 0..cache.keys.buckets()).await?.lost;
     }
     Ok(unloaded)
 }

@@ -16,6 +16,7 @@ use super::report::Steps;
 use super::waiting::Waiting;
 use super::{Mode, Reconciler, Run};
 use crate::cache::counters::Sample;
+use crate::cache::layout::Loaded;
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Target, TargetId};
 use crate::runtime::fault;
@@ -81,6 +82,8 @@ impl<'a> Run<'a> {
             let liked = rows.next_if(|(id, _)| *id == target.id).map_or(0, |(_, liked)| liked);
             while changed.next_if(|(id, _)| *id < target.id).is_some() {}
             let update_at = changed.next_if(|(id, _)| *id == target.id).map(|(_, update_at)| update_at);
+            let is_lost = sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No);
+            self.is_lost |= is_lost && self.order.gives_way();
             let Some(sample) = sample.filter(|sample| is_known(sample, self.number)) else {
                 self.note_unknown([target].into_iter());
                 continue;

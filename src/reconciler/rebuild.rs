@@ -18,11 +18,11 @@ use tracing::{info, warn};
 use super::drift::Verdict;
 use super::look::Looks;
 use super::page::WATCHED_MAX;
-use super::report::Steps;
+use super::report::{LISTED_MAX, Steps};
 use super::{Mode, Run};
 use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
-use crate::cache::load::Lost;
+use crate::cache::load::{Lost, Unloaded};
 use crate::config::{Ruled, Writes};
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
@@ -49,8 +49,12 @@ impl Run<'_> {
     pub(super) async fn rebuild(&mut self) -> Result<bool> {
         let mut lost = 0;
         for (name, _) in self.kinds() {
-            lost += self.on.cache.count_unloaded(&name, 0..self.on.cache.keys.buckets()).await?;
+            let Unloaded { lost: of_kind, foreign } =
+                self.on.cache.unloaded(&name, 0..self.on.cache.keys.buckets()).await?;
+            lost += of_kind;
+            self.report.foreign.extend(foreign);
         }
+        self.report.foreign.truncate(LISTED_MAX);
         if lost == 0 || self.report.dry_run {
             return Ok(false);
         }

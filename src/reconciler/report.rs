@@ -61,6 +61,8 @@ pub struct Report {
     pub buckets_loaded: u64,
     /// Counters that were added to them.
     pub counters_loaded: u64,
+    /// Some of the keys that hold something else than a bucket: what they should hold is unknown.
+    pub foreign: Vec<String>,
     /// Seconds that the run waited because a server had enough to do.
     pub waited_s: u64,
     /// How often it found that, by what it was.
@@ -263,6 +265,13 @@ impl fmt::Display for Report {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
             }
+        }
+        if !self.foreign.is_empty() {
+            write!(
+                f,
+                "; keys that hold no bucket: {}: delete them, and the next run loads them",
+                self.foreign.join(", ")
+            )?;
         }
         if self.dry_run {
             f.write_str("; a dry run: nothing was changed")?;

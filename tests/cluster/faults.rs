@@ -47,7 +47,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
     stage.daemon.logged("redis-lost").await;
     stage.daemon.logged("redis-loaded").await;
     eventually("no bucket is missing", || async {
-        stage.world.cache.count_unloaded("video", 0..stage.world.cache.keys.buckets()).await.unwrap() == 0
+        stage.world.cache.unloaded("video", 0..stage.world.cache.keys.buckets()).await.unwrap().lost == 0
     })
     .await;
     assert_ne!(stage.world.cache.data_set().await.unwrap(), data_set);

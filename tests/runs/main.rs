@@ -6,6 +6,7 @@ mod back;
 mod clock;
 #[path = "../common/mod.rs"]
 mod common;
+mod held;
 mod replica;
 mod scrub;
 mod sight;
