@@ -4,6 +4,7 @@ CREATE TABLE IF NOT EXISTS job_lock (
     job         VARCHAR(64)     NOT NULL,
     run         BIGINT UNSIGNED NOT NULL,
     owner       VARCHAR(255)    NOT NULL,
+    token       BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the process that runs it: a failover can give a run''s number twice',
     lease_until DATETIME(6)     NOT NULL,
     writes      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'grows with each transaction that checks it',
     PRIMARY KEY (job)

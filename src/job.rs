@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::config::{Config, Live};
 use crate::model::Micros;
@@ -42,6 +42,8 @@ pub struct Job<'a> {
     pub mode: &'a str,
     /// Who runs it: shown to whoever finds the lock held.
     pub owner: &'a str,
+    /// How long its runs are kept in `job_run`.
+    pub keep: Duration,
 }
 
 /// What a run says at its end, to people and programs.
@@ -133,7 +135,16 @@ where
         );
     }
     noted?;
+    forget_old_runs(store, job).await;
     worked.map(Ran::Ended)
+}
+
+/// Not worth failing a run for: the next one does it.
+async fn forget_old_runs(store: &Store, job: Job<'_>) {
+    if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
+        let error = format!("{:#}", anyhow::Error::from(error));
+        warn!(event = "prune-failed", error, "old runs could not be forgotten: {error}");
+    }
 }
 
 /// Renews the lease until it is lost; the answer says why.

@@ -150,7 +150,7 @@ async fn a_lock_that_is_held_exits_with_75_and_names_its_holder() {
     let world = World::new("cli_lock", "").await;
     for (job, arguments) in [("reconcile", ["reconcile"]), ("archive", ["archive"])] {
         let sql = format!(
-            "INSERT INTO job_lock (job, run, owner, lease_until) VALUES ('{job}', 1, 'elsewhere:7', NOW(6) + INTERVAL 1 HOUR)"
+            "INSERT INTO job_lock (job, run, owner, lease_until) VALUES ('{job}', 1, 'elsewhere:7', NOW(6) + INTERVAL 1 MINUTE)"
         );
         sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
         let output = world.tallyd(&arguments);

@@ -1,5 +1,7 @@
 //! What the tasks and the commands stand on, and one run of each job under its lock.
 
+use std::time::Duration;
+
 use tokio_util::sync::CancellationToken;
 
 use crate::archiver::{self, Archiver, Restore, Scope};
@@ -17,6 +19,9 @@ use crate::runtime::show::Show;
 use crate::store::Store;
 use crate::store::schema::Schema;
 use anyhow::Result;
+
+/// How long runs of jobs are kept that come every minute.
+const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Connections to MySQL beside one per partition: two for a reconcile, two for an archive, one for filters, one for a recount, one for the
 /// lease of each, one for the clock of snapshots, one for the outbox, and spare ones.
@@ -67,7 +72,12 @@ impl Servers {
         fence::knows_all(&self.store, &self.broker).await?;
         let cache = self.cache.named(&config.metrics);
         let reconciler = Reconciler::new(config, self.store.clone(), cache, self.broker.clone())?;
-        let job = Job { name: reconciler::JOB, mode: order.mode.name(), owner: &self.owner };
+        let job = Job {
+            name: reconciler::JOB,
+            mode: order.mode.name(),
+            owner: &self.owner,
+            keep: config.reconcile.repair_keep.0,
+        };
         job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
     }
 
@@ -83,7 +93,8 @@ impl Servers {
         stop: &CancellationToken,
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
-        let job = Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner };
+        let job =
+            Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner, keep: config.reconcile.repair_keep.0 };
         job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), to, stop).await })
             .await
     }
@@ -101,7 +112,7 @@ impl Servers {
         stop: &CancellationToken,
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
-        let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner };
+        let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
         let work = |run| async move { archiver.snapshot(run, scope, force, Micros::now(), to, stop).await };
         job::run_once(&self.store, job, work).await
     }
@@ -119,7 +130,12 @@ impl Servers {
         stop: &CancellationToken,
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
-        let job = Job { name: archiver::JOB, mode: archiver::RESTORE_MODE, owner: &self.owner };
+        let job = Job {
+            name: archiver::JOB,
+            mode: archiver::RESTORE_MODE,
+            owner: &self.owner,
+            keep: config.reconcile.repair_keep.0,
+        };
         let work = |run| async move { archiver.restore(run, board, how, Micros::now(), to, stop).await };
         job::run_once(&self.store, job, work).await
     }
@@ -132,7 +148,7 @@ impl Servers {
         fence::knows_all(&self.store, &self.broker).await?;
         let cache = self.cache.named(&config.metrics);
         let filters = Filters::new(config, self.store.clone(), cache, self.broker.clone());
-        let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner };
+        let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner, keep: OFTEN_KEEP };
         job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
     }
 
@@ -151,7 +167,7 @@ impl Servers {
         fence::knows_all(&self.store, &self.broker).await?;
         let recounter = Recounter::new(config, recount, self.store.clone(), self.broker.clone())?;
         let mode = recount.name();
-        let job = Job { name: recounter::JOB, mode: &mode, owner: &self.owner };
+        let job = Job { name: recounter::JOB, mode: &mode, owner: &self.owner, keep: config.reconcile.repair_keep.0 };
         job::run_once(&self.store, job, |run| async move { recounter.run(run, order, to, stop).await }).await
     }
 

@@ -40,9 +40,6 @@ use crate::store::snapshots::Saved as SavedMember;
 /// The mode of such a run.
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
-/// How long such runs stay in `job_run`.
-const RUNS_KEPT: Duration = Duration::from_secs(7 * 86_400);
-
 /// Members of one page: a script takes at most some thousand arguments apart.
 pub(super) const PAGE_MEMBERS: usize = 1_000;
 
@@ -86,8 +83,6 @@ impl Run<'_> {
         let all = Scope::default();
         let mut savable = self.archiver.savable(scope.unwrap_or(&all), self.now).await?;
         if scope.is_none() {
-            // There are many.
-            self.archiver.store.forget_runs(JOB, SNAPSHOT_MODE, RUNS_KEPT).await?;
             // The one that has waited for the longest; the others are the next runs', so that nobody waits long for the lock.
             savable.retain(|savable| savable.is_on() && savable.is_due(self.now));
             savable.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));

@@ -55,7 +55,7 @@ pub struct Reconcile {
     /// A run stops before it changes a counter by more.
     #[schemars(range(min = 0, max = 1_i64 << 62))]
     pub repair_abs_max: i64,
-    /// How long each repair stays in the table `repair`.
+    /// How long each repair stays in the table `repair`, and each run in `job_run`.
     pub repair_keep: Pause,
     /// How often Redis is looked at for lost buckets.
     pub watch_every: Pause,

@@ -120,9 +120,6 @@ const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 /// How often all targets are looked at, whether they changed or not.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
-/// How long reports of runs are kept.
-const RUNS_KEEP: Duration = Duration::from_secs(7 * 86_400);
-
 /// Keeps filters, and what it works with.
 #[derive(Clone)]
 pub struct Filters {
@@ -218,7 +215,6 @@ impl Filters {
             }
         }
         run.report.stopped = stop.is_cancelled();
-        self.store.forget_runs(JOB, MODE, RUNS_KEEP).await?;
         Ok(run.report)
     }
 

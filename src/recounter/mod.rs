@@ -70,9 +70,6 @@ const LOOKS: usize = 4;
 /// made before.
 const HELD_MAX: usize = 100_000;
 
-/// How long runs that failed are remembered.
-const FAILED_KEEP: Duration = Duration::from_secs(7 * 86_400);
-
 /// What a run shall do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Order {
@@ -175,7 +172,6 @@ impl Recounter {
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report> {
-        self.store.forget_failed_runs(JOB, &self.name, FAILED_KEEP).await?;
         let publisher = self.broker.connect_publisher("recount").await?;
         let fences = Fences {
             job: JOB,

@@ -3,6 +3,8 @@
 //! The lease is a hint (a frozen holder comes back after it); what must hold is fenced: a write checks, in its own
 //! transaction, that `job_lock` still names its run.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use chrono::NaiveDateTime;
@@ -13,6 +15,12 @@ use crate::model::Micros;
 
 /// How long a lease lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(30);
+
+/// A lease that ends later is void: the clock was put back since. More than a lease, because the clocks of servers differ.
+pub(super) const LEASE_MAX: Duration = Duration::from_secs(60);
+
+/// A random number of this process. A failover that lost commits can give the number of a run to two processes.
+static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(std::process::id()));
 
 /// A run may number so many fences, watches and repairs of its own (2^24): number = run * 2^24 + n, so that numbers grow
 /// from run to run, and each names its run.
@@ -89,18 +97,7 @@ impl Store {
     pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
         let mut lent = self.lend().await?;
         lent.limit("renew the job's lease", |connection| async move {
-            let renewed =
-                sqlx::query("UPDATE job_lock SET lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ? AND run = ?")
-                    .bind(LEASE.as_secs())
-                    .bind(job)
-                    .bind(run)
-                    .execute(&mut *connection)
-                    .await
-                    .tried("renew the job's lease")?;
-            // The library has the server count the rows that match, changed or not.
-            if renewed.rows_affected() == 0 {
-                return Err(taken_over(job));
-            }
+            hold(connection, job, run).await?;
             sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
                 .bind(run)
                 .execute(connection)
@@ -133,9 +130,11 @@ impl Store {
                 .execute(&mut *connection)
                 .await
                 .tried("note the run's end")?;
-            sqlx::query("UPDATE job_lock SET lease_until = NOW(6) WHERE job = ? AND run = ?")
+            // Long ago by any clock: this one can be put back.
+            sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
                 .bind(run)
+                .bind(*TOKEN)
                 .execute(connection)
                 .await
                 .tried("give the job's lock back")?;
@@ -188,13 +187,14 @@ impl Store {
         .await
     }
 
-    /// When the last run of this mode began that was done in full, or is not to be tried again before its time.
+    /// When the last run of this mode began that was done in full, or is not to be tried again before its time. One that began in the
+    /// future says nothing: the clock was ahead then.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
-                           AND outcome IN ('done', 'braked', 'refused') ORDER BY finished_at DESC LIMIT 1";
+                           AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
         self.time_of_run(SQL, job, mode).await
     }
 
@@ -219,32 +219,19 @@ impl Store {
         .await
     }
 
-    /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. Not of modes whose last run says what
-    /// is due, or where to go on.
+    /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. The last one of each outcome stays: it
+    /// says what is due, and where to go on.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
-        const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? \
-                           AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000";
-        self.forget(SQL, job, mode, keep).await
-    }
-
-    /// Forgets runs of one mode that were not done longer than `keep` ago, some thousand of them at most: these say nothing about what is due.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn forget_failed_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
-        const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND outcome IN ('failed', 'stopped', 'dry-run') \
-                           AND finished_at < NOW(6) - INTERVAL ? SECOND LIMIT 1000";
-        self.forget(SQL, job, mode, keep).await
-    }
-
-    async fn forget(&self, sql: &'static str, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "forget old runs";
+        const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
+                           AND run NOT IN (SELECT run FROM (SELECT MAX(run) AS run FROM job_run \
+                               WHERE job = ? AND mode = ? GROUP BY outcome) AS kept) LIMIT 1000";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let query = sqlx::query(sql).bind(job).bind(mode).bind(keep.as_secs());
+            let query = sqlx::query(SQL).bind(job).bind(mode).bind(keep.as_secs()).bind(job).bind(mode);
             query.execute(connection).await.tried(ACTION).map(drop)
         })
         .await
@@ -257,12 +244,13 @@ impl Store {
 /// # Errors
 /// [`StoreError::TakenOver`] when another run has begun; MySQL's.
 pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Result<()> {
-    const SQL: &str =
-        "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ? AND run = ?";
+    const SQL: &str = "UPDATE job_lock SET writes = writes + 1, lease_until = NOW(6) + INTERVAL ? SECOND \
+                       WHERE job = ? AND run = ? AND token = ?";
     let held = sqlx::query(SQL)
         .bind(LEASE.as_secs())
         .bind(job)
         .bind(run)
+        .bind(*TOKEN)
         .execute(connection)
         .await
         .tried("check the job's lock")?;
@@ -280,6 +268,8 @@ async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option
 
 async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &str) -> Result<Lock> {
     const ACTION: &str = "take the job's lock";
+    const GIVE: &str =
+        "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
     let mut tx = connection.begin().await.tried(ACTION)?;
     // The row first, so that two that come at once wait for each other instead of both finding none.
     sqlx::query(
@@ -299,7 +289,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     .await
     .tried(ACTION)?;
     let (holder, lease_s): (String, i64) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
-    if lease_s > 0 {
+    if lease_s > 0 && lease_s.unsigned_abs() <= LEASE_MAX.as_secs() {
         return Ok(Lock::Held { owner: holder, lease_s });
     }
     close(&mut tx, row.try_get(2).tried(ACTION)?).await?;
@@ -311,9 +301,10 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
         .await
         .tried("note the run's start")?;
     let run = started.last_insert_id();
-    sqlx::query("UPDATE job_lock SET run = ?, owner = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?")
+    sqlx::query(GIVE)
         .bind(run)
         .bind(owner)
+        .bind(*TOKEN)
         .bind(LEASE.as_secs())
         .bind(job)
         .execute(&mut *tx)

@@ -6,6 +6,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
+use super::jobs::LEASE_MAX;
 use super::{Result, Store, Tried, datetime, micros};
 use crate::model::Micros;
 
@@ -103,8 +104,10 @@ impl Store {
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT job_run.job, job_run.mode, job_run.owner, job_run.started_at, job_run.run FROM job_lock \
-                 JOIN job_run ON job_run.run = job_lock.run WHERE job_lock.lease_until > NOW(6)",
+                 JOIN job_run ON job_run.run = job_lock.run \
+                 WHERE job_lock.lease_until > NOW(6) AND job_lock.lease_until <= NOW(6) + INTERVAL ? SECOND",
             )
+            .bind(LEASE_MAX.as_secs())
             .fetch_all(connection)
             .await
             .tried(ACTION)?;

@@ -173,7 +173,7 @@ impl Stage {
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
-        let job = Job { name: JOB, mode: scope.mode(), owner: "test" };
+        let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: DAY };
         run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await
     }
 

@@ -17,7 +17,7 @@ impl Stage {
     }
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
-        let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test" };
+        let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
         let work = |run| async move { archiver.restore(run, ("likes", period), how, now, Show::Log, stop).await };

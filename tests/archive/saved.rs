@@ -28,7 +28,7 @@ impl Stage {
     }
 
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
-        let job = Job { name: JOB, mode: SNAPSHOT_MODE, owner: "test" };
+        let job = Job { name: JOB, mode: SNAPSHOT_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let work = |run| async move { archiver.snapshot(run, scope, force, now, Show::Log, stop).await };
         match run_once(&self.store, job, work).await.unwrap() {

@@ -128,3 +128,32 @@ async fn a_repair_of_a_frozen_run_is_refused_once_its_lease_is_over() {
     assert!(matches!(repairs.as_slice(), [(1, _, -1, outcome)] if outcome.as_deref() != Some("done")), "{repairs:?}");
     stage.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_runs_with_one_number_only_the_later_one_writes() {
+    let stage = Stage::new("rival_number", "").await;
+    drift(&stage.world, target(1), 3).await;
+    let mut first = stage.run(&["--full"], &["reconcile:agreed"]);
+    first.paused().await;
+    let run: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
+    // What a failover to a server does that lacks the last commits: the number is given once more.
+    for sql in [
+        format!("DELETE FROM job_run WHERE run = {run}"),
+        format!("ALTER TABLE job_run AUTO_INCREMENT = {run}"),
+        "DELETE FROM partition_fence".to_owned(),
+    ] {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&stage.world.pool).await.unwrap();
+    }
+    stage.end_lease().await;
+    let mut second = stage.run(&["--full"], &["reconcile:agreed"]);
+    second.paused().await;
+    let again: u64 = sqlx::query_scalar("SELECT MAX(run) FROM job_run").fetch_one(&stage.world.pool).await.unwrap();
+    assert_eq!(again, run);
+    first.resume();
+    let output = first.ended().await;
+    assert!(!output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert_eq!(stage.repairs().await, [], "the first one has noted nothing");
+    assert_numbers(&second.report().await, &[("drifted", 1), ("repaired", 1)]);
+    assert_eq!(stage.repairs().await, [repair(1, -3, Some("done"))]);
+    stage.close().await;
+}

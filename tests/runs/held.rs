@@ -1,8 +1,8 @@
-//! What one bad thing must not hold: a lost bucket, a foreign key.
+//! What one bad thing must not hold: a lost bucket, a foreign key, a lease.
 
 use sqlx::AssertSqlSafe;
 
-use super::common::{assert_redis_equals, drift, eventually, lose, target};
+use super::common::{assert_redis_equals, drift, eventually, lose, stderr, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,6 +63,53 @@ async fn a_key_that_is_no_bucket_is_named_and_stops_nothing() {
     let _: i64 = redis::cmd("DEL").arg(key(first)).arg(key(second)).query_async(&mut redis).await.unwrap();
     assert_eq!(world.report(&["reconcile"])["buckets_loaded"], 2);
     assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_and_a_start_from_the_future_hold_no_run() {
+    let (world, daemon, _) = settled("future_lease", 3, "").await;
+    // As MySQL's clock leaves them that was ahead by a day.
+    let ahead = "UPDATE job_lock SET lease_until = NOW(6) + INTERVAL 1 DAY";
+    sqlx::query(ahead).execute(&world.pool).await.unwrap();
+    let output = world.tallyd(&["reconcile"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let given_back = "SELECT COUNT(*) FROM job_lock WHERE lease_until > NOW(6) - INTERVAL 1 DAY";
+    assert_eq!(world.count(given_back).await, 0, "a lock that is given back is free by any clock");
+    let ahead = "UPDATE job_run SET started_at = NOW(6) + INTERVAL 1 DAY, finished_at = NOW(6) + INTERVAL 1 DAY";
+    sqlx::query(ahead).execute(&world.pool).await.unwrap();
+    assert!(daemon.stop().success());
+    let mut world = world;
+    world.set("[reconcile]\nfull_cron = \"* * * * * *\"");
+    let daemon = world.daemon();
+    let due = "SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done' AND started_at < NOW(6)";
+    eventually("a full run is due", || async { world.count(due).await > 0 }).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
+    let (world, daemon, _) = settled("old_runs", 3, "").await;
+    for _ in 0..3 {
+        assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
+    }
+    let full = "SELECT COUNT(*) FROM job_run WHERE mode = 'full'";
+    assert_eq!(world.count(full).await, 1);
+    let old = "UPDATE job_run SET finished_at = NOW(6) - INTERVAL 91 DAY";
+    sqlx::query(old).execute(&world.pool).await.unwrap();
+    let failed = "UPDATE job_run SET outcome = 'failed' WHERE mode = 'changed' ORDER BY run LIMIT 1";
+    sqlx::query(failed).execute(&world.pool).await.unwrap();
+    assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
+    let outcomes: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT outcome, COUNT(*) FROM job_run WHERE mode = 'changed' GROUP BY outcome ORDER BY outcome",
+    )
+    .fetch_all(&world.pool)
+    .await
+    .unwrap();
+    assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
+    assert_eq!(world.count(full).await, 1, "of another mode");
     assert!(daemon.stop().success());
     world.close().await;
 }
