@@ -34,7 +34,6 @@ use crate::cache::snapshots::Scanned;
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
-use crate::store::boards::JOB;
 use crate::store::snapshots::Saved as SavedMember;
 
 /// The mode of such a run.

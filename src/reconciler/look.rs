@@ -98,7 +98,7 @@ impl Run<'_> {
         self.fence(grace).await?;
         let began = Instant::now();
         let read = self.read_watched(&watched, watch, partitions).await?;
-        self.on.store.unwatch(self.number).await?;
+        self.on.unwatch(self.number).await;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let (truths, logged) =
             read.context("the watch ended too early: the process was frozen, or another run has begun")?;

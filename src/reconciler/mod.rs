@@ -248,7 +248,7 @@ impl Reconciler {
         stop: &CancellationToken,
     ) -> Result<Report> {
         // What an earlier run that was killed has left behind.
-        self.store.unwatch(number).await?;
+        self.unwatch(number).await;
         let publisher = self.broker.connect_publisher("reconcile").await?;
         let fences = Fences {
             job: JOB,
@@ -284,7 +284,7 @@ impl Reconciler {
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
         };
         let result = run.compare_all().await;
-        let ended = self.store.unwatch(number).await;
+        self.unwatch(number).await;
         match result {
             Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {}
             Err(error) if error.is::<Braked>() => {
@@ -293,11 +293,18 @@ impl Reconciler {
             }
             result => result?,
         }
-        ended?;
         if !order.dry_run {
             self.forget_old_repairs().await;
         }
         Ok(run.ended())
+    }
+
+    /// Not worth failing a run for: the next one does it, and a watch ends with its time.
+    async fn unwatch(&self, number: u64) {
+        if let Err(error) = self.store.unwatch(number).await {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(event = "prune-failed", error, "what was logged of watched targets could not be forgotten: {error}");
+        }
     }
 
     /// Not worth failing a run for: the next one does it.

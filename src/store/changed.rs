@@ -74,18 +74,21 @@ impl Store {
         const ACTION: &str = "list changed targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
+            // The span is in each branch, or the index would be read from the span's newest entry on for every page.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id FROM counter \
-                 WHERE update_span >= ? AND update_span <= ? AND update_at >= ? AND metric = ? \
-                   AND (update_span < ? OR kind < ? OR (kind = ? AND target_id < ?)) \
+                 WHERE update_at >= ? AND metric = ? \
+                   AND ((update_span >= ? AND update_span < ?) OR (update_span = ? AND kind < ?) \
+                        OR (update_span = ? AND kind = ? AND target_id < ?)) \
                  ORDER BY update_span DESC, kind DESC, target_id DESC LIMIT ?",
             )
-            .bind(Span::of(since).0)
-            .bind(before.span.0)
             .bind(datetime(since))
             .bind(metric.0)
+            .bind(Span::of(since).0)
+            .bind(before.span.0)
             .bind(before.span.0)
             .bind(before.target.kind.0)
+            .bind(before.span.0)
             .bind(before.target.kind.0)
             .bind(before.target.id.0)
             .bind(limit as u64)

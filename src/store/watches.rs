@@ -42,6 +42,9 @@ pub struct Logged {
     pub delta: Option<(EventId, i64)>,
 }
 
+/// Rows that one statement forgets.
+const UNWATCHED_ROWS: u64 = 10_000;
+
 impl Store {
     /// What the watch has logged so far and the counters of `targets`, all as of one instant. None where one of the
     /// `partitions` has not been watched all the time.
@@ -146,27 +149,31 @@ impl Store {
         .await
     }
 
-    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them.
+    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them, some rows at a time.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            for sql in [
-                "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ?",
-                "DELETE FROM watched_target WHERE watch < ?",
-                "DELETE FROM watched_event WHERE watch < ?",
-                "DELETE FROM watched_count WHERE watch < ?",
-            ] {
-                // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
-                let next = jobs::number_of(run + 1, 0);
-                sqlx::query(sql).bind(next).execute(&mut *connection).await.tried(ACTION)?;
+        // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
+        let next = jobs::number_of(run + 1, 0);
+        for sql in [
+            "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_target WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_event WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_count WHERE watch < ? LIMIT ?",
+        ] {
+            let mut rows = UNWATCHED_ROWS;
+            while rows == UNWATCHED_ROWS {
+                let query = sqlx::query(sql).bind(next).bind(UNWATCHED_ROWS);
+                let mut lent = self.lend().await?;
+                rows = lent
+                    .limit(ACTION, |connection| async move { query.execute(connection).await.tried(ACTION) })
+                    .await?
+                    .rows_affected();
             }
-            Ok(())
-        })
-        .await
+        }
+        Ok(())
     }
 }
 

@@ -1,8 +1,13 @@
-//! What one bad thing must not hold: a lost bucket, a foreign key, a lease.
+//! What one bad thing must not hold: a lost bucket, a foreign key, a lease, rows of other runs.
+
+use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
+use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
+use tallyd::store::Store;
+use tallyd::store::changed::{ChangedBefore, Span};
 
-use super::common::{assert_redis_equals, drift, eventually, lose, stderr, target};
+use super::common::{World, assert_redis_equals, drift, eventually, lose, stderr, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,6 +115,61 @@ async fn old_runs_are_forgotten_but_the_last_one_of_each_outcome() {
     .unwrap();
     assert_eq!(outcomes, [("done".to_owned(), 1), ("failed".to_owned(), 1)]);
     assert_eq!(world.count(full).await, 1, "of another mode");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
+    const ROWS: u64 = 20_000;
+    let world = World::new("changed_pages", "").await;
+    let at = Micros(1_764_000_000_000_000);
+    for from in (1..=ROWS).step_by(5_000) {
+        let rows: Vec<String> =
+            (from..from + 5_000).map(|id| format!("(1,{id},1,0,1,FROM_UNIXTIME(1764000000))")).collect();
+        let sql =
+            format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    // One connection: the session counts what it reads.
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let read = async || {
+        let mut lent = store.lend().await.unwrap();
+        let counted = lent.limit("read the session's status", |connection| async move {
+            let sql = "SHOW SESSION STATUS LIKE 'Handler_read_prev'";
+            let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(connection).await.unwrap();
+            Ok(count.parse::<u64>().unwrap())
+        });
+        counted.await.unwrap()
+    };
+    let before = ChangedBefore { span: Span::of(at), target: Target { kind: Kind(1), id: TargetId(1_001) } };
+    let counted = read().await;
+    let since = at.before(Duration::from_secs(3_600));
+    let page = store.changed_targets(Metric(1), since, before, 500).await.unwrap();
+    let ids: Vec<u64> = page.iter().map(|row| row.target.id.0).collect();
+    assert_eq!(ids, (501..=1_000).rev().collect::<Vec<_>>());
+    let rows = read().await - counted;
+    assert!(rows <= 501, "{rows} rows were read for a page of 500");
+    store.close().await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
+    let (world, daemon, model) = settled("old_watch", 3, "[mysql]\ntransaction_timeout_ms = 1000").await;
+    drift(&world, target(2), 3).await;
+    sqlx::query("INSERT INTO watched_target (watch, kind, target_id, metric) VALUES (1, 1, 1, 1)")
+        .execute(&world.pool)
+        .await
+        .unwrap();
+    let mut held = world.pool.begin().await.unwrap();
+    sqlx::query("SELECT * FROM watched_target FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
+    held.rollback().await.unwrap();
+    assert_redis_equals(&world, &model).await;
+    world.report(&["reconcile", "--changed"]);
+    assert_eq!(world.count("SELECT COUNT(*) FROM watched_target").await, 0);
     assert!(daemon.stop().success());
     world.close().await;
 }
