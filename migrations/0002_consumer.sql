@@ -27,6 +27,8 @@ CREATE TABLE IF NOT EXISTS partition_count (
     partitions SMALLINT UNSIGNED NOT NULL,
     raised_at  DATETIME(6)       NOT NULL,
     raised_by  VARCHAR(255)      NOT NULL COMMENT 'the daemon that came with so many',
+    layout     VARCHAR(255)      NULL COMMENT 'that of the daemon that started last, in Redis',
+    also       VARCHAR(255)      NULL COMMENT 'its second one',
     PRIMARY KEY (one)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 

@@ -45,6 +45,8 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &Live) -> Result<
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     look_at_schema(servers).await?;
     let changes = registry::agree(&servers.store, config).await?;
+    let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
+    servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;
     tell(&changes);
     let (version, warnings) = servers.store.durability().await?;
     info!(event = "mysql", version, "MySQL is {version}");

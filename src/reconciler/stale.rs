@@ -8,8 +8,23 @@ use anyhow::Result;
 use tracing::warn;
 
 use super::{JOB, Run};
+use crate::job::Refused;
 
 impl Run<'_> {
+    /// A run that lacked a layout of the daemon's would note that nobody keeps it up, and the next one would take it for lost.
+    pub(super) async fn check_layouts(&self) -> Result<()> {
+        let ours: Vec<String> =
+            std::iter::once(&self.on.cache).chain(&self.on.also).map(|cache| cache.keys.layout().full_name()).collect();
+        match self.on.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
+            None => Ok(()),
+            Some(layout) => Err(Refused(format!(
+                "the daemon that started last counts in {layout}, and this configuration has {} only: give both the same [redis]",
+                ours.join(" and ")
+            ))
+            .into()),
+        }
+    }
+
     pub(super) async fn unload_stale(&mut self) -> Result<()> {
         if self.report.dry_run {
             return Ok(());

@@ -40,6 +40,7 @@ struct Checkpoint {
 
 impl Run<'_> {
     pub(super) async fn compare_all(&mut self) -> Result<()> {
+        self.check_layouts().await?;
         if let Mode::Targets(targets) = &self.order.mode {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
             self.listed = targets.len() as u64;

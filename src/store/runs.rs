@@ -235,6 +235,34 @@ impl Store {
         .await
     }
 
+    /// Notes the layouts of a daemon that starts.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
+        let sql = sqlx::query(
+            "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
+             ON DUPLICATE KEY UPDATE layout = VALUES(layout), also = VALUES(also)",
+        );
+        let sql = sql.bind(layout.to_owned()).bind(also.map(str::to_owned));
+        self.note_of_run("note the daemon's layouts", sql).await
+    }
+
+    /// The layouts of the daemon that started last; none where none has.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
+        const ACTION: &str = "read the daemon's layouts";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let query = sqlx::query_as("SELECT layout, also FROM partition_count WHERE one = 1");
+            let row: Option<(Option<String>, Option<String>)> = query.fetch_optional(connection).await.tried(ACTION)?;
+            Ok(row.into_iter().flat_map(|(layout, also)| layout.into_iter().chain(also)).collect())
+        })
+        .await
+    }
+
     /// Notes the layouts that API servers count in.
     ///
     /// # Errors

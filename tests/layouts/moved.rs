@@ -283,3 +283,28 @@ async fn layouts_that_are_not_in_the_configuration_are_refused_with_what_to_do()
     assert!(refused(&["layout", "drop", "string:4", "--counter-key", "x"], &world).contains("lacks {id}"));
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
+    let [before, _, _, other] = settings(PACKED, MORE);
+    let (mut world, daemon, publisher) = settled("moved_other", &before).await;
+    let mut model = Model::default();
+    let client = Client::new(&world.api).unwrap();
+    for id in 1..=5 {
+        model.apply(&client.like(target(id), UserId(7), &[]).await.unwrap().counted().unwrap().event);
+    }
+    world.drained(&publisher).await;
+    assert!(world.tallyd(&["reconcile", "--changed"]).status.success());
+    world.set(&other);
+    for arguments in [vec!["reconcile"], vec!["reconcile", "--target", "video:1"]] {
+        let refused = world.tallyd(&arguments);
+        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+        let why = "the daemon that started last counts in packed:4, and this configuration has packed:7 only";
+        assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+    }
+    world.set(&before);
+    assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 0);
+    assert_read(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
