@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
-use super::{Lent, Result, Store, Tried, in_shapes, jobs, micros, placeholders};
+use super::{Lent, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
@@ -146,6 +146,7 @@ impl Store {
         let mut lent: Lent = self.lend().await?;
         let rows: Vec<(u16, u64)> = lent
             .limit(ACTION, |connection| async move {
+                check_primary(connection, ACTION).await?;
                 let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);
                 query.fetch_all(connection).await.tried(ACTION)
             })
@@ -160,10 +161,20 @@ impl Store {
     }
 }
 
+/// A server that lags would show an older state after the fence than the fence says.
+async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
+    // A word in some versions of MariaDB, a number in all others.
+    let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
+    let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.tried(action)?;
+    if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }
+}
+
 pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
     const ACTION: &str = "begin a snapshot";
     sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.tried(ACTION)?;
-    connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.tried(ACTION)
+    let mut tx = connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.tried(ACTION)?;
+    check_primary(&mut tx, ACTION).await?;
+    Ok(tx)
 }
 
 async fn read_truths(

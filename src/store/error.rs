@@ -47,6 +47,9 @@ pub enum StoreError {
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),
+    /// What was to be read for a comparison would come from a replica: a proxy sends reads there.
+    #[error("{0}: the server is read-only: let [mysql] url lead to the primary alone")]
+    ReadOnly(&'static str),
 }
 
 impl StoreError {
@@ -72,6 +75,9 @@ impl StoreError {
 
     /// The server may not be written to: a failover has made another one the primary, or it has lost the others of its cluster.
     pub fn is_of_no_primary(&self) -> bool {
+        if matches!(self, Self::ReadOnly(_)) {
+            return true;
+        }
         // read_only or super_read_only; MySQL's read-only mode; offline_mode; Galera without a quorum.
         self.number().is_some_and(|number| matches!(number, 1290 | 1836 | 3032 | 1047))
     }

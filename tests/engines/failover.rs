@@ -2,7 +2,7 @@
 
 use sqlx::mysql::MySqlPool;
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd::model::{Metric, UserId};
 use tallyd::store::Store;
 
 use super::common::proxy::Proxy;
@@ -175,5 +175,21 @@ async fn what_a_failover_has_lost_is_lost_in_redis_too_with_the_next_reconcile()
     assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
     assert_redis_equals(&stage.world, &kept).await;
     assert!(daemon.stop().success());
+    stage.world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_comparison_reads_nothing_from_a_read_only_server() {
+    let Some(stage) = Stage::new("reads_split").await else { return };
+    let store = Store::new(&stage.world.config.mysql, 2).unwrap();
+    assert!(store.fences("reconcile", 1).await.is_ok());
+    assert!(store.truths(Metric(1), &[target(1)], false).await.is_ok());
+    run(&stage.pair.primary_pool, "SET GLOBAL read_only = 1").await;
+    // As behind a proxy that sends reads to replicas.
+    let fences = store.fences("reconcile", 1).await;
+    assert!(fences.is_err_and(|error| error.is_of_no_primary()));
+    let truths = store.truths(Metric(1), &[target(1)], false).await;
+    assert!(truths.is_err_and(|error| error.is_of_no_primary()));
+    run(&stage.pair.primary_pool, "SET GLOBAL read_only = 0").await;
     stage.world.close().await;
 }
