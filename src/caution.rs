@@ -13,6 +13,8 @@ pub struct Brake<'a> {
     pub abs_max: i64,
     /// What repairs all the same.
     pub command: &'a str,
+    /// What loads all numbers again, where there is such a command.
+    pub reload: Option<&'a str>,
 }
 
 /// The brake has been tripped.
@@ -33,10 +35,15 @@ impl Brake<'_> {
             )));
         }
         if drifted > TARGETS_MIN && drifted * 100 > checked * u64::from(self.targets_max_percent) {
+            let reload = self.reload.filter(|_| drifted * 2 > checked).map(|reload| {
+                format!(". Most of them drifted: {reload} loads all numbers from MySQL again, which is faster")
+            });
             return Err(Braked(format!(
                 "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}; if that is right, \
-                 run {}",
-                self.targets_max_percent, self.command
+                 run {}{}",
+                self.targets_max_percent,
+                self.command,
+                reload.unwrap_or_default()
             )));
         }
         Ok(())
@@ -66,7 +73,7 @@ mod tests {
 
     #[test]
     fn it_holds_what_is_too_much_and_lets_the_rest_through() {
-        let brake = Brake { targets_max_percent: 5, abs_max: 1_000, command: "it" };
+        let brake = Brake { targets_max_percent: 5, abs_max: 1_000, command: "it", reload: Some("load") };
         for (checked, drifted, largest, holds) in [
             (10, 10, 1_000, false),
             (10, 1, 1_001, true),
@@ -76,6 +83,10 @@ mod tests {
             (1_000_000, 50_001, 1, true),
         ] {
             assert_eq!(brake.check(checked, drifted, largest).is_err(), holds, "{checked}, {drifted}, {largest}");
+        }
+        for (drifted, offered) in [(500, false), (501, true)] {
+            let Braked(reason) = brake.check(1_000, drifted, 1).unwrap_err();
+            assert_eq!(reason.contains("load loads all"), offered, "{reason}");
         }
     }
 }

@@ -81,6 +81,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
                 dry_run: false,
                 force,
                 resume: true,
+                reload: false,
                 run_time_max: run_time,
                 wait_max: None,
             };

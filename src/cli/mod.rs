@@ -152,6 +152,9 @@ struct ReconcileArgs {
     /// Goes on where the last full run ended that was not done: it was stopped, killed, or its time was over.
     #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
     resume: bool,
+    /// Make all numbers in Redis unknown and load them from MySQL again. Use it where most numbers are wrong: readers ask MySQL meanwhile.
+    #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
+    reload: bool,
     /// How the report looks.
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -258,6 +261,7 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
 
 async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let mode = match (args, args.target.as_slice()) {
+        (ReconcileArgs { reload: true, .. }, _) => Mode::Rebuild,
         (ReconcileArgs { changed: true, .. }, _) => Mode::Changed,
         (ReconcileArgs { scrub: true, .. }, _) => Mode::Scrub,
         (_, []) => Mode::Full,
@@ -269,8 +273,8 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
     servers.check(config).await?;
-    let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, .. } = *args;
-    let order = Order { mode, dry_run, force, resume, run_time_max, wait_max: None };
+    let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;
+    let order = Order { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
     let ran = servers.reconcile(config, &order, to_whom(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;

@@ -119,6 +119,8 @@ pub struct Order {
     pub force: bool,
     /// Go on where the last full run ended that was not done.
     pub resume: bool,
+    /// Load all numbers again.
+    pub reload: bool,
     /// End after so long, between two pages.
     pub run_time_max: Option<Duration>,
     /// End once the servers have had no time for a page for so long.
@@ -130,6 +132,7 @@ impl Order {
     pub fn scheduled(mode: Mode) -> Self {
         Self {
             resume: mode == Mode::Full,
+            reload: false,
             mode,
             dry_run: false,
             force: false,
@@ -362,12 +365,12 @@ impl Run<'_> {
             return Ok(());
         }
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-        let command = if self.order.mode == Mode::Layout {
-            "the same command with --force"
+        let (command, reload) = if self.order.mode == Mode::Layout {
+            ("the same command with --force", None)
         } else {
-            "`tallyd reconcile --force`"
+            ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
         };
-        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command };
+        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
         let Report { checked, drifted, counters_off, .. } = self.report;
         brake.check(checked, drifted.max(counters_off), largest)
     }

@@ -8,6 +8,7 @@ use anyhow::Result;
 use tracing::warn;
 
 use super::{JOB, Run};
+use crate::cache::Cache;
 use crate::job::Refused;
 
 impl Run<'_> {
@@ -34,10 +35,7 @@ impl Run<'_> {
         if let Some(kept) = self.on.store.last_layouts(JOB, self.number).await? {
             let caches = std::iter::once(&self.on.cache).chain(&self.on.also);
             for cache in caches.filter(|cache| !kept.contains(&cache.keys.layout().full_name())) {
-                let mut buckets = 0;
-                for (name, _) in self.kinds() {
-                    buckets += cache.unload(&name).await?;
-                }
+                let buckets = self.unload(cache).await?;
                 if buckets > 0 {
                     let layout = cache.keys.layout().to_string();
                     warn!(
@@ -49,6 +47,22 @@ impl Run<'_> {
                 }
             }
         }
+        if self.order.reload {
+            let buckets = self.unload(&self.on.cache).await?;
+            warn!(
+                event = "reload",
+                buckets, "told to load all numbers again: {buckets} buckets are unknown until then"
+            );
+        }
         Ok(self.on.store.note_layouts(self.number, &ours, also.as_deref()).await?)
+    }
+
+    /// Makes the layout's buckets unknown, and says how many of them were loaded.
+    async fn unload(&self, cache: &Cache) -> Result<u64> {
+        let mut buckets = 0;
+        for (name, _) in self.kinds() {
+            buckets += cache.unload(&name).await?;
+        }
+        Ok(buckets)
     }
 }

@@ -85,8 +85,12 @@ impl Run<'_> {
         let Report { checked, drifted, .. } = self.report;
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
         let command = format!("`tallyd recount {} --force`", self.on.name);
-        let brake =
-            Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command: &command };
+        let brake = Brake {
+            targets_max_percent: repair_targets_max_percent,
+            abs_max: repair_abs_max,
+            command: &command,
+            reload: None,
+        };
         brake.check(checked, drifted, self.largest)
     }
 }

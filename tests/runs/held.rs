@@ -7,7 +7,7 @@ use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
 use tallyd::store::Store;
 use tallyd::store::changed::{ChangedBefore, Span};
 
-use super::common::{World, assert_redis_equals, drift, eventually, lose, stderr, target};
+use super::common::{World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,6 +170,23 @@ async fn rows_of_an_old_watch_that_cannot_be_deleted_fail_no_run() {
     assert_redis_equals(&world, &model).await;
     world.report(&["reconcile", "--changed"]);
     assert_eq!(world.count("SELECT COUNT(*) FROM watched_target").await, 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reload_makes_most_wrong_numbers_right_at_once() {
+    let (world, daemon, model) = settled("reload", 150, "").await;
+    for id in 1..=130 {
+        drift(&world, target(id), 3).await;
+    }
+    let braked = world.tallyd(&["reconcile"]);
+    assert_eq!(braked.status.code(), Some(1), "{}", stderr(&braked));
+    assert!(stdout(&braked).contains("`tallyd reconcile --reload` loads all numbers"), "{}", stdout(&braked));
+    let report = world.report(&["reconcile", "--reload"]);
+    assert_eq!((&report["buckets_loaded"], &report["drifted"]), (&16.into(), &0.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    assert_eq!(world.tallyd(&["reconcile", "--reload", "--full"]).status.code(), Some(64));
     assert!(daemon.stop().success());
     world.close().await;
 }
