@@ -185,8 +185,8 @@ struct Run<'a> {
     listed: u64,
     /// The servers had no time for too long.
     gave_up: bool,
-    /// A scheduled run has met a bucket that Redis lost since it began: those behind it load it.
-    is_lost: bool,
+    /// Why a scheduled run makes way: Redis lost buckets.
+    makes_way: Option<&'static str>,
     /// What a dry run would have added to rows of `counter`.
     uncorrected: HashMap<Target, i64>,
     /// The last number of the last page.
@@ -273,7 +273,7 @@ impl Reconciler {
             slice_left: u64::MAX,
             listed: 0,
             gave_up: false,
-            is_lost: false,
+            makes_way: None,
             uncorrected: HashMap::new(),
             reached: (Target { kind: Kind(0), id: TargetId(0) }, Metric(0)),
             lists_all: matches!(order.mode, Mode::Targets(_)),
@@ -326,8 +326,8 @@ impl Run<'_> {
             // Whatever else it was, somebody must look at it.
         } else if self.stop.is_cancelled() {
             self.report.end(End::Stopped, "told to stop".to_owned());
-        } else if self.is_lost {
-            self.report.end(End::TimeOver, "Redis lost counters: they are loaded first, then it resumes".to_owned());
+        } else if let Some(reason) = self.makes_way {
+            self.report.end(End::TimeOver, reason.to_owned());
         } else if self.gave_up {
             let reason = self.pace.waited_for.as_deref().unwrap_or_default();
             self.report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
@@ -351,7 +351,7 @@ impl Run<'_> {
     fn is_over(&self) -> bool {
         let over = self.stop.is_cancelled()
             || self.gave_up
-            || self.is_lost
+            || self.makes_way.is_some()
             || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if over {
             self.cut_short.store(true, Ordering::Relaxed);

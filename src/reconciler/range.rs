@@ -82,8 +82,9 @@ impl<'a> Run<'a> {
             let liked = rows.next_if(|(id, _)| *id == target.id).map_or(0, |(_, liked)| liked);
             while changed.next_if(|(id, _)| *id < target.id).is_some() {}
             let update_at = changed.next_if(|(id, _)| *id == target.id).map(|(_, update_at)| update_at);
-            let is_lost = sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No);
-            self.is_lost |= is_lost && self.order.gives_way();
+            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.order.gives_way() {
+                self.makes_way = Some("Redis lost counters: they are loaded first, then it resumes");
+            }
             let Some(sample) = sample.filter(|sample| is_known(sample, self.number)) else {
                 self.note_unknown([target].into_iter());
                 continue;

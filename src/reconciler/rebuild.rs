@@ -19,7 +19,7 @@ use super::drift::Verdict;
 use super::look::Looks;
 use super::page::WATCHED_MAX;
 use super::report::{LISTED_MAX, Steps};
-use super::{Mode, Run};
+use super::{JOB, Mode, Run};
 use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::cache::load::{Lost, Unloaded};
@@ -32,6 +32,9 @@ const PAGE_COUNTERS: usize = 100_000;
 
 /// The same where each has a key of its own, and is sampled first.
 const PAGE_KEYS: usize = 20_000;
+
+/// Loads of a few buckets that a schedule begins within an hour.
+const LOADS_MAX: u64 = 3;
 
 /// Fields that lost buckets hold, which are kept in memory at once.
 const FIELDS_MAX: usize = 500_000;
@@ -58,6 +61,9 @@ impl Run<'_> {
         if lost == 0 || self.report.dry_run {
             return Ok(false);
         }
+        if self.is_too_often(lost).await? {
+            return Ok(false);
+        }
         self.say_loading(lost);
         let began = Instant::now();
         for (name, kind) in self.kinds() {
@@ -74,6 +80,24 @@ impl Run<'_> {
             event = "redis-loaded",
             buckets, counters, seconds, "{buckets} buckets with {counters} counters are loaded after {seconds:.1} s"
         );
+        Ok(true)
+    }
+
+    /// Each load reads all of `counter`. Those of a Redis that evicts buckets would never end.
+    async fn is_too_often(&mut self, lost: u64) -> Result<bool> {
+        let all = u64::from(self.on.cache.keys.buckets()) * self.kinds().len() as u64;
+        let is_scheduled = self.order.wait_max.is_some();
+        if !is_scheduled || lost * 10 >= all || self.on.store.loads_of_last_hour(JOB).await? < LOADS_MAX {
+            return Ok(false);
+        }
+        warn!(
+            event = "redis-evicts",
+            buckets = lost,
+            "Redis lost {lost} buckets after {LOADS_MAX} loads within an hour, they are loaded later: set its maxmemory-policy to noeviction"
+        );
+        if self.order.mode == Mode::Rebuild {
+            self.makes_way = Some("Redis loses buckets too often: they are loaded within the hour");
+        }
         Ok(true)
     }
 

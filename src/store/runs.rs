@@ -125,6 +125,22 @@ impl Store {
         .await
     }
 
+    /// How many runs of the reconcile have loaded buckets within the last hour, by their reports.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
+        const ACTION: &str = "read how often Redis was loaded";
+        const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
+                           AND report LIKE '%\"buckets_loaded\":%' AND report NOT LIKE '%\"buckets_loaded\":0,%'";
+        let mut lent = self.lend().await?;
+        lent.limit(ACTION, |connection| async move {
+            let loads: i64 = sqlx::query_scalar(SQL).bind(job).fetch_one(connection).await.tried(ACTION)?;
+            Ok(loads.unsigned_abs())
+        })
+        .await
+    }
+
     /// Notes how far the run has come.
     ///
     /// # Errors

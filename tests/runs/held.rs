@@ -190,3 +190,30 @@ async fn a_reload_makes_most_wrong_numbers_right_at_once() {
     assert!(daemon.stop().success());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn buckets_that_are_evicted_are_loaded_three_times_an_hour() {
+    let (world, daemon, model) = settled("evicted", 50, "").await;
+    assert!(daemon.stop().success());
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(7)));
+    let evict = async || {
+        let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut world.redis().await).await.unwrap();
+    };
+    for _ in 0..2 {
+        evict().await;
+        assert_eq!(world.report(&["reconcile", "--changed"])["buckets_loaded"], 1);
+    }
+    evict().await;
+    // The first load of all buckets counts, too.
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
+    daemon.logged("redis-evicts").await;
+    let put_off = "SELECT COUNT(*) FROM job_run WHERE mode = 'rebuild' AND outcome = 'stopped'";
+    eventually("the run has ended", || async { world.count(put_off).await > 0 }).await;
+    let is_loaded: bool = redis::cmd("HEXISTS").arg(&key).arg("_").query_async(&mut world.redis().await).await.unwrap();
+    assert!(!is_loaded);
+    // What a command does, and a loss that no eviction explains, is not held up.
+    assert_eq!(world.reconcile("--changed").await["buckets_loaded"], 1);
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
