@@ -11,7 +11,6 @@ use crate::config::{Config, ConfigError, Recount};
 use crate::fence;
 use crate::filters::{self, Filters};
 use crate::job::{self, Job, Ran};
-use crate::model::Micros;
 use crate::reconciler::{self, Order, Reconciler};
 use crate::recounter::{self, Recounter};
 use crate::registry;
@@ -95,8 +94,13 @@ impl Servers {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job =
             Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner, keep: config.reconcile.repair_keep.0 };
-        job::run_once(&self.store, job, |run| async move { archiver.run(run, scope, Micros::now(), to, stop).await })
-            .await
+        job::run_once(&self.store, job, |run| async move {
+            match archiver.begin().await? {
+                Ok(now) => archiver.run(run, scope, now, to, stop).await,
+                Err(problem) => Ok(problem),
+            }
+        })
+        .await
     }
 
     /// Snapshots of boards, under the same lock: of those in `scope`, or of all that are due.
@@ -113,8 +117,13 @@ impl Servers {
     ) -> Result<Ran<archiver::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
-        let work = |run| async move { archiver.snapshot(run, scope, force, Micros::now(), to, stop).await };
-        job::run_once(&self.store, job, work).await
+        job::run_once(&self.store, job, |run| async move {
+            match archiver.begin().await? {
+                Ok(now) => archiver.snapshot(run, scope, force, now, to, stop).await,
+                Err(problem) => Ok(problem),
+            }
+        })
+        .await
     }
 
     /// One period of a board is put back into Redis, under the same lock.
@@ -136,7 +145,8 @@ impl Servers {
             owner: &self.owner,
             keep: config.reconcile.repair_keep.0,
         };
-        let work = |run| async move { archiver.restore(run, board, how, Micros::now(), to, stop).await };
+        let (now, _) = self.store.clock().await?;
+        let work = |run| async move { archiver.restore(run, board, how, now, to, stop).await };
         job::run_once(&self.store, job, work).await
     }
 

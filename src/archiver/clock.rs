@@ -1,4 +1,4 @@
-//! Looks when a snapshot is due, and whether Redis has lost a board.
+//! What time it is for boards, when a snapshot is due, and whether Redis has lost a board.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,18 +10,22 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::Archiver;
 use super::plan::LOST_LIVE;
-use super::scope::Scope;
+use super::scope::{Scope, instant};
+use super::{Archiver, Report};
 use crate::cache::Cache;
 use crate::config::Live;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
+use crate::runtime::show;
 use crate::store::Store;
 
 /// How often it looks at most, and at least.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// How far clocks may be apart: nothing is over by a clock that is wrong, and time servers keep them within a second.
+const APART_MAX: Duration = Duration::from_secs(120);
 
 /// A daemon's clock for snapshots.
 pub struct SnapshotClock {
@@ -42,6 +46,8 @@ pub struct SnapshotClock {
 struct Seen {
     lost: BTreeSet<BoardPeriod>,
     told: BTreeSet<BoardPeriod>,
+    is_late: bool,
+    clocks_differ: bool,
 }
 
 impl SnapshotClock {
@@ -76,7 +82,7 @@ impl SnapshotClock {
 /// Whether a snapshot is due. A board that is lost at two looks is told of once: at one look a snapshot may be between its two
 /// notes.
 async fn look(archiver: &Archiver, seen: &mut Seen) -> Result<bool> {
-    let now = Micros::now();
+    let (now, problem) = archiver.time().await?;
     let savable = archiver.savable(&Scope::default(), now).await?;
     let are_lost: BTreeSet<BoardPeriod> =
         savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
@@ -86,5 +92,75 @@ async fn look(archiver: &Archiver, seen: &mut Seen) -> Result<bool> {
     }
     seen.told = are_lost.intersection(&seen.lost).cloned().collect();
     seen.lost = are_lost;
-    Ok(savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
+    let late = savable.iter().filter(|savable| savable.is_on() && savable.is_late(now)).count();
+    if late > 0 && !seen.is_late {
+        warn!(
+            event = "snapshots-late",
+            boards = late,
+            "{late} boards have waited for a snapshot for twice their snapshot_every: raise it, or look why snapshots take so long"
+        );
+    }
+    seen.is_late = late > 0;
+    match (&problem, seen.clocks_differ) {
+        (Some(problem), false) => warn!(event = "clocks-differ", problem, "{problem}"),
+        _ => {}
+    }
+    seen.clocks_differ = problem.is_some();
+    Ok(problem.is_none() && savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
+}
+
+impl Archiver {
+    /// When a run begins; where the clocks differ, what it says instead of doing anything.
+    ///
+    /// # Errors
+    /// A server is away.
+    pub async fn begin(&self) -> Result<Result<Micros, Report>> {
+        let (now, problem) = self.time().await?;
+        let Some(problem) = problem else { return Ok(Ok(now)) };
+        warn!(event = "clocks-differ", problem, "{problem}");
+        Ok(Err(Report { problem: Some(problem), ..Report::default() }))
+    }
+
+    /// MySQL's time, by which it is judged what is over; and what is wrong, where nobody can tell which clock is right.
+    async fn time(&self) -> Result<(Micros, Option<String>)> {
+        let asked = Micros::now();
+        let (mysql, _) = self.store.clock().await?;
+        let redis = self.cache.now().await?;
+        Ok((mysql, apart([asked, Micros::now()], mysql, redis)))
+    }
+}
+
+/// What is said where the clocks differ. The host's is read before and after the others.
+fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<String> {
+    let latest = after.max(mysql).max(redis).0 - (after.0 - before.0).max(0);
+    let apart = (latest - before.min(mysql).min(redis).0).max(0).unsigned_abs();
+    let apart = Duration::from_micros(apart);
+    (apart > APART_MAX).then(|| {
+        format!(
+            "the clocks of this host, MySQL and Redis differ by {}: {}, {} and {}; no board is archived, saved or deleted until \
+             they agree: synchronize them",
+            show::spoken(apart),
+            instant(before),
+            instant(mysql),
+            instant(redis)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_is_told_and_a_slow_answer_is_not() {
+        let at = |seconds: i64| Micros(seconds * 1_000_000);
+        assert_eq!(apart([at(1_000), at(1_000)], at(1_050), at(950)), None);
+        assert_eq!(apart([at(1_000), at(1_300)], at(1_001), at(1_299)), None);
+        for (host, mysql, redis) in [(2_000, 1_000, 1_000), (1_000, 2_000, 1_000), (1_000, 1_000, 2_000)] {
+            for (host, mysql, redis) in [(host, mysql, redis), (3_000 - host, 3_000 - mysql, 3_000 - redis)] {
+                let said = apart([at(host), at(host)], at(mysql), at(redis)).unwrap();
+                assert!(said.contains("differ by 16 min"), "{said}");
+            }
+        }
+    }
 }

@@ -15,6 +15,8 @@ pub struct Report {
     pub dry_run: bool,
     /// The daemon was stopped before the run was through.
     pub stopped: bool,
+    /// Why nothing was done at all: a sentence.
+    pub problem: Option<String>,
     /// The periods that there is something to say of, by board and newest first.
     pub periods: Vec<PeriodReport>,
 }
@@ -132,7 +134,7 @@ impl job::Report for Report {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
         match () {
             () if self.stopped => Ended::Stopped,
-            () if self.count(Outcome::Kept) > 0 => Ended::Failed,
+            () if self.problem.is_some() || self.count(Outcome::Kept) > 0 => Ended::Failed,
             () if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) => Ended::DryRun,
             () => Ended::Done,
         }
@@ -147,6 +149,9 @@ impl fmt::Display for Report {
             for period in &self.periods {
                 write!(f, "{period}{separator}")?;
             }
+        }
+        if let Some(problem) = &self.problem {
+            return f.write_str(problem);
         }
         let mut outcomes: Vec<Outcome> = self.periods.iter().map(|period| period.outcome).collect();
         outcomes.sort_unstable();
@@ -202,6 +207,8 @@ mod tests {
             assert!(!report(&[Outcome::Archived, left]).is_done(), "{left:?}");
         }
         assert!(!Report { stopped: true, ..report(&[]) }.is_done());
+        let problem = Report { problem: Some("a clock is wrong".to_owned()), ..report(&[]) };
+        assert_eq!((problem.is_done(), format!("{problem:#}")), (false, "a clock is wrong".to_owned()));
     }
 
     #[test]

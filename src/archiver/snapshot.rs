@@ -39,6 +39,9 @@ use crate::store::snapshots::Saved as SavedMember;
 /// The mode of such a run.
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
+/// After so long a run begins no other board: whoever else needs the lock gets it.
+const RUN_MAX: Duration = Duration::from_secs(10);
+
 /// Members of one page: a script takes at most some thousand arguments apart.
 pub(super) const PAGE_MEMBERS: usize = 1_000;
 
@@ -82,12 +85,13 @@ impl Run<'_> {
         let all = Scope::default();
         let mut savable = self.archiver.savable(scope.unwrap_or(&all), self.now).await?;
         if scope.is_none() {
-            // The one that has waited for the longest; the others are the next runs', so that nobody waits long for the lock.
+            // Those first that have waited for the longest.
             savable.retain(|savable| savable.is_on() && savable.is_due(self.now));
             savable.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
         }
+        let started = Instant::now();
         for savable in savable {
-            if scope.is_none() && report.periods.iter().any(|saved| saved.outcome == Outcome::Saved) {
+            if scope.is_none() && started.elapsed() >= RUN_MAX {
                 break;
             }
             let began = Instant::now();

@@ -48,11 +48,18 @@ impl Savable {
         !self.every.is_zero()
     }
 
+    /// Whether one is late by a whole `snapshot_every`.
+    pub(super) fn is_late(&self, now: Micros) -> bool {
+        self.is_due(now) && self.noted.is_some_and(|noted| noted.began_at.after(self.every * 2) < now)
+    }
+
     /// Whether it is time for one.
     pub(super) fn is_due(&self, now: Micros) -> bool {
         let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
         let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
-        !self.is_lost() && (self.live || taken_at.is_some()) && began_at.after(pause) <= now
+        // One from the future was taken by a clock that was wrong.
+        let is_time = began_at > now || began_at.after(pause) <= now;
+        is_time && !self.is_lost() && (self.live || taken_at.is_some())
     }
 }
 
@@ -132,6 +139,9 @@ mod tests {
         assert!(!due(&savable(None, None, false), 0), "there is no board");
         let taken = savable(Some((7, 7, 100, Some(100))), Some(7), true);
         assert!(!due(&taken, 3_699) && due(&taken, 3_700));
+        let ahead = savable(Some((7, 7, 900, Some(900))), Some(7), true);
+        assert!(due(&ahead, 899) && !due(&ahead, 900), "a clock was ahead then");
+        assert!(!due(&savable(Some((7, 7, 900, Some(900))), None, true), 0), "and Redis has lost it");
         let died = savable(Some((8, 7, 100, Some(50))), Some(7), true);
         assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
         let lost = savable(Some((7, 7, 100, Some(100))), None, true);

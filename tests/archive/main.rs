@@ -10,6 +10,7 @@ mod asked;
 mod back;
 #[cfg(feature = "fault-points")]
 mod crash;
+mod clocks;
 mod daemons;
 mod kept;
 mod late;

@@ -99,13 +99,9 @@ async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
     stage.write(&open(), &board(3)).await;
     let total = BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() };
     stage.write(&total, &board(5)).await;
-    // One in a run, so that nobody waits long for the lock.
-    assert_eq!(outcomes(&stage.save_due(NOW).await), [("2026-W47", Outcome::Saved)]);
-    assert_eq!(outcomes(&stage.save_due(NOW).await), [("total", Outcome::Saved)]);
+    assert_eq!(outcomes(&stage.save_due(NOW).await), [("2026-W47", Outcome::Saved), ("total", Outcome::Saved)]);
     assert_eq!(stage.save_due(NOW.after(DAY / 25)).await.periods, []);
-    for _ in 0..2 {
-        assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods.len(), 1);
-    }
+    assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods.len(), 2);
     assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods, []);
     assert_eq!(stage.saved(&total).await, board(5));
     stage.close().await;
