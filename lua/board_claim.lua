@@ -2,17 +2,25 @@
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the notes of which periods were frozen
--- ARGV[1]  the number of the run
+-- KEYS     then the live zset of each period that MySQL has as frozen
+-- ARGV[1]  the claim
+-- ARGV[2]  the run's number
+-- ARGV     then of each of these periods its name, and the generation and the note that MySQL has of it
 --
--- Returns 1; 0 where the notes are to be begun (board_note.lua): there are none, or the last run was of a version that keeps none. Each run that
--- keeps them has its number in the field "-", too; where Redis goes back in time, both numbers do.
+-- Returns the generation of this data: the number of the first run that claimed the board. It is lost with all the data, and goes back in time
+-- with it. Redis may have gone back to before it had a period. Then the note is made again, because all that is written from now on is late.
 
-local former, noted = redis.call('GET', KEYS[1]), redis.call('HGET', KEYS[2], '-')
 redis.call('SET', KEYS[1], ARGV[1])
-if not noted or former ~= noted then
-    -- Until then they say nothing.
-    redis.call('HDEL', KEYS[2], '-')
-    return 0
+local generation = redis.call('HGET', KEYS[2], '-')
+if not generation then
+    generation = ARGV[2]
+    redis.call('HSET', KEYS[2], '-', generation)
 end
-redis.call('HSET', KEYS[2], '-', ARGV[1])
-return 1
+for index = 3, #KEYS do
+    local period, of, note = ARGV[3 * index - 6], ARGV[3 * index - 5], ARGV[3 * index - 4]
+    if of == generation and tonumber(redis.call('HGET', KEYS[2], period) or '-1') < tonumber(note)
+        and redis.call('EXISTS', KEYS[index]) == 0 then
+        redis.call('HSET', KEYS[2], period, note)
+    end
+end
+return generation

@@ -3,7 +3,7 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
--- ARGV[1]  the number of the run that does it
+-- ARGV[1]  the claim of the run that does it
 --
 -- Returns 1 where it did, or nothing was left to do; 0 where something came late at the last moment: then the frozen
 -- zset stays, to be merged into; -1 where the claim is not this run's (any more).

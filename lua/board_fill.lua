@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the zset
--- ARGV[1]  the number of the run that does it
+-- ARGV[1]  the claim of the run that does it
 -- ARGV     then scores and members in turn; none to begin anew
 --
 -- It goes away by itself after a day, unless it is put in its place.

@@ -1,15 +1,17 @@
--- Takes a closed period's zset away from those who write to it.
+-- Puts a zset in another one's place: a closed period's live one, which its writers lose, or one that was filled.
 --
 -- KEYS[1]  the board's claim
--- KEYS[2]  the live zset
--- KEYS[3]  the frozen zset
--- KEYS[4]  where there is a snapshot of the board: its mark; where it was raised: how many pages it was given
--- ARGV[1]  the number of the run that does it
--- ARGV     then what KEYS[4] may hold
+-- KEYS[2]  the zset
+-- KEYS[3]  its new place
+-- KEYS[4]  where that is the frozen zset: the notes of which periods were frozen
+-- KEYS[5]  where the zset was raised: how many pages this server was given
+-- ARGV[1]  the claim of the run that does it
+-- ARGV[2]  the period
+-- ARGV[3]  its note: the run that put it back, 0 where it is the board itself
+-- ARGV[4]  how many pages it was given in all
 --
--- Returns 1 where it did; 0 where a frozen zset is there already, which is never renamed over; -1 where the claim is not
--- this run's (any more); -2 where there is no live zset; -3 where KEYS[4] holds something else or is gone: Redis has lost the board, and the
--- live zset is only what came since; or another server has taken over.
+-- Returns 1 where it did; 0 where the place is taken, which is never renamed over; -1 where the claim is not this run's (any more); -2 where
+-- there is no zset; -3 where pages are missing: another server has taken over. Note and zset change together, or a failover could part them.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
     return -1
@@ -20,15 +22,12 @@ end
 if redis.call('EXISTS', KEYS[2]) == 0 then
     return -2
 end
-if KEYS[4] then
-    local mark = redis.call('GET', KEYS[4])
-    local known = false
-    for index = 2, #ARGV do
-        known = known or mark == ARGV[index]
-    end
-    if not known then
-        return -3
-    end
+if KEYS[5] and redis.call('GET', KEYS[5]) ~= ARGV[4] then
+    return -3
 end
 redis.call('RENAME', KEYS[2], KEYS[3])
+if KEYS[4] then
+    redis.call('PERSIST', KEYS[3])
+    redis.call('HSET', KEYS[4], ARGV[2], ARGV[3])
+end
 return 1

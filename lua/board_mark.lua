@@ -3,7 +3,7 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the mark
 -- KEYS[3]  the live zset
--- ARGV[1]  the number of the run that does it
+-- ARGV[1]  the claim of the run that does it
 -- ARGV[2]  the mark that must be there; empty where there must be none
 -- ARGV[3]  the mark that it gets; empty for none
 --

@@ -5,7 +5,7 @@
 -- KEYS[2]  the live zset, made anew by what came late, or since
 -- KEYS[3]  the frozen zset, or the restored one
 -- KEYS[4]  of a restored one, the mark of its snapshot: gone from the first page on, until the restored zset is the live one
--- ARGV[1]  the number of the run that does it
+-- ARGV[1]  the claim of the run that does it
 -- ARGV[2]  how many members at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has

@@ -5,7 +5,7 @@
 -- KEYS[2]  the live zset
 -- KEYS[3]  the frozen zset
 -- KEYS[4]  of a board that is frozen after that: how many pages this server has been given
--- ARGV[1]  the number of the run that does it
+-- ARGV[1]  the claim of the run that does it
 -- ARGV[2]  how many pages came before this one
 -- ARGV     then scores and members in turn
 --

@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS leaderboard_archive (
     place  INT UNSIGNED   NOT NULL COMMENT 'from 1',
     member VARBINARY(255) NOT NULL,
     score  DOUBLE         NOT NULL,
-    PRIMARY KEY (board, period, place)
+    copy   TINYINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'late writes are copied beside the archive: leaderboard_period.copy is the one that is verified',
+    PRIMARY KEY (board, period, copy, place)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- How far each closed period has come: frozen -> done -> ended -> pruned.
@@ -18,6 +19,9 @@ CREATE TABLE IF NOT EXISTS leaderboard_period (
     left_out  BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'members beyond archive_top',
     frozen_at DATETIME(6)     NOT NULL,
     done_at   DATETIME(6)     NULL COMMENT 'copied and verified',
+    copy      TINYINT UNSIGNED NULL COMMENT 'which copy in leaderboard_archive is verified; none before the first is',
+    generation BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the data in Redis that was archived: the run that first claimed the board there',
+    note      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the run that had put it back into Redis before it was archived; 0 for none',
     restored_at DATETIME(6)   NULL COMMENT 'put back into Redis from here',
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
     pruned_at DATETIME(6)     NULL COMMENT 'gone from leaderboard_archive: archive_keep is over',
@@ -42,6 +46,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
     period       VARCHAR(16)     NOT NULL,
     number       BIGINT UNSIGNED NOT NULL COMMENT 'the run that began the last one',
     former       BIGINT UNSIGNED NOT NULL COMMENT 'the one before it',
+    generation   BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the data in Redis, as in leaderboard_period',
     members      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'when it was complete',
     began_at     DATETIME(6)     NOT NULL,
     taken_at     DATETIME(6)     NULL COMMENT 'when the last complete one began',

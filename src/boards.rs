@@ -17,7 +17,7 @@ use crate::cache::score::Rule;
 use crate::config::Board;
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::store::Store;
-use crate::store::boards::PeriodState;
+use crate::store::boards::{PeriodRow, PeriodState};
 use crate::store::snapshots::Snapshot;
 
 /// Periods of a board that are listed from MySQL at most.
@@ -274,14 +274,15 @@ pub(crate) async fn read(
         Some(row) if row.state == PeriodState::Pruned => {
             return Err(NotShown(format!("{at}: its archive is deleted, archive_keep is over")).into());
         }
-        Some(row) if row.state != PeriodState::Frozen => {
-            let rows = store.archived_page(at, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
+        // Also while late writes are copied beside it.
+        Some(PeriodRow { copy: Some(copy), tally, .. }) => {
+            let rows = store.archived_page(at, copy, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
             let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
             let mut before = Before { members: after, ..Before::default() };
             if let (Some(first), 1.., Ranking::Competition | Ranking::Dense) = (page.first(), after, ranking) {
-                (before.higher, before.distinct) = store.archived_before(at, after, first.score).await?;
+                (before.higher, before.distinct) = store.archived_before(at, copy, after, first.score).await?;
             }
-            return Ok(Read { from: "mysql", members: row.tally.members, placed: place(ranking, before, page) });
+            return Ok(Read { from: "mysql", members: tally.members, placed: place(ranking, before, page) });
         }
         row => {
             let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();

@@ -86,6 +86,20 @@ pub struct BoardMember {
     pub score: f64,
 }
 
+/// What is known of a period's freeze in Redis. The greater one is newer, because run numbers grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Freeze {
+    /// The first run that claimed the board in this data set: a later one after each loss of all data.
+    pub generation: u64,
+    /// The run that put the frozen zset back, 0 where it is the board itself; none where the period was never frozen.
+    pub note: Option<u64>,
+}
+
+impl Freeze {
+    /// Of a data set that no run has claimed yet.
+    pub const UNCLAIMED: Self = Self { generation: u64::MAX, note: None };
+}
+
 impl fmt::Display for BoardPeriod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.board, self.period)

@@ -93,7 +93,8 @@ async fn archives(pool: &MySqlPool) -> Result<BTreeMap<BoardAt, Archive>> {
         archives.insert((board, period), Archive { state, is_gapless: true, ..Archive::default() });
     }
     let rows: Vec<(String, String, u32, String, f64)> = sqlx::query_as(
-        "SELECT board, period, place, CONVERT(member USING utf8mb4), score FROM leaderboard_archive ORDER BY board, period, place",
+        "SELECT board, period, place, CONVERT(member USING utf8mb4), score FROM leaderboard_archive \
+         JOIN leaderboard_period USING (board, period, copy) ORDER BY board, period, place",
     )
     .fetch_all(pool)
     .await?;

@@ -58,7 +58,7 @@ impl Week {
         let zset = self.zset(servers).await?;
         let rows = sqlx::query(
             "SELECT place, CAST(member AS CHAR), CAST(score AS DOUBLE) FROM leaderboard_archive \
-             WHERE board = ? AND period = ? ORDER BY place",
+             JOIN leaderboard_period USING (board, period, copy) WHERE board = ? AND period = ? ORDER BY place",
         );
         let rows = rows.bind(BOARD).bind(&self.period).fetch_all(&servers.mysql).await.context("read the archive")?;
         let mut different = rows.len().abs_diff(zset.len()) + rows.len().abs_diff(self.scores.len());

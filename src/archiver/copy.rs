@@ -9,8 +9,7 @@ use crate::runtime::fault;
 use crate::store::boards::{PeriodRow, Tally};
 use crate::store::places::Places;
 
-const GONE: &str = "its frozen zset went away while it was read: Redis lost it, and leaderboard_archive may hold a part of \
-    the board, or a mixture of two copies";
+const GONE: &str = "its frozen zset went away while it was read: Redis lost it";
 
 /// Pages that one transaction writes: each commit waits for the disk.
 const COMMIT_PAGES: usize = 10;
@@ -28,24 +27,23 @@ pub(super) struct Copied {
 }
 
 impl Run<'_> {
-    /// Writes the frozen zset to its places, the highest score first, up to place `top`. What an earlier copy left at these places
-    /// is written over. The next pages are read while some are written, and those that were are read back from both stores.
-    pub(super) async fn copy(&self, at: &BoardPeriod, top: u64) -> Step<Copied> {
+    /// Writes the frozen zset to the places of a copy, the highest score first, up to place `top`, over what is there. The next pages are read while some are written, and those that were are read back from both stores.
+    pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let (_, members) = self.archiver.cache.count_board(at).await?;
         let wanted = members.min(top);
         self.show(at, "copied", wanted);
         let mut tally = Tally::default();
         let mut copied = 0;
         let mut verifying: Option<JoinHandle<Step<Tally>>> = None;
-        let mut pages = read_pages(self.archiver.clone(), at.clone(), 0, wanted).await?;
+        let mut pages = read_pages(self.archiver.clone(), (at.clone(), copy), 0, wanted).await?;
         while pages.members > 0 {
             self.check_stop()?;
             let after = copied + pages.members;
             // In tasks of their own: taking answers apart and writing statements is work, too.
-            let reading = tokio::spawn(read_pages(self.archiver.clone(), at.clone(), after, wanted));
+            let reading = tokio::spawn(read_pages(self.archiver.clone(), (at.clone(), copy), after, wanted));
             self.archiver.store.copy_places(self.number, pages.places).await?;
             let next = joined(reading).await?;
-            let verify = tokio::spawn(verify(self.archiver.clone(), at.clone(), copied, after));
+            let verify = tokio::spawn(verify(self.archiver.clone(), (at.clone(), copy), copied, after));
             if let Some(former) = verifying.replace(verify) {
                 tally.add(joined(former).await?);
             }
@@ -63,19 +61,20 @@ impl Run<'_> {
         Ok(Copied { tally, left_out: members - copied })
     }
 
-    /// Deletes the places beyond the board's end, which an earlier copy left.
-    pub(super) async fn trim(&self, at: &BoardPeriod, members: u64) -> Step<()> {
+    /// Deletes the places of a copy beyond the board's end.
+    pub(super) async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
         let store = &self.archiver.store;
-        let (mut after, last) = (members, store.last_place(at).await?);
+        let (mut after, last) = (members, store.last_place(at, copy).await?);
         while after < last {
             self.check_stop()?;
-            after = store.trim_places(self.number, at, after, last).await?;
+            after = store.trim_places(self.number, at, copy, after, last).await?;
         }
         Ok(())
     }
 
     /// Whether both stores end where the copy did: all before that was verified as it was written.
-    pub(super) async fn verify_end(&self, at: &BoardPeriod, Copied { tally, left_out }: Copied) -> Step<()> {
+    pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
+        let Copied { tally, left_out } = copied;
         let (_, members) = self.archiver.cache.count_board(at).await?;
         if members != tally.members + left_out {
             return Err(Halt::Kept(format!(
@@ -83,7 +82,7 @@ impl Run<'_> {
                 tally.members + left_out
             )));
         }
-        let beyond = self.archiver.store.archived_page(at, tally.members, 1).await?;
+        let beyond = self.archiver.store.archived_page(at, copy, tally.members, 1).await?;
         match beyond.first() {
             Some((place, _)) => Err(Halt::Kept(differ(*place))),
             None => Ok(()),
@@ -96,7 +95,7 @@ impl Run<'_> {
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
         self.show(at, "verified", row.tally.members);
         let tally = tokio::select! {
-            tally = verify(self.archiver.clone(), at.clone(), 0, until) => tally?,
+            tally = verify(self.archiver.clone(), (at.clone(), row.copy.unwrap_or(0)), 0, until) => tally?,
             () = self.stop.cancelled() => return Err(Halt::Stopped),
         };
         if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
@@ -105,7 +104,7 @@ impl Run<'_> {
 
 /// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal members and scores in
 /// equal order are equal counts and equal checksums; what they come to is kept, so that later changes are seen.
-async fn verify(archiver: Archiver, at: BoardPeriod, from: u64, until: u64) -> Step<Tally> {
+async fn verify(archiver: Archiver, (at, copy): (BoardPeriod, u8), from: u64, until: u64) -> Step<Tally> {
     let mut tally = Tally::default();
     loop {
         let after = from + tally.members;
@@ -114,7 +113,7 @@ async fn verify(archiver: Archiver, at: BoardPeriod, from: u64, until: u64) -> S
             return Ok(tally);
         }
         let (store, period) = (archiver.store.clone(), at.clone());
-        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, after, limit).await?) });
+        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, copy, after, limit).await?) });
         let page = archiver.cache.frozen_page(&at, after, limit).await?;
         let rows = joined(rows).await?;
         if let Some(place) = first_difference(after + 1, &page, &rows) {
@@ -139,7 +138,7 @@ struct Pages {
 }
 
 /// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
-async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64, until: u64) -> Step<Pages> {
+async fn read_pages(archiver: Archiver, (at, copy): (BoardPeriod, u8), after: u64, until: u64) -> Step<Pages> {
     let Archiver { cache, page_members, .. } = archiver;
     let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
     let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
@@ -157,7 +156,7 @@ async fn read_pages(archiver: Archiver, at: BoardPeriod, after: u64, until: u64)
         let place = after + place as u64 + 1;
         return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
     }
-    Ok(Pages { members: members.len() as u64, places: Places::new(&at, after + 1, &members) })
+    Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
 }
 
 /// What a task gives. Only a panic gives nothing, and goes on here.

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::cache::boards::BoardKeys;
-use crate::cache::freezes::Note;
 use crate::model::Micros;
 use crate::store::boards::{PeriodRow, PeriodState};
 
@@ -37,6 +36,9 @@ pub(super) enum Saved {
     Lost,
 }
 
+const LOST_AGAIN: &str = "Redis lost its frozen zset before late writes were archived: these are lost, and leaderboard_archive is whole as it \
+    was before";
+
 pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a \
     part of it; what the live zset holds, if there is one, came late: delete its row of leaderboard_period to have that archived as the whole board";
 
@@ -53,12 +55,8 @@ pub(super) const LATE: &str = "it was written to after its zset had ended: what 
 pub(super) const LATE_PRUNED: &str = "it was written to after its archive had been pruned: the live zset holds that, and \
     can be unlinked";
 
-pub(super) const CAME_BACK: &str = "its frozen zset is in Redis again after it had ended: leaderboard_archive is whole \
-    and stays as it is, the zset can be unlinked";
-
-pub(super) const BOTH_CAME_BACK: &str = "its frozen zset is in Redis again after it had ended, and a live one beside it: if a \
-    `tallyd board restore` was interrupted, run it again; if Redis went back in time, leaderboard_archive is whole and has all but what was added \
-    since, and both can be unlinked";
+pub(super) const CAME_BACK: &str = "Redis went back in time, and its frozen zset is there again after it had ended: leaderboard_archive is whole \
+    and stays as it is, the zset can be unlinked, and a live one beside it";
 
 pub(super) const WENT_BACK_AGAIN: &str =
     "another server has taken over while it was raised to its archive: the next run does that";
@@ -93,12 +91,12 @@ pub(super) fn decide(
         {
             Plan::Raise
         }
-        // With its mark and its members: the same, of a Redis that kept no notes then.
-        (PeriodState::Frozen, false, Some(_)) if live && saved == Saved::Marked => Plan::Archive,
+        // Its rows are whole, so no more is lost with it than what came late.
+        (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
         // A live zset alone is what came late, never the board: it is not frozen a second time.
-        (PeriodState::Frozen, false, _) => Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED }),
-        // Its rows are whole, so nothing is lost with it.
-        (PeriodState::Done, false, _) => Plan::NoteEnded,
+        (PeriodState::Frozen | PeriodState::Done, false, _) => {
+            Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED })
+        }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
         (PeriodState::Frozen, true, Some(_)) => Plan::Archive,
         (PeriodState::Done, true, Some(_)) if live => Plan::Archive,
@@ -108,7 +106,6 @@ pub(super) fn decide(
                 left => Plan::Wait(left),
             }
         }
-        (PeriodState::Ended, true, _) if live => Plan::Keep(BOTH_CAME_BACK),
         (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(CAME_BACK),
         (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
         (PeriodState::Pruned, false, _) if live => Plan::Keep(LATE_PRUNED),
@@ -116,13 +113,16 @@ pub(super) fn decide(
     }
 }
 
-/// Whether Redis lacks a freeze that MySQL knows of: it was in Redis before it was in MySQL.
+/// Whether Redis has gone back to before a freeze that MySQL knows of. After a loss of all data its generation is a newer one.
 pub(super) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
-    match keys.note {
-        Note::Unknown => false,
-        Note::Missing => true,
-        Note::Frozen(restored) => restored != row.restored(),
-    }
+    keys.freeze < row.frozen
+}
+
+/// What a person must know of an archived zset that is gone from Redis; none where nothing is lost or left.
+pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<String> {
+    let lost = row.filter(|row| row.state == PeriodState::Frozen).map(|_| LOST_AGAIN);
+    let said: Vec<&str> = lost.into_iter().chain(live.then_some(LATE)).collect();
+    (!said.is_empty()).then(|| said.join("; "))
 }
 
 /// How long it still stays in Redis.
@@ -135,10 +135,20 @@ fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Freeze;
     use crate::store::boards::Tally;
 
     const DONE_AT: Micros = Micros(1_000_000_000);
     const STAY: Duration = Duration::from_secs(60);
+
+    const FROZEN: Freeze = Freeze { generation: 5, note: Some(0) };
+
+    /// Of a first archive, whose copy is verified from "done" on.
+    fn row(state: PeriodState) -> PeriodRow {
+        let copy = (state != PeriodState::Frozen).then_some(0);
+        let (tally, done_at) = (Tally::default(), Some(DONE_AT));
+        PeriodRow { state, tally, left_out: 0, done_at, restored_at: None, copy, frozen: FROZEN }
+    }
 
     fn decided(
         live: bool,
@@ -158,35 +168,36 @@ mod tests {
         expire_after: Option<Duration>,
         at: Micros,
     ) -> Plan {
-        let (tally, done_at) = (Tally::default(), Some(DONE_AT));
-        let row = state.map(|state| PeriodRow { state, tally, left_out: 0, done_at, restored_at: None });
-        let note = Note::Frozen(0);
-        decide(BoardKeys { live, frozen, note }, row, saved, expire_after, at)
+        let row = state.map(row);
+        decide(BoardKeys { live, frozen, freeze: FROZEN }, row, saved, expire_after, at)
     }
 
     #[test]
     fn what_redis_has_from_before_the_freeze_is_raised_and_not_taken_for_what_came_late() {
         use PeriodState::{Done, Ended, Frozen, Pruned};
-        let tally = Tally::default();
-        let plan_of = |live, frozen, state, saved, stay, restored_at, note| {
-            let row = PeriodRow { state, tally, left_out: 0, done_at: Some(DONE_AT), restored_at };
-            decide(BoardKeys { live, frozen, note }, Some(row), saved, stay, DONE_AT)
+        let plan = |live, frozen, state, saved, stay| {
+            let keys = BoardKeys { live, frozen, freeze: Freeze { note: None, ..FROZEN } };
+            decide(keys, Some(row(state)), saved, stay, DONE_AT)
         };
-        let plan = |live, frozen, state, saved, stay| plan_of(live, frozen, state, saved, stay, None, Note::Missing);
         for saved in [Saved::None, Saved::Marked, Saved::Lost] {
             for state in [Frozen, Done, Ended] {
                 assert_eq!(plan(true, false, state, saved, Some(STAY)), Plan::Raise, "{state:?} {saved:?}");
             }
         }
-        // It was put back from its archive, and Redis knows of that, or of another time, or of none.
-        let (late, restored) = (Plan::Keep(LATE), Some(Micros(7)));
-        for (note, expected) in [
-            (Note::Frozen(7), late),
-            (Note::Frozen(6), Plan::Raise),
-            (Note::Frozen(0), Plan::Raise),
-            (Note::Unknown, late),
+        // It was archived after run 7 had put it back.
+        let (late, frozen) = (Plan::Keep(LATE), Freeze { note: Some(7), ..FROZEN });
+        for (generation, note, expected) in [
+            (5, Some(7), late),
+            (5, Some(9), late),
+            (5, Some(6), Plan::Raise),
+            (5, Some(0), Plan::Raise),
+            (5, None, Plan::Raise),
+            (6, None, late),
+            (4, Some(7), Plan::Raise),
         ] {
-            assert_eq!(plan_of(true, false, Ended, Saved::None, Some(STAY), restored, note), expected, "{note:?}");
+            let keys = BoardKeys { live: true, frozen: false, freeze: Freeze { generation, note } };
+            let row = PeriodRow { frozen, ..row(Ended) };
+            assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), expected, "{generation} {note:?}");
         }
         // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
         for (live, frozen, state, stay, expected) in [
@@ -218,7 +229,7 @@ mod tests {
             (false, false, Some(Ended), Plan::Nothing),
             (true, false, Some(Ended), Plan::Keep(LATE)),
             (false, true, Some(Ended), Plan::Keep(CAME_BACK)),
-            (true, true, Some(Ended), Plan::Keep(BOTH_CAME_BACK)),
+            (true, true, Some(Ended), Plan::Keep(CAME_BACK)),
             (false, false, Some(Pruned), Plan::Nothing),
             (true, false, Some(Pruned), Plan::Keep(LATE_PRUNED)),
             (false, true, Some(Pruned), Plan::Keep(CAME_BACK)),
@@ -226,6 +237,18 @@ mod tests {
         ] {
             assert_eq!(decided(live, frozen, state, Some(STAY), DONE_AT), expected, "{live} {frozen} {state:?}");
         }
+    }
+
+    #[test]
+    fn a_zset_lost_in_a_second_copy_leaves_the_first_archive() {
+        for live in [true, false] {
+            let row = PeriodRow { copy: Some(1), ..row(PeriodState::Frozen) };
+            let keys = BoardKeys { live, frozen: false, freeze: FROZEN };
+            assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), Plan::NoteEnded);
+            let said = left_over(Some(row), live).unwrap();
+            assert!(said.contains(LOST_AGAIN) && said.contains(LATE) == live, "{said}");
+        }
+        assert_eq!(left_over(Some(row(PeriodState::Done)), false), None);
     }
 
     #[test]
@@ -240,7 +263,7 @@ mod tests {
             (false, true, None, Saved::Lost, Plan::Archive),
             (true, true, None, Saved::Lost, Plan::Archive),
             (false, true, Some(Frozen), Saved::Lost, Plan::Archive),
-            (true, false, Some(Frozen), Saved::Marked, Plan::Archive),
+            (true, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
             (true, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
             (false, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
             (false, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),

@@ -44,7 +44,9 @@ impl Run<'_> {
     async fn prune(&self, at: &BoardPeriod) -> Step<()> {
         self.archiver.store.note_pruned(self.number, at, self.now).await?;
         fault::point("archive:pruning");
-        self.trim(at, 0).await?;
+        for copy in 0..2 {
+            self.trim(at, copy, 0).await?;
+        }
         let BoardPeriod { board, period } = at;
         info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
         Ok(())

@@ -1,15 +1,13 @@
 //! A board that Redis has as it was before it was frozen: a replica has taken over that was behind, or a server was started from an old dump.
 //!
-//! Redis notes beside a board which periods were frozen, and put back; MySQL notes it after that. So where MySQL knows of a freeze and Redis does not, but
-//! keeps such notes, Redis has gone back in time, and a live zset is the board of then, with what was added since it went back: nobody can tell
-//! the one from the other. Each member gets the larger of what Redis has and what MySQL has, in the archive and in a snapshot: nothing counts
-//! twice, and no more is lost than Redis has lost itself and, of a period that was archived with late writes or taken away from, what was changed since Redis went
-//! back. Then the period is archived like one that never was. Where the server that is raised is not the one that is frozen, because yet another one has taken
-//! over, a number of pages beside the zset tells.
+//! Redis notes a freeze in the script that does it, beside the run that first claimed the board: the generation of the data. MySQL notes both
+//! when the rows are verified. A Redis whose freeze is older than MySQL's has gone back in time, and a live zset is the board of then, with what
+//! was added since. Nobody can tell the one from the other, so each member gets the larger of what Redis has and what MySQL has, in the archive
+//! and in a snapshot: nothing counts twice. Lost is what Redis has lost itself and, of a period that was archived with late writes, what was
+//! changed since Redis went back. Then the period is archived like one that never was. The raised zset counts its pages, so that another server that
+//! takes over in between is not frozen.
 //!
-//! Notes that are gone were gone with the boards (a flush), or were not kept by the last run, of an earlier version: the next run begins them with all
-//! that MySQL knows, and a live zset of those is what came late. Where notes lack a period that has no live zset, they get it: what is
-//! written from then on came late, too.
+//! After a flush the generation is a newer one, and a live zset of a period that MySQL has as frozen is what came late.
 
 use anyhow::Result;
 use tracing::warn;
@@ -17,54 +15,35 @@ use tracing::warn;
 use super::Archiver;
 use super::settle::{Run, Step};
 use super::snapshot::PAGE_MEMBERS;
-use crate::cache::boards::{Beside, Changed};
-use crate::model::{BoardMember, BoardPeriod};
+use crate::model::{BoardMember, BoardPeriod, Freeze};
 use crate::runtime::fault;
-use crate::store::StoreError;
-use crate::store::boards::{PeriodRow, PeriodState};
+use crate::store::boards::PeriodRow;
+use crate::store::{Store, StoreError};
 
 impl Run<'_> {
-    /// Lets this run, and no other one from now on, change the board's closed periods, and completes what Redis has noted of their freezes.
-    pub(super) async fn claim(&self, board: &str) -> Result<()> {
+    /// Lets this run, and no other one from now on, change the board's closed periods; gives the generation of its data.
+    pub(super) async fn claim(&self, board: &str) -> Result<u64> {
         let Archiver { store, cache, .. } = self.archiver;
-        let are_noted = cache.claim_board(board, self.number).await?;
-        let mut frozen = store.frozen_periods(board).await?;
-        if are_noted {
-            frozen = cache.noted_otherwise(board, frozen).await?;
-        }
-        if are_noted && frozen.is_empty() {
-            return Ok(());
-        }
-        match cache.note_freezes(board, self.number, are_noted, &frozen).await? {
-            Changed::Refused => Err(StoreError::TakenOver("the board".to_owned()).into()),
-            _ => Ok(()),
-        }
+        let frozen = store.frozen_periods(board).await?;
+        Ok(cache.claim_board(board, self.number, &frozen).await?)
     }
 
     /// Gives the live zset what MySQL has more, notes that the archive is to be made once more, and freezes it.
-    pub(super) async fn raise_to_archive(&self, at: &BoardPeriod, row: PeriodRow) -> Step<PeriodRow> {
+    pub(super) async fn raise_to_archive(&self, at: &BoardPeriod, generation: u64, row: PeriodRow) -> Step<Freeze> {
         let Archiver { store, .. } = self.archiver;
         let BoardPeriod { board, period } = at;
         let archived = row.tally.members;
         self.show(at, "raised", archived);
         let mut raised = Raised::default();
         self.raise_page(at, &mut raised, &[]).await?;
-        let mut after = 0;
-        loop {
-            let page = store.archived_page(at, after, PAGE_MEMBERS).await?;
-            let Some((last, _)) = page.last() else { break };
-            after = *last;
-            let members: Vec<BoardMember> = page.into_iter().map(|(_, member)| member).collect();
-            self.raise_page(at, &mut raised, &members).await?;
-            self.show_done(after);
-        }
+        let mut sources = vec![self.rows(at, Some(row.copy.unwrap_or(0)))];
         if store.snapshot(at).await?.is_some_and(|snapshot| snapshot.taken_at.is_some()) {
-            let mut after: Option<Vec<u8>> = None;
-            loop {
-                let page = store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?;
-                let Some(last) = page.last() else { break };
-                after = Some(last.member.clone());
+            sources.push(self.rows(at, None));
+        }
+        for mut rows in sources {
+            while let Some(page) = rows.next().await? {
                 self.raise_page(at, &mut raised, &page).await?;
+                self.show_done(rows.read);
             }
         }
         fault::point("archive:raised");
@@ -78,10 +57,14 @@ impl Run<'_> {
             "{board} {period}: Redis has it as it was before it was archived; {raised} members were raised to what MySQL has, and it is archived once more"
         );
         // Before it is frozen: from then on it would be taken for what was archived.
-        store.note_frozen(self.number, at, self.now).await?;
+        store.note_frozen(self.number, at, generation, self.now).await?;
         fault::point("archive:noted-again");
-        self.freeze(at, Beside::Pages(pages)).await?;
-        Ok(PeriodRow { state: PeriodState::Frozen, ..row })
+        self.freeze(at, Freeze { generation, ..row.frozen }, Some(pages)).await
+    }
+
+    /// All that MySQL has of a period, in that copy of its archive or else in its snapshot.
+    pub(super) fn rows<'a>(&'a self, at: &'a BoardPeriod, copy: Option<u8>) -> Rows<'a> {
+        Rows { store: &self.archiver.store, at, copy, read: 0, last: None }
     }
 
     async fn raise_page(&self, at: &BoardPeriod, raised: &mut Raised, members: &[BoardMember]) -> Step<()> {
@@ -91,6 +74,31 @@ impl Run<'_> {
         raised.pages += 1;
         fault::point("archive:raised-page");
         Ok(())
+    }
+}
+
+/// What MySQL has of a period, page by page.
+pub(super) struct Rows<'a> {
+    store: &'a Store,
+    at: &'a BoardPeriod,
+    copy: Option<u8>,
+    /// How many were read.
+    pub(super) read: u64,
+    last: Option<Vec<u8>>,
+}
+
+impl Rows<'_> {
+    pub(super) async fn next(&mut self) -> Result<Option<Vec<BoardMember>>, StoreError> {
+        let page: Vec<BoardMember> = match self.copy {
+            Some(copy) => {
+                let rows = self.store.archived_page(self.at, copy, self.read, PAGE_MEMBERS).await?;
+                rows.into_iter().map(|(_, member)| member).collect()
+            }
+            None => self.store.saved_page(self.at, self.last.as_deref(), PAGE_MEMBERS).await?,
+        };
+        self.read += page.len() as u64;
+        self.last = page.last().map(|last| last.member.clone());
+        Ok(Some(page).filter(|page| !page.is_empty()))
     }
 }
 

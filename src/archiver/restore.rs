@@ -5,18 +5,18 @@
 //! ```text
 //! claim the board -> fill a zset beside it, page by page -> note that it is whole (RENAME)
 //!   a board that is open, or was never frozen: move into it what was added since the loss -> RENAME it to the live one, and mark it
-//!   a frozen one: RENAME it to that -> note "done", so that it stays for `expire_after`
+//!   a frozen one: note "done" in MySQL, so that it stays for `expire_after` -> RENAME it to that, and note the run in Redis
 //! ```
 //!
-//! A restore that dies while it fills begins anew. From the first member that is moved on nothing else has what was added since, so
-//! the next one goes on with what is there: it is named after its source, and no other one takes it for its own; and the mark is
+//! A restore that dies while it fills begins again. From the first member that is moved on nothing else has what was added since, so
+//! the next one continues with what is there: it is named after its source, and no other one takes it for its own; and the mark is
 //! gone meanwhile, so that nobody takes what is left for the board. The last page is moved, and the zset renamed, in one script:
 //! nothing that is added meanwhile is lost, nothing twice. What was taken away since the loss from a member that the live zset didn't
-//! have is not known.
+//! have is not known. One that dies after its note in MySQL leaves a period that is done and not in Redis: the next run ends it.
 //!
-//! Where Redis has the board, but an older state of it, as after a restart from a backup or a failover, nobody can tell what of
-//! that is in what was added since. Then each member is raised to what the snapshot has of it, if that is higher: as often as one
-//! likes, and nothing counts twice.
+//! All of the live zset came since the loss only where all data was lost, which a newer generation says (raise.rs). Otherwise Redis has an older
+//! state of the board, as after a restart from a backup or a failover, or a part of it, and nobody can tell what of that came since. Then each
+//! member is raised to what the snapshot has of it, if that is higher: as often as one likes, and nothing counts twice.
 
 use std::time::Instant;
 
@@ -26,15 +26,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::Archiver;
-use super::plan::{self, Saved};
+use super::plan;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::{Candidate, candidate_named, instant};
 use super::settle::{Halt, Run, Step};
-use super::snapshot::PAGE_MEMBERS;
-use crate::cache::boards::Changed;
+use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::snapshots::Restoring;
-use crate::model::{BoardMember, BoardPeriod, Micros};
+use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::show::{self, Show};
 use crate::store::boards::{PeriodRow, PeriodState};
@@ -71,15 +70,13 @@ enum Source {
     Frozen(Snapshot),
     /// The archive as the frozen zset.
     Archive(PeriodRow),
-    /// The archive, which an earlier restore has put back and not noted.
-    Put(PeriodRow),
 }
 
 impl Source {
     fn tag(self) -> String {
         match self {
             Self::Add(snapshot) | Self::Raise(snapshot) | Self::Frozen(snapshot) => tag(snapshot),
-            Self::Archive(row) | Self::Put(row) => format!("a{}", row.done_at.map_or(0, |at| at.0)),
+            Self::Archive(row) => format!("a{}", row.done_at.map_or(0, |at| at.0)),
         }
     }
 
@@ -91,7 +88,7 @@ impl Source {
             Self::Raise(snapshot) => {
                 format!("raised to its snapshot of {}, where Redis had less", time(snapshot.taken_at))
             }
-            Self::Archive(row) | Self::Put(row) => format!("from its archive of {}", time(row.done_at)),
+            Self::Archive(row) => format!("from its archive of {}", time(row.done_at)),
         }
     }
 }
@@ -142,24 +139,22 @@ impl Run<'_> {
     async fn restore(&self, candidate: &Candidate, Restore { dry_run, add }: Restore) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
         let at = &candidate.at;
-        let source = self.source(candidate, add).await?;
-        let (live, _) = cache.count_board(at).await?;
+        let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
+        let source = self.source(candidate, keys, add).await?;
         if dry_run {
-            let has = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
-            return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(source.words() + &has));
+            let now = self.foresee_restore(candidate, source).await?;
+            return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(source.words() + &now));
         }
         let tag = source.tag();
         let to = Restoring { at, tag: &tag, run: self.number };
-        if matches!(source, Source::Add(_) | Source::Frozen(_) | Source::Archive(_))
-            && !cache.is_restoring(at, &tag).await?.0
-        {
+        if !matches!(source, Source::Raise(_)) && !cache.is_restoring(at, &tag).await?.0 {
             self.fill(to, source).await?;
             fault::point("restore:filled");
         }
         let late_members = self.put(to, candidate, source).await?;
         fault::point("restore:put");
-        if matches!(source, Source::Archive(_) | Source::Put(_)) {
-            store.note_restored(self.number, at, self.now).await?;
+        if let Source::Add(_) | Source::Raise(_) = source {
+            store.note_marked(self.number, at, keys.freeze.generation).await?;
         }
         let (live, frozen) = cache.count_board(at).await?;
         let members = if matches!(source, Source::Add(_) | Source::Raise(_)) { live } else { frozen };
@@ -171,57 +166,55 @@ impl Run<'_> {
         Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
     }
 
-    /// Puts what was filled in its place; says how many members were moved into it before.
-    async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
+    /// What a restore would find in Redis, and what of it would not be added.
+    async fn foresee_restore(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
         let cache = &self.archiver.cache;
-        match source {
-            Source::Add(snapshot) => return self.put_live(to, candidate, snapshot.number).await,
-            Source::Raise(snapshot) => self.raise_to_snapshot(to.at, snapshot).await?,
-            Source::Frozen(_) => {
-                self.present(cache.put_frozen(to).await?)?;
-                let row = self.archiver.store.held_board_period(self.number, to.at).await?;
-                self.keep(to.at, row.map_or(0, |row| row.restored())).await?;
+        let (live, _) = cache.count_board(at).await?;
+        let mut said = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
+        if let Source::Raise(_) = source {
+            let (mut rows, mut dropped) = (self.rows(at, None), 0.0);
+            while let Some(page) = rows.next().await? {
+                self.check_stop()?;
+                let live = cache.board_scores(at, &page).await?;
+                let both = page.iter().zip(live).filter_map(|(saved, live)| Some((saved.score, live?)));
+                dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
             }
-            // Before MySQL knows that it was put back.
-            Source::Archive(_) => {
-                self.present(cache.put_frozen(to).await?)?;
-                self.keep(to.at, self.now.0).await?;
-            }
-            Source::Put(row) => {
-                self.verify_again(to.at, row).await?;
-                self.keep(to.at, self.now.0).await?;
-            }
+            said += &format!("; both have {dropped} in all, which counts once (twice with --add)");
         }
-        Ok(0)
+        Ok(said)
     }
 
-    /// The next run says how long.
-    async fn keep(&self, at: &BoardPeriod, restored: i64) -> Step<()> {
-        self.present(self.archiver.cache.keep_frozen(at, self.number, restored).await?).map(drop)
+    /// Puts what was filled in its place; says how many members were moved into it before.
+    async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
+        let Archiver { store, cache, .. } = self.archiver;
+        match source {
+            Source::Add(snapshot) => return self.put_live(to, candidate, snapshot.number).await,
+            Source::Raise(snapshot) => return self.raise_to_snapshot(to.at, snapshot).await.map(|()| 0),
+            Source::Frozen(_) => {}
+            Source::Archive(_) => {
+                store.note_restored(self.number, to.at, self.now).await?;
+                fault::point("restore:noted");
+            }
+        }
+        self.present(cache.put_frozen(to).await?).map(|_| 0)
     }
 
     /// What there is to put back; or why nothing is.
-    async fn source(&self, candidate: &Candidate, add: bool) -> Step<Source> {
-        let Archiver { store, cache, .. } = self.archiver;
-        let Candidate { at, rule, .. } = candidate;
+    async fn source(&self, candidate: &Candidate, keys: BoardKeys, add: bool) -> Step<Source> {
+        let store = &self.archiver.store;
+        let at = &candidate.at;
         let row = store.held_board_period(self.number, at).await?;
         let snapshot = store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some());
-        let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
         let no = |reason: &str| Err(Halt::Kept(reason.to_owned()));
         match (row.map(|row| row.state), row, snapshot) {
             (Some(PeriodState::Pruned), ..) => no("its archive was pruned, by archive_keep"),
             (Some(_), Some(row), _) if keys.live && !keys.frozen && plan::went_back(keys, row) => no(plan::WENT_BACK),
             (Some(PeriodState::Done), ..) if keys.frozen => no("its frozen zset is in Redis, and its archive is whole"),
-            (Some(PeriodState::Ended), Some(row), _) if keys.frozen => Ok(Source::Put(row)),
-            (Some(PeriodState::Done | PeriodState::Ended), Some(row), _) => Ok(Source::Archive(row)),
+            (Some(PeriodState::Ended), ..) if keys.frozen => no(plan::CAME_BACK),
             _ if keys.frozen => no("it is frozen, and not archived yet: `tallyd archive` goes on with it"),
-            (Some(PeriodState::Frozen), _, Some(snapshot)) => match self.archiver.saved(at, *rule).await?.0 {
-                Saved::Marked if keys.live => {
-                    no("Redis has it as it was before it was frozen: `tallyd archive` freezes it again")
-                }
-                _ => Ok(Source::Frozen(snapshot)),
-            },
-            (None, _, Some(snapshot)) => self.source_of_live(candidate, snapshot, add).await,
+            (Some(_), Some(row), _) if row.copy.is_some() => Ok(Source::Archive(row)),
+            (Some(_), _, Some(snapshot)) => Ok(Source::Frozen(snapshot)),
+            (None, _, Some(snapshot)) => self.source_of_live(candidate, snapshot, keys, add).await,
             _ => no("MySQL has neither a complete snapshot nor an archive of it"),
         }
     }
@@ -231,6 +224,7 @@ impl Run<'_> {
         &self,
         Candidate { at, rule, .. }: &Candidate,
         snapshot: Snapshot,
+        keys: BoardKeys,
         add: bool,
     ) -> Step<Source> {
         let cache = &self.archiver.cache;
@@ -239,37 +233,28 @@ impl Run<'_> {
             return Ok(Source::Add(snapshot));
         }
         let mark = cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        let is_whole = self.archiver.has_whole(at, *rule).await?;
-        match (snapshot.is_marked(mark), mark, is_whole) {
-            (true, _, true) => {
-                let (live, _) = cache.count_board(at).await?;
-                Err(Halt::Kept(format!(
-                    "Redis has it, with {live} members, and has not lost it since its last snapshot, of {}",
-                    snapshot.members
-                )))
-            }
-            _ if add => Ok(Source::Add(snapshot)),
-            // Nothing of it is there but what came since.
-            (false, None, false) => Ok(Source::Add(snapshot)),
-            // An older state, or a newer one that MySQL has forgotten; its mark alone is gone; or much was taken away from it.
-            (false, Some(_), _) | (false, None, true) | (true, _, false) => Ok(Source::Raise(snapshot)),
+        if snapshot.is_marked(mark) && self.archiver.has_whole(at, *rule).await? {
+            let (live, _) = cache.count_board(at).await?;
+            return Err(Halt::Kept(format!(
+                "Redis has it, with {live} members, and has not lost it since its last snapshot, of {}",
+                snapshot.members
+            )));
         }
+        // A mark beside newer data is newer, too: MySQL has gone back.
+        let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
+        Ok(if add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
     }
 
     /// Raises all members to what the snapshot has of them, and marks the board.
     async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
-        let Archiver { store, cache, .. } = self.archiver;
+        let cache = &self.archiver.cache;
         self.show(at, "restored", snapshot.members);
-        let (mut after, mut done): (Option<Vec<u8>>, u64) = (None, 0);
-        loop {
+        let mut rows = self.rows(at, None);
+        while let Some(page) = rows.next().await? {
             self.check_stop()?;
-            let page = store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?;
-            let Some(last) = page.last() else { break };
-            after = Some(last.member.clone());
             self.present(cache.raise_board(at, self.number, None, &page).await?)?;
             fault::point("restore:raised-page");
-            done += page.len() as u64;
-            self.show_done(done);
+            self.show_done(rows.read);
         }
         let mark = cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
         self.present(cache.mark_board(at, self.number, mark, Some(snapshot.number)).await?).map(drop)
@@ -277,38 +262,26 @@ impl Run<'_> {
 
     /// Makes a zset of all that MySQL has of the board.
     async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {
-        let Archiver { store, cache, .. } = self.archiver;
-        let at = to.at;
-        let total = match source {
-            Source::Add(snapshot) | Source::Raise(snapshot) | Source::Frozen(snapshot) => snapshot.members,
-            Source::Archive(row) | Source::Put(row) => row.tally.members,
+        let cache = &self.archiver.cache;
+        let (total, copy) = match source {
+            Source::Add(snapshot) | Source::Raise(snapshot) | Source::Frozen(snapshot) => (snapshot.members, None),
+            Source::Archive(row) => (row.tally.members, row.copy),
         };
-        self.show(at, "restored", total);
+        self.show(to.at, "restored", total);
         self.present(cache.fill_board(to, &[]).await?)?;
-        let (mut after, mut filled): (Option<Vec<u8>>, u64) = (None, 0);
-        loop {
+        let mut rows = self.rows(to.at, copy);
+        while let Some(page) = rows.next().await? {
             self.check_stop()?;
-            let page: Vec<BoardMember> = match source {
-                Source::Archive(_) | Source::Put(_) => {
-                    let rows = store.archived_page(at, filled, PAGE_MEMBERS).await?;
-                    rows.into_iter().map(|(_, member)| member).collect()
-                }
-                Source::Add(_) | Source::Raise(_) | Source::Frozen(_) => {
-                    store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?
-                }
-            };
-            let Some(last) = page.last() else { break };
-            after = Some(last.member.clone());
-            let members = self.present(cache.fill_board(to, &page).await?)?;
-            filled += page.len() as u64;
+            let (members, filled) = (self.present(cache.fill_board(to, &page).await?)?, rows.read);
             if members != filled {
                 return Err(Halt::Kept(format!("{filled} members were added, and Redis has {members}: try again")));
             }
             fault::point("restore:filled-page");
             self.show_done(filled);
         }
+        let filled = rows.read;
         // Rows of a snapshot that was interrupted are there, too.
-        let is_whole = if matches!(source, Source::Archive(_)) { filled == total } else { filled > 0 };
+        let is_whole = if copy.is_some() { filled == total } else { filled > 0 };
         if !is_whole {
             return Err(Halt::Kept(format!("MySQL has {filled} members of it, and should have {total}")));
         }

@@ -12,11 +12,11 @@ use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
 use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
-use crate::cache::boards::{Beside, Changed};
+use crate::cache::boards::Changed;
 use crate::cache::score::Rule;
-use crate::model::{BoardPeriod, Micros};
+use crate::model::{BoardPeriod, Freeze, Micros};
 use crate::runtime::fault;
-use crate::store::boards::{PeriodRow, PeriodState};
+use crate::store::boards::{Done, PeriodRow, PeriodState};
 use crate::store::{Fate, StoreError};
 
 /// How long after its time a zset that no run has ended goes away by itself.
@@ -107,87 +107,104 @@ impl Run<'_> {
             members: row.map_or(0, |row| row.tally.members),
             ..PeriodReport::new(at, outcome)
         };
-        let (saved, marks) = self.archiver.saved(at, candidate.rule).await?;
+        let saved = self.archiver.saved(at, candidate.rule).await?;
         match (plan::decide(keys, row, saved, candidate.expire_after, self.now), row, candidate.expire_after) {
             (Plan::Keep(reason), _, _) => Err(Halt::Kept(reason.to_owned())),
+            (Plan::Archive, row, Some(expire_after)) if keys.frozen => {
+                // Its EXPIRE would take away what is not archived yet.
+                self.present(cache.keep_frozen(at, self.number).await?)?;
+                self.archive(candidate, row, keys.freeze, expire_after).await
+            }
             (Plan::Archive, row, Some(expire_after)) => {
-                if !keys.frozen {
-                    self.freeze(at, marks.map_or(Beside::Nothing, Beside::Mark)).await?;
-                }
-                self.archive(candidate, row, expire_after).await
+                let freeze = self.freeze(at, Freeze { note: Some(0), ..keys.freeze }, None).await?;
+                self.archive(candidate, row, freeze, expire_after).await
             }
             (Plan::Raise, Some(row), Some(expire_after)) => {
-                let row = self.raise_to_archive(at, row).await?;
-                self.archive(candidate, Some(row), expire_after).await
+                let freeze = self.raise_to_archive(at, keys.freeze.generation, row).await?;
+                let row = PeriodRow { state: PeriodState::Frozen, ..row };
+                self.archive(candidate, Some(row), freeze, expire_after).await
             }
             (Plan::End, Some(row), _) => self.end(at, row).await,
-            (Plan::NoteEnded, _, _) => {
+            (Plan::NoteEnded, row, _) => {
+                self.trim_other(at, row.and_then(|row| row.copy)).await?;
                 store.note_ended(self.number, at, self.now).await?;
-                match keys.live {
-                    true => Err(Halt::Kept(plan::LATE.to_owned())),
-                    false => Ok(report(Outcome::Ended).because("it was gone from Redis already")),
+                match plan::left_over(row, keys.live) {
+                    Some(reason) => Err(Halt::Kept(reason)),
+                    None => Ok(report(Outcome::Ended).because("it was gone from Redis already")),
                 }
             }
             (Plan::Wait(left), row, _) => {
                 // Each time: the run that noted "done" may have died before this.
-                let (stay, restored) = (left.saturating_add(SAFETY_NET), row.map_or(0, |row| row.restored()));
-                self.taken(cache.expire_frozen(at, self.number, stay, restored).await?)?;
+                self.let_expire(at, row.and_then(|row| row.copy), left).await?;
                 Ok(report(Outcome::Waiting).because(format!("until {}", instant(self.now.after(left)))))
             }
             (Plan::Nothing | Plan::Archive | Plan::Raise | Plan::End, _, _) => Ok(report(Outcome::Nothing)),
         }
     }
 
-    pub(super) async fn freeze(&self, at: &BoardPeriod, beside: Beside) -> Step<()> {
-        let frozen = self.archiver.cache.freeze_board(at, self.number, beside).await?;
-        if frozen == Changed::Lost && matches!(beside, Beside::Pages(_)) {
+    /// Freezes the live zset, which was raised by so many `pages` if any.
+    pub(super) async fn freeze(&self, at: &BoardPeriod, freeze: Freeze, pages: Option<u64>) -> Step<Freeze> {
+        let note = freeze.note.unwrap_or(0);
+        let frozen = self.archiver.cache.freeze_board(at, self.number, note, pages).await?;
+        if frozen == Changed::Lost {
             return Err(Halt::Kept(plan::WENT_BACK_AGAIN.to_owned()));
         }
         self.present(frozen)?;
         fault::point("archive:frozen");
-        Ok(())
+        Ok(freeze)
     }
 
     async fn archive(
         &self,
         Candidate { at, rule, top, .. }: &Candidate,
         row: Option<PeriodRow>,
+        frozen: Freeze,
         expire_after: Duration,
     ) -> Step<PeriodReport> {
-        let Archiver { store, cache, .. } = self.archiver;
-        // Before MySQL knows of it, so that Redis' own notes are behind only where Redis has gone back; and before anything is merged: its EXPIRE
-        // would take away what is not archived yet.
-        let put_back = row.map_or(0, |row| row.restored());
-        self.present(cache.keep_frozen(at, self.number, put_back).await?)?;
-        fault::point("archive:persisted");
+        let store = &self.archiver.store;
         if row.is_none_or(|row| row.state != PeriodState::Frozen) {
-            store.note_frozen(self.number, at, self.now).await?;
+            store.note_frozen(self.number, at, frozen.generation, self.now).await?;
             fault::point("archive:noted");
         }
         let late_members = self.merge_late(at, *rule).await?;
         fault::point("archive:merged");
-        let copied = self.copy(at, *top).await?;
+        // Beside what is verified, which stays the archive until this is.
+        let copy = row.and_then(|row| row.copy).map_or(0, |copy| copy ^ 1);
+        let copied = self.copy(at, copy, *top).await?;
         // A zset that was made from the rows lacks what was left out of them.
         let restored = row.filter(|row| row.restored_at.is_some());
         let (tally, left_out) =
             (copied.tally, restored.map_or(copied.left_out, |row| row.left_out.max(copied.left_out)));
         fault::point("archive:copied");
-        self.trim(at, tally.members).await?;
+        self.trim(at, copy, tally.members).await?;
         fault::point("archive:trimmed");
-        self.verify_end(at, copied).await?;
+        self.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        store.note_done(self.number, at, tally, left_out, self.now).await?;
+        store.note_done(self.number, at, Done { tally, left_out, copy, frozen }, self.now).await?;
         fault::point("archive:done");
-        self.taken(cache.expire_frozen(at, self.number, expire_after.saturating_add(SAFETY_NET), put_back).await?)?;
-        fault::point("archive:expiring");
+        self.let_expire(at, Some(copy), expire_after).await?;
         let members = tally.members;
         let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
         if expire_after.is_zero() {
-            let row = PeriodRow { state: PeriodState::Done, tally, left_out, done_at: None, restored_at: None };
+            let (state, copy) = (PeriodState::Done, Some(copy));
+            let row = PeriodRow { state, tally, left_out, copy, frozen, done_at: None, restored_at: None };
             return self.end(at, row).await.map(|_| report(Outcome::Ended));
         }
         let until = instant(self.now.after(expire_after));
         Ok(report(Outcome::Archived).because(format!("stays in Redis until {until}")))
+    }
+
+    /// Lets the zset of an archived board go away by itself after that time, and deletes the copy that is no longer its archive.
+    async fn let_expire(&self, at: &BoardPeriod, copy: Option<u8>, stay: Duration) -> Step<()> {
+        let stay = stay.saturating_add(SAFETY_NET);
+        self.taken(self.archiver.cache.expire_frozen(at, self.number, stay).await?)?;
+        fault::point("archive:expiring");
+        self.trim_other(at, copy).await
+    }
+
+    async fn trim_other(&self, at: &BoardPeriod, copy: Option<u8>) -> Step<()> {
+        let Some(copy) = copy else { return Ok(()) };
+        self.trim(at, copy ^ 1, 0).await
     }
 
     /// Moves what came late into the frozen zset, until a page is not full: what comes still later is the next run's.
@@ -217,13 +234,14 @@ impl Run<'_> {
         let verified = match verified {
             Err(Halt::Kept(reason)) => {
                 // Or the safety net would end what is no longer proved.
-                self.taken(self.archiver.cache.keep_frozen(at, self.number, row.restored()).await?)?;
+                self.taken(self.archiver.cache.keep_frozen(at, self.number).await?)?;
                 let remedy = "it was archived before: delete its row of leaderboard_period to have it archived anew";
                 Err(Halt::Kept(format!("{reason}; {remedy}")))
             }
             verified => verified,
         };
         let members = verified?.members;
+        self.trim_other(at, row.copy).await?;
         self.unlink(at).await?;
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Ended) })
     }

@@ -96,8 +96,8 @@ impl Run<'_> {
             }
             let began = Instant::now();
             let BoardPeriod { board, period } = &savable.at;
-            self.claim(board).await?;
-            match self.save(&savable, force).await {
+            let generation = self.claim(board).await?;
+            match self.save(&savable, generation, force).await {
                 Ok(saved) => {
                     let (members, seconds) = (saved.members, began.elapsed().as_secs_f32());
                     if saved.outcome == Outcome::Saved {
@@ -129,7 +129,7 @@ impl Run<'_> {
         Ok(report)
     }
 
-    async fn save(&self, savable: &Savable, force: bool) -> Step<PeriodReport> {
+    async fn save(&self, savable: &Savable, generation: u64, force: bool) -> Step<PeriodReport> {
         let Archiver { store, cache, .. } = self.archiver;
         let (at, snapshot, is_lost) = (&savable.at, savable.snapshot(), savable.is_lost());
         if store.held_board_period(self.number, at).await?.is_some() {
@@ -152,7 +152,7 @@ impl Run<'_> {
             self.forget_snapshot(at).await?;
             return Ok(PeriodReport::new(at, Outcome::Forgotten));
         }
-        if !self.mark(savable, snapshot.is_some() && !is_lost).await? {
+        if !self.mark(savable, generation, snapshot.is_some() && !is_lost).await? {
             return Ok(PeriodReport::new(at, Outcome::Nothing));
         }
         let known = snapshot.map_or(0, |snapshot| snapshot.members);
@@ -167,11 +167,11 @@ impl Run<'_> {
 
     /// Gives the board this run's mark; false where there is no board any more. Where it `has_one` that MySQL knows, MySQL knows the new
     /// one first, and then the former one no longer: a run that dies in between is no loss, and an old backup is one.
-    async fn mark(&self, savable: &Savable, has_one: bool) -> Step<bool> {
+    async fn mark(&self, savable: &Savable, generation: u64, has_one: bool) -> Step<bool> {
         let Archiver { store, cache, .. } = self.archiver;
         let Savable { at, mark, .. } = savable;
         if has_one {
-            store.begin_snapshot(self.number, at, mark.unwrap_or_default(), self.now).await?;
+            store.begin_snapshot(self.number, at, mark.unwrap_or_default(), generation, self.now).await?;
             fault::point("snapshot:noted");
         }
         match self.taken(cache.mark_board(at, self.number, *mark, Some(self.number)).await?)? {
@@ -179,8 +179,8 @@ impl Run<'_> {
             Some(_) => fault::point("snapshot:marked"),
         }
         match has_one {
-            true => store.note_marked(self.number, at).await?,
-            false => store.begin_snapshot(self.number, at, self.number, self.now).await?,
+            true => store.note_marked(self.number, at, generation).await?,
+            false => store.begin_snapshot(self.number, at, self.number, generation, self.now).await?,
         }
         Ok(true)
     }
@@ -298,10 +298,9 @@ fn saved_members(mut members: Vec<BoardMember>, rule: Rule) -> Step<Vec<SavedMem
             let name = String::from_utf8_lossy(&member.member).into_owned();
             return Err(Halt::Kept(format!("the score of {name} is infinite, which MySQL can't hold")));
         }
-        let columns = rule.columns(member.score);
-        // A column has at most 53 bits, which a double holds exactly.
-        let primary = columns.map_or(member.score, |columns| columns.primary as f64);
-        Ok(SavedMember { primary, second: columns.map_or(0, |columns| columns.low), member })
+        let (primary, second) =
+            (rule.primary(member.score), rule.columns(member.score).map_or(0, |columns| columns.low));
+        Ok(SavedMember { primary, second, member })
     };
     members.into_iter().map(saved).collect()
 }

@@ -91,27 +91,23 @@ impl Archiver {
         Ok(savable.collect())
     }
 
-    /// Whether a closed period has a snapshot, whether Redis still has the board that it is of, and the marks that this has.
-    pub(super) async fn saved(&self, at: &BoardPeriod, rule: Rule) -> Result<(Saved, Option<[u64; 2]>), Halt> {
+    /// Whether a closed period has a snapshot, and whether Redis still has the board that it is of.
+    pub(super) async fn saved(&self, at: &BoardPeriod, rule: Rule) -> Result<Saved, Halt> {
         let snapshot = self.store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some());
-        let Some(snapshot) = snapshot else { return Ok((Saved::None, None)) };
+        let Some(snapshot) = snapshot else { return Ok(Saved::None) };
         let mark = self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        let saved = match snapshot.is_marked(mark) && self.has_whole(at, rule).await? {
-            true => Saved::Marked,
-            false => Saved::Lost,
-        };
-        Ok((saved, Some([snapshot.number, snapshot.former])))
+        let is_whole = snapshot.is_marked(mark) && self.has_whole(at, rule).await?;
+        Ok(if is_whole { Saved::Marked } else { Saved::Lost })
     }
 
-    /// Whether the live zset is the board that was saved and not what came since: its best members together have at least half of
-    /// what they had.
+    /// Whether the live zset, beside its mark, is the board that was saved. One that Redis has evicted alone, and that has grown again, is not:
+    /// its best members together have less than half of what they had.
     pub(super) async fn has_whole(&self, at: &BoardPeriod, rule: Rule) -> Result<bool, Halt> {
         let best = self.store.best_saved(at, TOLD_BY).await?;
         let scores = self.cache.board_scores(at, &best).await?;
         // What decides between equals falls with every change, where it is time.
-        let primary = |score: f64| rule.columns(score).map_or(score, |columns| columns.primary as f64);
-        let saved: f64 = best.iter().map(|member| primary(member.score)).sum();
-        let live: f64 = scores.into_iter().flatten().map(primary).sum();
+        let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
+        let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
         Ok(live * 2.0 >= saved)
     }
 }
@@ -124,6 +120,7 @@ mod tests {
         let snapshot = snapshot.map(|(number, former, began_at, taken_at)| Snapshot {
             number,
             former,
+            generation: 1,
             members: 10,
             began_at: Micros(began_at * 1_000_000),
             taken_at: taken_at.map(|at| Micros(at * 1_000_000)),

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
 
-use super::freezes::{NOTES_BEGUN, Note, read_note};
+use super::freezes::{GENERATION, read_freeze};
 use super::ranks::{self, Before, Placed, Ranking};
 use super::score::Rule;
 use super::{
     BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
     Result, text, unexpected,
 };
-use crate::model::{BoardMember, BoardPeriod};
+use crate::model::{BoardMember, BoardPeriod, Freeze};
 
 /// Which zsets of a period are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct BoardKeys {
     pub live: bool,
     /// The one that is archived.
     pub frozen: bool,
-    /// What Redis has noted of its freeze.
-    pub note: Note,
+    /// What Redis knows of its freeze.
+    pub freeze: Freeze,
 }
 
 /// What came of changing a closed period.
@@ -39,7 +39,7 @@ pub enum Changed {
     Absent,
     /// Another run has claimed the board, or Redis has lost the claim: nothing was changed.
     Refused,
-    /// The mark of the board's snapshot is another one or gone: Redis has lost the board. Nothing was changed.
+    /// The mark of the board's snapshot, or a page that it was raised by, is missing: Redis has lost a part of it. Nothing was changed.
     Lost,
     /// So many members were moved, and the restored zset is the live one now.
     Put(u64),
@@ -47,17 +47,6 @@ pub enum Changed {
 
 /// Members that are read at once to count their different scores.
 const DISTINCT_PAGE: u64 = 1_000;
-
-/// What must stand beside a live zset that is frozen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
-    /// Nothing.
-    Nothing,
-    /// One of these marks of a snapshot.
-    Mark([u64; 2]),
-    /// That it was raised by so many pages.
-    Pages(u64),
-}
 
 /// Which of a period's zsets is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,31 +88,33 @@ impl Cache {
             for at in piece {
                 pipeline.cmd("EXISTS").arg(self.live(at));
                 pipeline.cmd("EXISTS").arg(self.frozen(at));
-                pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board)).arg(NOTES_BEGUN).arg(&at.period);
+                pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board)).arg(GENERATION).arg(&at.period);
             }
             let answers = self.answers("look for boards", &pipeline).await?;
             found.extend(answers.chunks_exact(3).map(|three| BoardKeys {
                 live: three.first() == Some(&Value::Int(1)),
                 frozen: three.get(1) == Some(&Value::Int(1)),
-                note: three.last().map_or(Note::Unknown, read_note),
+                freeze: three.last().map_or(Freeze::UNCLAIMED, read_freeze),
             }));
         }
         Ok(found)
     }
 
-    /// Takes the live zset away from those who write to it. Zero times where a frozen one is there already. What must be beside it is there, or it
-    /// is [`Changed::Lost`].
+    /// Takes the live zset away from those who write to it, and notes that. Zero times where a frozen one is there already. Where it was raised by
+    /// `pages`, it was given all of them, or it is [`Changed::Lost`].
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, beside: Beside) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, at).key(self.live(at)).key(self.frozen(at));
-        let call = match beside {
-            Beside::Nothing => call.number(run),
-            Beside::Mark(marks) => marks.iter().fold(call.key(self.mark(at)).number(run), Call::number),
-            Beside::Pages(pages) => call.key(self.raised(at)).number(run).number(pages),
-        };
+    pub async fn freeze_board(&self, at: &BoardPeriod, run: u64, note: u64, pages: Option<u64>) -> Result<Changed> {
+        let call = self.freeze_call(at, self.live(at));
+        let call = if pages.is_some() { call.key(self.raised(at)) } else { call };
+        let call = call.arg(self.claim(run)).arg(&at.period).number(note).number(pages.unwrap_or(0));
         self.change("freeze a board", call).await
+    }
+
+    pub(super) fn freeze_call(&self, at: &BoardPeriod, zset: String) -> Call {
+        let call = Call::new(&BOARD_FREEZE, self.keys.board_claim(&at.board)).key(zset);
+        call.key(self.frozen(at)).key(self.keys.board_freezes(&at.board))
     }
 
     /// Moves at most `members_max` members that came late into the frozen zset, by adding.
@@ -131,30 +122,26 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize, rule: Rule) -> Result<Changed> {
-        let call = self.claimed(&BOARD_MERGE, at).key(self.live(at)).key(self.frozen(at));
-        let call = call.number(run).number(members_max).arg(rule.name()).number(rule.packing.low_bits());
+        let call = self.claimed(&BOARD_MERGE, at, run, [self.live(at), self.frozen(at)]);
+        let call = call.number(members_max).arg(rule.name()).number(rule.packing.low_bits());
         self.change("merge what came late", call).await
     }
 
-    /// Lets the frozen zset stay until it is ended, and notes that there is one, `restored` at that time, or 0.
+    /// Lets the frozen zset stay until it is ended.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64, restored: i64) -> Result<Changed> {
-        self.change("keep a frozen board", self.stay(at, run, 0, restored)).await
+    pub async fn keep_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
+        self.change("keep a frozen board", self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]).number(0)).await
     }
 
     /// Lets the frozen zset go away by itself, but not before `stay` (at least a second) is over.
     ///
     /// # Errors
     /// Redis is away: it may have run.
-    pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration, restored: i64) -> Result<Changed> {
-        self.change("expire a frozen board", self.stay(at, run, stay.as_secs().max(1), restored)).await
-    }
-
-    fn stay(&self, at: &BoardPeriod, run: u64, seconds: u64, restored: i64) -> Call {
-        let call = self.claimed(&BOARD_STAY, at).key(self.frozen(at)).key(self.keys.board_freezes(&at.board));
-        call.number(run).number(seconds).arg(&at.period).number(restored)
+    pub async fn expire_frozen(&self, at: &BoardPeriod, run: u64, stay: Duration) -> Result<Changed> {
+        let call = self.claimed(&BOARD_STAY, at, run, [self.frozen(at)]);
+        self.change("expire a frozen board", call.number(stay.as_secs().max(1))).await
     }
 
     /// Ends the frozen zset. Zero times where something came late: then it stays.
@@ -162,7 +149,7 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn end_frozen(&self, at: &BoardPeriod, run: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_END, at).key(self.live(at)).key(self.frozen(at)).arg(run.to_string());
+        let call = self.claimed(&BOARD_END, at, run, [self.live(at), self.frozen(at)]);
         self.change("end a frozen board", call).await
     }
 
@@ -288,8 +275,16 @@ impl Cache {
         self.keys.raised_board(&at.board, &at.period)
     }
 
-    pub(super) fn claimed(&self, script: &'static super::Script, at: &BoardPeriod) -> Call {
-        Call::new(script, self.keys.board_claim(&at.board))
+    /// A call that is refused unless the run has the board's claim.
+    pub(super) fn claimed<const KEYS: usize>(
+        &self,
+        script: &'static super::Script,
+        at: &BoardPeriod,
+        run: u64,
+        keys: [String; KEYS],
+    ) -> Call {
+        let call = keys.into_iter().fold(Call::new(script, self.keys.board_claim(&at.board)), Call::key);
+        call.arg(self.claim(run))
     }
 
     pub(super) async fn change(&self, action: &'static str, call: Call) -> Result<Changed> {

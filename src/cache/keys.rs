@@ -193,7 +193,7 @@ impl Keys {
         format!("{}:restored-{tag}", self.board(board, period))
     }
 
-    /// `board:{likes}:freezes`: which periods were frozen, and when each was put back from its archive.
+    /// `board:{likes}:freezes`: which periods were frozen, and the run that put each back; under `-` the generation of the data.
     pub fn board_freezes(&self, board: &str) -> String {
         self.board(board, "freezes")
     }

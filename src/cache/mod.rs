@@ -35,6 +35,7 @@ pub mod space;
 pub mod template;
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -101,6 +102,8 @@ pub type Result<T> = std::result::Result<T, CacheError>;
 pub struct Cache {
     servers: Servers,
     timeout: Duration,
+    /// Told apart by it: processes whose runs have the same number.
+    nonce: u64,
     /// How keys are named.
     pub keys: Keys,
 }
@@ -152,7 +155,6 @@ static BOARD_READ: Script = script!("board_read.lua");
 static BOARD_FREEZE: Script = script!("board_freeze.lua");
 static BOARD_MERGE: Script = script!("board_merge.lua");
 static BOARD_STAY: Script = script!("board_stay.lua");
-static BOARD_NOTE: Script = script!("board_note.lua");
 static BOARD_END: Script = script!("board_end.lua");
 static BOARD_MARK: Script = script!("board_mark.lua");
 static BOARD_SCAN: Script = script!("board_scan.lua");
@@ -230,7 +232,8 @@ impl Cache {
         };
         let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
         let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;
-        Ok(Self { servers, timeout, keys: Keys::new(config, metrics, layout) })
+        let nonce = RandomState::new().hash_one(std::process::id());
+        Ok(Self { servers, timeout, nonce, keys: Keys::new(config, metrics, layout) })
     }
 
     /// The same servers, where metrics have other names.

@@ -54,6 +54,12 @@ impl Rule {
     pub fn columns(self, score: f64) -> Option<Columns> {
         if self.tie == Tie::Member { None } else { self.packing.unpack(score) }
     }
+
+    /// What a score is ranked by.
+    pub fn primary(self, score: f64) -> f64 {
+        // A column has at most 53 bits, which a double holds exactly.
+        self.columns(score).map_or(score, |columns| columns.primary as f64)
+    }
 }
 
 /// How a score is packed.

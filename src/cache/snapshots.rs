@@ -76,7 +76,7 @@ impl Cache {
         new: Option<u64>,
     ) -> Result<Changed> {
         let text = |mark: Option<u64>| mark.map(|mark| mark.to_string()).unwrap_or_default();
-        let call = self.claimed(&BOARD_MARK, at).key(self.mark(at)).key(self.live(at)).number(run);
+        let call = self.claimed(&BOARD_MARK, at, run, [self.mark(at), self.live(at)]);
         self.change("mark a board", call.arg(text(former)).arg(text(new))).await
     }
 
@@ -156,7 +156,7 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn fill_board(&self, to: Restoring<'_>, members: &[BoardMember]) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FILL, to.at).key(self.filling(to.at)).number(to.run);
+        let call = self.claimed(&BOARD_FILL, to.at, to.run, [self.filling(to.at)]);
         self.change("fill a board", members.iter().fold(call, with_member)).await
     }
 
@@ -165,16 +165,16 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn end_filling(&self, to: Restoring<'_>) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, to.at).key(self.filling(to.at)).key(self.restored(to)).number(to.run);
+        let call = self.claimed(&BOARD_FREEZE, to.at, to.run, [self.filling(to.at), self.restored(to)]);
         self.change("end the filling of a board", call).await
     }
 
-    /// Puts the restored zset where the frozen one was. Zero times where that is there.
+    /// Puts the restored zset where the frozen one was, and notes which run did. Zero times where that is there.
     ///
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn put_frozen(&self, to: Restoring<'_>) -> Result<Changed> {
-        let call = self.claimed(&BOARD_FREEZE, to.at).key(self.restored(to)).key(self.frozen(to.at)).number(to.run);
+        let call = self.freeze_call(to.at, self.restored(to)).arg(self.claim(to.run)).arg(&to.at.period).number(to.run);
         self.change("put a frozen board back", call).await
     }
 
@@ -184,8 +184,8 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn put_live(&self, to: Restoring<'_>, members_max: usize, rule: Rule, mark: u64) -> Result<Changed> {
-        let call = self.claimed(&BOARD_MERGE, to.at).key(self.live(to.at)).key(self.restored(to)).key(self.mark(to.at));
-        let call = call.number(to.run).number(members_max).arg(rule.name());
+        let keys = [self.live(to.at), self.restored(to), self.mark(to.at)];
+        let call = self.claimed(&BOARD_MERGE, to.at, to.run, keys).number(members_max).arg(rule.name());
         self.change("put a board back", call.number(rule.packing.low_bits()).number(mark)).await
     }
 
@@ -201,9 +201,12 @@ impl Cache {
         pages_before: Option<u64>,
         members: &[BoardMember],
     ) -> Result<Changed> {
-        let call = self.claimed(&BOARD_RAISE, at).key(self.live(at)).key(self.frozen(at));
-        let call = if pages_before.is_some() { call.key(self.raised(at)) } else { call };
-        let call = call.number(run).number(pages_before.unwrap_or(0));
+        let mut call =
+            Call::new(&BOARD_RAISE, self.keys.board_claim(&at.board)).key(self.live(at)).key(self.frozen(at));
+        if pages_before.is_some() {
+            call = call.key(self.raised(at));
+        }
+        let call = call.arg(self.claim(run)).number(pages_before.unwrap_or(0));
         self.change("raise a board", members.iter().fold(call, with_member)).await
     }
 

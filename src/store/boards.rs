@@ -7,7 +7,7 @@ use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
 
 use super::{Result, Store, Tried, datetime, jobs, micros};
-use crate::model::{BoardPeriod, Micros};
+use crate::model::{BoardPeriod, Freeze, Micros};
 
 /// The job whose lock fences the archive.
 pub const JOB: &str = "archive";
@@ -47,17 +47,23 @@ pub struct PeriodRow {
     pub done_at: Option<Micros>,
     /// When its frozen zset was made from the rows; none where it is the board itself.
     pub restored_at: Option<Micros>,
+    /// Which copy of its rows is verified; none before the first is.
+    pub copy: Option<u8>,
+    /// What Redis knew of the freeze when the rows were verified.
+    pub frozen: Freeze,
 }
 
-impl PeriodRow {
-    /// The same time in microseconds; 0 where its frozen zset is the board itself.
-    pub fn restored(&self) -> i64 {
-        restored(self.restored_at)
-    }
-}
-
-fn restored(at: Option<Micros>) -> i64 {
-    at.map_or(0, |at| at.0)
+/// What was verified: a part of [`PeriodRow`].
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// What the rows come to.
+    pub tally: Tally,
+    /// Members beyond them.
+    pub left_out: u64,
+    /// Which copy they are.
+    pub copy: u8,
+    /// What Redis knows of the freeze.
+    pub frozen: Freeze,
 }
 
 impl PeriodState {
@@ -94,18 +100,17 @@ impl Store {
         .await
     }
 
-    /// All periods of the board that were frozen and whose archive is not deleted, each with [`PeriodRow::restored`].
+    /// All periods of the board that were frozen and whose archive is not deleted: each with [`Freeze::generation`] and [`Freeze::note`].
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, i64)>> {
+    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
         const ACTION: &str = "list a board's frozen periods";
-        const SQL: &str = "SELECT period, restored_at FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
+        const SQL: &str =
+            "SELECT period, generation, note FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let rows: Vec<(String, Option<NaiveDateTime>)> =
-                sqlx::query_as(SQL).bind(board).fetch_all(connection).await.tried(ACTION)?;
-            Ok(rows.into_iter().map(|(period, at)| (period, restored(at.map(micros)))).collect())
+            sqlx::query_as(SQL).bind(board).fetch_all(connection).await.tried(ACTION)
         })
         .await
     }
@@ -128,7 +133,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT state, members, checksum, left_out, done_at, restored_at, period FROM leaderboard_period \
+                "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, period FROM leaderboard_period \
                  WHERE board = ? AND period LIKE ? ORDER BY frozen_at DESC, period DESC LIMIT ?",
             )
             .bind(board)
@@ -138,7 +143,7 @@ impl Store {
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(6)? };
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(9)? };
                 Ok((at, read_row(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -180,18 +185,19 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+    pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const ACTION: &str = "note that a board is frozen";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             sqlx::query(
-                "INSERT INTO leaderboard_period (board, period, state, frozen_at) VALUES (?, ?, ?, ?) \
+                "INSERT INTO leaderboard_period (board, period, state, generation, frozen_at) VALUES (?, ?, ?, ?, ?) \
                  ON DUPLICATE KEY UPDATE state = VALUES(state)",
             )
             .bind(&at.board)
             .bind(&at.period)
             .bind(PeriodState::Frozen.text())
+            .bind(generation)
             .bind(datetime(now))
             .execute(&mut *tx)
             .await
@@ -201,14 +207,16 @@ impl Store {
         .await
     }
 
-    /// Notes that the rows were verified, what they come to, and how many members were left out.
+    /// Notes that the rows of a copy were verified: from now on they are the archive.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_done(&self, run: u64, at: &BoardPeriod, tally: Tally, left_out: u64, now: Micros) -> Result<()> {
+    pub async fn note_done(&self, run: u64, at: &BoardPeriod, done: Done, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
-                           done_at = ? WHERE board = ? AND period = ?";
-        let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out).bind(datetime(now));
+                           copy = ?, generation = ?, note = ?, done_at = ? WHERE board = ? AND period = ?";
+        let Done { tally, left_out, copy, frozen } = done;
+        let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out);
+        let query = query.bind(copy).bind(frozen.generation).bind(frozen.note.unwrap_or(0)).bind(datetime(now));
         self.note("note that a board is archived", run, at, query).await
     }
 
@@ -307,7 +315,8 @@ pub(super) async fn begin<'c>(
 async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
     const ACTION: &str = "read how far a board is";
     let row = sqlx::query(
-        "SELECT state, members, checksum, left_out, done_at, restored_at FROM leaderboard_period WHERE board = ? AND period = ?",
+        "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note FROM leaderboard_period \
+         WHERE board = ? AND period = ?",
     )
     .bind(&at.board)
     .bind(&at.period)
@@ -317,7 +326,7 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
     row.as_ref().map(read_row).transpose().tried(ACTION)
 }
 
-/// Reads `state, members, checksum, left_out, done_at, restored_at`.
+/// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note`.
 fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let state = match row.try_get::<String, _>(0)?.as_str() {
         "frozen" => PeriodState::Frozen,
@@ -328,5 +337,7 @@ fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     };
     let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
     let time = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<NaiveDateTime>, _>(column)?.map(micros));
-    Ok(PeriodRow { state, tally, left_out: row.try_get(3)?, done_at: time(4)?, restored_at: time(5)? })
+    let (left_out, done_at, restored_at, copy) = (row.try_get(3)?, time(4)?, time(5)?, row.try_get(6)?);
+    let frozen = Freeze { generation: row.try_get(7)?, note: Some(row.try_get(8)?) };
+    Ok(PeriodRow { state, tally, left_out, done_at, restored_at, copy, frozen })
 }

@@ -19,10 +19,10 @@ const STATEMENT_ROWS: usize = 1_000;
 pub struct Places(Vec<String>);
 
 impl Places {
-    /// `members` from `first_place` (1 is the best) on.
-    pub fn new(at: &BoardPeriod, first_place: u64, members: &[BoardMember]) -> Self {
+    /// `members` from `first_place` (1 is the best) on, of that copy.
+    pub fn new(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> Self {
         let pieces = (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS));
-        Self(pieces.map(|(first, piece)| insert_places(at, first, piece)).collect())
+        Self(pieces.map(|(first, piece)| insert_places(at, copy, first, piece)).collect())
     }
 }
 
@@ -44,21 +44,22 @@ impl Store {
         .await
     }
 
-    /// The period's last place; zero where it has none.
+    /// The last place of one copy of the period; zero where it has none.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn last_place(&self, at: &BoardPeriod) -> Result<u64> {
+    pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let last: Option<u32> =
-                sqlx::query_scalar("SELECT MAX(place) FROM leaderboard_archive WHERE board = ? AND period = ?")
-                    .bind(&at.board)
-                    .bind(&at.period)
-                    .fetch_one(connection)
-                    .await
-                    .tried(ACTION)?;
+            let sql = "SELECT MAX(place) FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ?";
+            let last: Option<u32> = sqlx::query_scalar(sql)
+                .bind(&at.board)
+                .bind(&at.period)
+                .bind(copy)
+                .fetch_one(connection)
+                .await
+                .tried(ACTION)?;
             Ok(last.map_or(0, u64::from))
         })
         .await
@@ -68,15 +69,18 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, after: u64, last: u64) -> Result<u64> {
+    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, copy: u8, after: u64, last: u64) -> Result<u64> {
         const ACTION: &str = "delete places beyond a board's end";
         let until = last.min(after + TRIM_ROWS_MAX);
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::query("DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND place BETWEEN ? AND ?")
+            let sql =
+                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ? AND place BETWEEN ? AND ?";
+            sqlx::query(sql)
                 .bind(&at.board)
                 .bind(&at.period)
+                .bind(copy)
                 .bind(after + 1)
                 .bind(until)
                 .execute(&mut *tx)
@@ -92,16 +96,17 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn archived_before(&self, at: &BoardPeriod, after: u64, score: f64) -> Result<(u64, u64)> {
+    pub async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count what is before a page";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let (higher, distinct): (i64, i64) = sqlx::query_as(
                 "SELECT COUNT(*), COUNT(DISTINCT score) FROM leaderboard_archive \
-                 WHERE board = ? AND period = ? AND place <= ? AND score > ?",
+                 WHERE board = ? AND period = ? AND copy = ? AND place <= ? AND score > ?",
             )
             .bind(&at.board)
             .bind(&at.period)
+            .bind(copy)
             .bind(after)
             .bind(score)
             .fetch_one(connection)
@@ -112,20 +117,27 @@ impl Store {
         .await
     }
 
-    /// The archived places after `after` (0 for all), in order, with their members.
+    /// The places of one copy after `after` (0 for all), in order, with their members.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn archived_page(&self, at: &BoardPeriod, after: u64, members: usize) -> Result<Vec<(u64, BoardMember)>> {
+    pub async fn archived_page(
+        &self,
+        at: &BoardPeriod,
+        copy: u8,
+        after: u64,
+        members: usize,
+    ) -> Result<Vec<(u64, BoardMember)>> {
         const ACTION: &str = "read an archived board";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT place, member, score FROM leaderboard_archive \
-                 WHERE board = ? AND period = ? AND place > ? ORDER BY place LIMIT ?",
+                 WHERE board = ? AND period = ? AND copy = ? AND place > ? ORDER BY place LIMIT ?",
             )
             .bind(&at.board)
             .bind(&at.period)
+            .bind(copy)
             .bind(after)
             .bind(members as u64)
             .fetch_all(connection)
@@ -144,12 +156,12 @@ impl Store {
 
 /// One statement as text, for which the server prepares nothing. Texts are hexadecimal, so that nothing needs quoting; of a
 /// score the shortest digits that give back the very same number.
-fn insert_places(at: &BoardPeriod, first_place: u64, members: &[BoardMember]) -> String {
+fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
     let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
-    let mut sql = "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES ".to_owned();
+    let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();
     for (place, BoardMember { member, score }) in (first_place..).zip(members) {
         // A String can't fail.
-        let _ = write!(sql, "({board},{period},{place},");
+        let _ = write!(sql, "({board},{period},{copy},{place},");
         push_hex(&mut sql, member);
         let _ = write!(sql, ",{score:e}),");
     }
@@ -187,11 +199,11 @@ mod tests {
         let member = |member: &[u8], score| BoardMember { member: member.to_vec(), score };
         let members = [member(b"a'\\\0\xff", 0.1), member(b"", 9_007_199_254_740_991.0), member(b"m", -1e300)];
         assert_eq!(
-            insert_places(&at, 7, &members),
-            "INSERT INTO leaderboard_archive (board, period, place, member, score) VALUES \
-             (x'6c696b6573',x'323032362d573437',7,x'61275c00ff',1e-1),\
-             (x'6c696b6573',x'323032362d573437',8,x'',9.007199254740991e15),\
-             (x'6c696b6573',x'323032362d573437',9,x'6d',-1e300) \
+            insert_places(&at, 1, 7, &members),
+            "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES \
+             (x'6c696b6573',x'323032362d573437',1,7,x'61275c00ff',1e-1),\
+             (x'6c696b6573',x'323032362d573437',1,8,x'',9.007199254740991e15),\
+             (x'6c696b6573',x'323032362d573437',1,9,x'6d',-1e300) \
              ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)"
         );
     }

@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub number: u64,
     /// The run that began the one before it: what Redis holds where the last one died at its beginning.
     pub former: u64,
+    /// Of the data in Redis, as in [`super::boards::Freeze`].
+    pub generation: u64,
     /// Rows when it was last complete.
     pub members: u64,
     /// When the last one began.
@@ -59,14 +61,14 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT number, former, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
+                "SELECT number, former, generation, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
                  ORDER BY board, period DESC",
             )
             .fetch_all(connection)
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: row.try_get(5)?, period: row.try_get(6)? };
+                let at = BoardPeriod { board: row.try_get(6)?, period: row.try_get(7)? };
                 Ok((at, read_snapshot(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -83,7 +85,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let row = sqlx::query(
-                "SELECT number, former, members, began_at, taken_at FROM leaderboard_snapshot_period \
+                "SELECT number, former, generation, members, began_at, taken_at FROM leaderboard_snapshot_period \
                  WHERE board = ? AND period = ?",
             )
             .bind(&at.board)
@@ -100,11 +102,24 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, former: u64, now: Micros) -> Result<()> {
-        const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, former, began_at, board, period) \
-                           VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE \
-                               former = VALUES(former), number = VALUES(number), began_at = VALUES(began_at)";
-        self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(former).bind(datetime(now))).await
+    pub async fn begin_snapshot(
+        &self,
+        run: u64,
+        at: &BoardPeriod,
+        former: u64,
+        generation: u64,
+        now: Micros,
+    ) -> Result<()> {
+        const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, former, generation, began_at, board, period) \
+                           VALUES (?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE former = VALUES(former), \
+                               number = VALUES(number), generation = VALUES(generation), began_at = VALUES(began_at)";
+        self.note(
+            "begin a snapshot",
+            run,
+            at,
+            sqlx::query(SQL).bind(run).bind(former).bind(generation).bind(datetime(now)),
+        )
+        .await
     }
 
     /// Writes what Redis has of some members. Rows that say the same already cost no write.
@@ -208,13 +223,14 @@ impl Store {
         self.note("note that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that Redis has the mark of `run`: from now on no other one is right.
+    /// Notes that Redis has the snapshot's mark, in that generation: from now on no other one is right.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_marked(&self, run: u64, at: &BoardPeriod) -> Result<()> {
-        const SQL: &str = "UPDATE leaderboard_snapshot_period SET former = number WHERE board = ? AND period = ?";
-        self.note("note that a board is marked", run, at, sqlx::query(SQL)).await
+    pub async fn note_marked(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_snapshot_period SET former = number, generation = ? \
+                           WHERE board = ? AND period = ?";
+        self.note("note that a board is marked", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
     /// The snapshot's best members, at most `limit` of them.
@@ -322,11 +338,12 @@ fn read_member(row: &MySqlRow) -> std::result::Result<BoardMember, sqlx::Error> 
     Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
 }
 
-/// Reads `number, former, members, began_at, taken_at`.
+/// Reads `number, former, generation, members, began_at, taken_at`.
 fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
-    let (number, former, members) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let taken_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
-    Ok(Snapshot { number, former, members, began_at: micros(row.try_get(3)?), taken_at })
+    let (number, former, generation) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let (members, began_at) = (row.try_get(3)?, micros(row.try_get(4)?));
+    let taken_at = row.try_get::<Option<NaiveDateTime>, _>(5)?.map(micros);
+    Ok(Snapshot { number, former, generation, members, began_at, taken_at })
 }
 
 /// As text, like the archive's pages.

@@ -2,9 +2,8 @@
 
 use redis::AsyncCommands;
 use tallyd::archiver::Outcome;
-use tallyd::cache::boards::{Beside, Changed};
-use tallyd::cache::freezes::Note;
-use tallyd::model::{BoardMember, BoardPeriod};
+use tallyd::cache::boards::Changed;
+use tallyd::model::{BoardMember, BoardPeriod, Freeze};
 
 use crate::late::late;
 use crate::restored::since;
@@ -111,26 +110,6 @@ async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
     stage.close().await;
 }
 
-/// A daemon of the version before archives in between, and notes nothing in Redis.
-#[tokio::test]
-async fn what_comes_after_a_run_that_keeps_no_notes_adds() {
-    let mut stage = Stage::new("back_former", ENDED_AT_ONCE).await;
-    stage.archive_another().await;
-    let (claim, notes) = (stage.world.cache.keys.board_claim("likes"), stage.world.cache.keys.board_freezes("likes"));
-    let at = week("2026-W46");
-    let mut whole = board(40);
-    stage.write(&at, &whole).await;
-    let former: Stored = stage.remember().await;
-    stage.archive(NOW).await;
-    stage.redis.del::<_, ()>(&notes).await.unwrap();
-    let (dump, _) = &former[&notes];
-    redis::cmd("RESTORE").arg(&notes).arg(0).arg(dump).query_async::<()>(&mut stage.redis).await.unwrap();
-    let number: u64 = stage.redis.get(&claim).await.unwrap();
-    stage.redis.set::<_, _, ()>(&claim, number + 1).await.unwrap();
-    late_is_added(&mut stage, &at, &mut whole).await;
-    stage.close().await;
-}
-
 /// It is told, waits for a person, and is merged.
 async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
     let late = late(whole);
@@ -156,10 +135,9 @@ async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
     // A run that dies before it has copied anything.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
-    assert!(cache.claim_board("likes", run).await.unwrap());
-    assert_eq!(cache.freeze_board(&at, run, Beside::Nothing).await.unwrap(), Changed::Done(1));
-    cache.keep_frozen(&at, run, 0).await.unwrap();
-    stage.store.note_frozen(run, &at, later).await.unwrap();
+    let generation = stage.claim(run).await;
+    assert_eq!(cache.freeze_board(&at, run, 0, None).await.unwrap(), Changed::Done(1));
+    stage.store.note_frozen(run, &at, generation, later).await.unwrap();
     stage.end_lease().await;
 
     stage.go_back(&then).await;
@@ -215,42 +193,40 @@ async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
     let (at, cache) = (week("2026-W46"), stage.world.cache.clone());
     stage.write(&at, &board(3)).await;
     let run = stage.take().await;
-    assert!(cache.claim_board("likes", run).await.unwrap());
+    stage.claim(run).await;
     let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
     assert_eq!(cache.raise_board(&at, run, Some(0), &[]).await.unwrap(), Changed::Done(0));
     let then = stage.remember().await;
     assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
     stage.go_back(&then).await;
     assert_eq!(cache.raise_board(&at, run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
-    assert_eq!(cache.freeze_board(&at, run, Beside::Pages(2)).await.unwrap(), Changed::Lost);
+    assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Lost);
     assert_eq!(stage.in_redis(&at).await, board(3));
     assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
-    assert_eq!(cache.freeze_board(&at, run, Beside::Pages(2)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
     stage.close().await;
 }
 
-/// A run that died between its claim and the notes, of which the claim has gone since.
 #[tokio::test]
-async fn notes_that_no_claim_vouches_for_are_begun_anew() {
+async fn a_claim_notes_again_what_redis_has_forgotten() {
     let mut stage = Stage::new("back_claims", WEEKLY).await;
-    stage.archive_another().await;
-    let (at, cache) = ([week("2026-W44")], stage.world.cache.clone());
-    let note = async || cache.find_boards(&at).await.unwrap()[0].note;
-    assert_eq!(note().await, Note::Frozen(0));
-    stage.redis.del::<_, ()>(cache.keys.board_claim("likes")).await.unwrap();
-    assert!(!cache.claim_board("likes", 900).await.unwrap());
-    assert_eq!(note().await, Note::Unknown);
-    assert!(!cache.claim_board("likes", 901).await.unwrap());
-    assert_eq!(cache.note_freezes("likes", 900, false, &[]).await.unwrap(), Changed::Refused);
-    cache.note_freezes("likes", 901, false, &[("2026-W43".to_owned(), 5)]).await.unwrap();
-    assert_eq!(note().await, Note::Missing);
-    assert!(cache.claim_board("likes", 902).await.unwrap());
-    let live = stage.live(&at[0]);
+    let (at, cache) = (week("2026-W44"), stage.world.cache.clone());
+    let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
+    assert_eq!(freeze().await, Freeze::UNCLAIMED);
+    let noted = |generation, note| [(at.period.clone(), generation, note)];
+    // Of another data set; then of this one, which has the live zset of then; then without it; then of an earlier restore.
+    assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
+    assert_eq!(freeze().await, Freeze { generation: 900, note: None });
+    let live = stage.live(&at);
     stage.redis.zadd::<_, _, _, ()>(&live, "a", 1).await.unwrap();
-    let both = [("2026-W44".to_owned(), 0), ("2026-W43".to_owned(), 6)];
-    assert_eq!(cache.noted_otherwise("likes", both.to_vec()).await.unwrap(), both);
-    assert_eq!(cache.note_freezes("likes", 902, true, &both).await.unwrap(), Changed::Done(1));
-    assert_eq!(note().await, Note::Missing, "it has a live zset");
-    assert_eq!(cache.noted_otherwise("likes", both.to_vec()).await.unwrap(), both[..1]);
+    assert_eq!(cache.claim_board("likes", 901, &noted(900, 0)).await.unwrap(), 900);
+    assert_eq!(freeze().await, Freeze { generation: 900, note: None });
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    for (run, note, expected) in [(902, 0, 0), (903, 902, 902), (904, 0, 902)] {
+        assert_eq!(cache.claim_board("likes", run, &noted(900, note)).await.unwrap(), 900);
+        assert_eq!(freeze().await, Freeze { generation: 900, note: Some(expected) });
+    }
+    stage.go_back(&Stored::new()).await;
+    assert_eq!(cache.claim_board("likes", 905, &noted(900, 0)).await.unwrap(), 905);
     stage.close().await;
 }

@@ -16,7 +16,7 @@ const DAILY: &str = "[[board]]\nname = \"likes\"\nperiod = \"day\"\nexpire_after
 fn libfaketime() -> PathBuf {
     let folders = std::fs::read_dir("/usr/lib").unwrap();
     let libraries = folders.map(|folder| folder.unwrap().path().join("faketime/libfaketimeMT.so.1"));
-    libraries.into_iter().find(|path| path.exists()).expect("libfaketime is installed")
+    libraries.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("libfaketime is missing"))
 }
 
 #[tokio::test]

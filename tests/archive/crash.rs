@@ -5,6 +5,7 @@ use std::iter;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
+use sqlx::AssertSqlSafe;
 use tallyd::archiver::period::Period;
 use tallyd::archiver::{FAULT_POINTS, RAISE_FAULT_POINTS};
 use tallyd::model::BoardPeriod;
@@ -62,6 +63,9 @@ async fn survive(
             assert!(!dies_at(stage, &at, "none"), "{fault_point}");
         }
         stage.holds(&at, &whole).await;
+        let sql = format!("SELECT COUNT(*) FROM leaderboard_archive WHERE period = '{}'", at.period);
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&stage.world.pool).await.unwrap();
+        assert_eq!(rows, whole.len() as i64, "{fault_point}: one copy is left");
         let live = stage.live(&at);
         assert!(!stage.exists(&live).await, "{fault_point}");
         let frozen = stage.frozen(&at);

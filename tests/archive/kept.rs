@@ -8,7 +8,9 @@ use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;
 
 use crate::common::eventually;
-use crate::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use crate::late::late;
+use crate::saved::add;
+use crate::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 
 #[tokio::test]
 async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
@@ -119,6 +121,43 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     stage.end_lease().await;
     assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost its frozen zset"));
     assert_eq!(stage.archived(&at).await.len(), copied);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
+    let mut stage = Stage::new("archive_flushed_again", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let first = board(1_000);
+    stage.write(&at, &first).await;
+    stage.archive(NOW).await;
+    let late = late(&mut first.clone());
+    stage.write(&at, &late).await;
+    let run = stage.take().await;
+    let archiver = stage.rival();
+    let running =
+        tokio::spawn(
+            async move { archiver.run(run, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await },
+        );
+    let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
+    eventually("the run copies again", async || stage.world.count(copied).await > 0).await;
+    stage.go_back(&Stored::new()).await;
+    let report = running.await.unwrap().unwrap();
+    assert!(reason(&report, "2026-W46").contains("went away while it was read"), "{report:#}");
+    stage.holds(&at, &first).await;
+
+    // What is written now finds its board again.
+    stage.end_lease().await;
+    stage.write(&at, &late).await;
+    let report = stage.archive(NOW).await;
+    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` puts the archive back"), "{report:#}");
+    stage.restore("2026-W46", NOW).await.unwrap();
+    assert!(stage.archive(NOW).await.is_done());
+    let mut whole = first;
+    add(&mut whole, &late);
+    stage.holds(&at, &whole).await;
+    let rows = "SELECT COUNT(*) FROM leaderboard_archive";
+    assert_eq!(stage.world.count(rows).await, whole.len() as i64, "one copy is left");
     stage.close().await;
 }
 

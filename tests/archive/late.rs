@@ -39,9 +39,10 @@ async fn what_is_written_after_the_freeze_is_merged_once() {
     let at = week("2026-W46");
     let mut whole = board(30);
     stage.write(&at, &whole).await;
-    // A run that died right after the RENAME.
-    let (live, frozen) = (stage.live(&at), stage.frozen(&at));
-    stage.redis.rename::<_, _, ()>(&live, &frozen).await.unwrap();
+    // A run that died right after it.
+    stage.claim(1).await;
+    stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
+    let live = stage.live(&at);
     let late = late(&mut whole);
     stage.write(&at, &late).await;
 

@@ -8,9 +8,9 @@ mod common;
 
 mod asked;
 mod back;
+mod clocks;
 #[cfg(feature = "fault-points")]
 mod crash;
-mod clocks;
 mod daemons;
 mod kept;
 mod late;
@@ -124,7 +124,8 @@ impl Stage {
 
     /// The archive in order of place; the places are checked on the way.
     async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
-        let sql = "SELECT place, member, score FROM leaderboard_archive WHERE board = ? AND period = ? ORDER BY place";
+        let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \
+                (SELECT copy FROM leaderboard_period AS p WHERE p.board = a.board AND p.period = a.period), 0) ORDER BY place";
         let rows = sqlx::query(sql).bind(&at.board).bind(&at.period).fetch_all(&self.world.pool).await.unwrap();
         let places: Vec<u32> = rows.iter().map(|row| row.get(0)).collect();
         assert_eq!(places, (1..=rows.len() as u32).collect::<Vec<_>>(), "{at}");
@@ -153,6 +154,11 @@ impl Stage {
             Lock::Taken(run) => run,
             held @ Lock::Held { .. } => panic!("{held:?}"),
         }
+    }
+
+    /// The generation of what Redis has, as that run.
+    async fn claim(&self, run: u64) -> u64 {
+        self.world.cache.claim_board("likes", run, &[]).await.unwrap()
     }
 
     fn archiver(&self) -> Archiver {

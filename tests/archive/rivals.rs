@@ -5,14 +5,15 @@ use std::process::{Child, Command, Stdio};
 
 use redis::AsyncCommands;
 use tallyd::archiver::Scope;
-use tallyd::cache::boards::{Beside, Changed};
+use tallyd::cache::Cache;
+use tallyd::cache::boards::Changed;
 use tallyd::cache::score::Rule;
 use tallyd::cache::snapshots::Restoring;
 use tallyd::job::{Ran, Report as _};
-use tallyd::model::BoardMember;
+use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::show::Show;
 use tallyd::store::StoreError;
-use tallyd::store::boards::Tally;
+use tallyd::store::boards::{Done, Tally};
 use tallyd::store::places::Places;
 use tallyd::store::snapshots::Saved;
 use tokio_util::sync::CancellationToken;
@@ -132,18 +133,18 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
 
     assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
     let members = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
-    let tally = Tally::default();
+    let done = Done { tally: Tally::default(), left_out: 0, copy: 0, frozen: Freeze::UNCLAIMED };
     let saved = Saved { member: members[0].clone(), primary: 1.0, second: 0 };
     for refused in [
-        stage.store.note_frozen(overtaken, &at, NOW).await,
-        stage.store.copy_places(overtaken, Places::new(&at, 1, &members)).await,
-        stage.store.trim_places(overtaken, &at, 0, 9).await.map(drop),
-        stage.store.note_done(overtaken, &at, tally, 0, NOW).await,
+        stage.store.note_frozen(overtaken, &at, 0, NOW).await,
+        stage.store.copy_places(overtaken, Places::new(&at, 0, 1, &members)).await,
+        stage.store.trim_places(overtaken, &at, 0, 0, 9).await.map(drop),
+        stage.store.note_done(overtaken, &at, done, NOW).await,
         stage.store.note_ended(overtaken, &at, NOW).await,
         stage.store.note_restored(overtaken, &at, NOW).await,
         stage.store.note_pruned(overtaken, &at, NOW).await,
-        stage.store.begin_snapshot(overtaken, &at, 0, NOW).await,
-        stage.store.note_marked(overtaken, &at).await,
+        stage.store.begin_snapshot(overtaken, &at, 0, 0, NOW).await,
+        stage.store.note_marked(overtaken, &at, 0).await,
         stage.store.save_members(overtaken, &at, &[saved]).await,
         stage.store.forget_members(overtaken, &at, &[b"a".to_vec()]).await,
         stage.store.end_snapshot(overtaken, &at, 1, NOW).await,
@@ -163,18 +164,18 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
     let (live, frozen) = (stage.live(&at), stage.frozen(&at));
     let claim = stage.world.cache.keys.board_claim("likes");
     for flushed in [false, true] {
-        stage.world.cache.claim_board("likes", 1).await.unwrap();
+        stage.world.cache.claim_board("likes", 1, &[]).await.unwrap();
         match flushed {
             true => stage.redis.del::<_, ()>(&claim).await.unwrap(),
-            false => drop(stage.world.cache.claim_board("likes", 2).await.unwrap()),
+            false => drop(stage.world.cache.claim_board("likes", 2, &[]).await.unwrap()),
         }
         stage.write(&at, &board(3)).await;
-        assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Refused);
         stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
         let before = stage.everything().await;
         assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
-        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY, 0).await.unwrap(), Changed::Refused);
-        assert_eq!(stage.world.cache.keep_frozen(&at, 1, 0).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
         let (cache, to) = (&stage.world.cache, Restoring { at: &at, tag: "s1", run: 1 });
         let member = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
         for refused in [
@@ -196,17 +197,32 @@ async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
     stage.close().await;
 }
 
+/// A failover of MySQL lost the first run's rows, and gave its number away again.
+#[tokio::test]
+async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
+    let mut stage = Stage::new("archive_one_number", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(3)).await;
+    let config = &stage.world.config;
+    let other = Cache::new(&config.redis, &config.metrics).unwrap();
+    stage.world.cache.claim_board("likes", 7, &[]).await.unwrap();
+    other.claim_board("likes", 7, &[]).await.unwrap();
+    assert_eq!(stage.world.cache.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Refused);
+    assert_eq!(other.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Done(1));
+    stage.close().await;
+}
+
 #[tokio::test]
 async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_writes() {
     let mut stage = Stage::new("archive_over", WEEKLY).await;
     let at = week("2026-W46");
     let (live, frozen) = (stage.live(&at), stage.frozen(&at));
-    stage.world.cache.claim_board("likes", 1).await.unwrap();
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Absent);
+    stage.world.cache.claim_board("likes", 1, &[]).await.unwrap();
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Absent);
     stage.write(&at, &board(3)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Done(1));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(1));
     stage.write(&at, &board(1)).await;
-    assert_eq!(stage.world.cache.freeze_board(&at, 1, Beside::Nothing).await.unwrap(), Changed::Done(0));
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
     assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
     assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
     // Without a frozen zset nothing is merged: what came late alone is no board.

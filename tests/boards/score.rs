@@ -148,7 +148,7 @@ async fn what_comes_late_is_added_column_by_column() {
         {
             let () = redis.zadd(key, member, score).await.unwrap();
         }
-        world.cache.claim_board("likes", 1).await.unwrap();
+        world.cache.claim_board("likes", 1, &[]).await.unwrap();
         let rule = Rule { tie, packing: Packing::new(20) };
         assert_eq!(world.cache.merge_late(&at(period), 1, 10, rule).await.unwrap(), Changed::Done(2));
         let scores: BTreeMap<String, f64> =
