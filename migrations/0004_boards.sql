@@ -45,7 +45,6 @@ CREATE TABLE IF NOT EXISTS leaderboard_snapshot_period (
     board        VARCHAR(32)     NOT NULL,
     period       VARCHAR(16)     NOT NULL,
     number       BIGINT UNSIGNED NOT NULL COMMENT 'the run that began the last one',
-    former       BIGINT UNSIGNED NOT NULL COMMENT 'the one before it',
     generation   BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the data in Redis, as in leaderboard_period',
     members      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'when it was complete',
     began_at     DATETIME(6)     NOT NULL,

@@ -147,15 +147,7 @@ impl Boards<'_> {
         let (members, _) = self.cache.count_board(&at).await?;
         let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
         let snapshot = saved.get(&at).filter(|snapshot| snapshot.taken_at.is_some());
-        let is_lost = match snapshot {
-            // Again: a snapshot may have been between its two notes.
-            Some(snapshot) if !snapshot.is_marked(mark) => {
-                let snapshot = self.store.snapshot(&at).await?;
-                let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
-                snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark))
-            }
-            _ => false,
-        };
+        let is_lost = snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark));
         let state = if is_lost { "lost" } else { state };
         let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
         let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);

@@ -55,7 +55,8 @@ impl Hall {
         let mut dice = Dice::new(7);
         let key = servers.keys.board(HALL, PERIOD);
         let mut pipeline = redis::pipe();
-        pipeline.atomic().cmd("UNLINK").arg(&key).arg(servers.keys.board_mark(HALL, PERIOD)).ignore();
+        let beside = [servers.keys.board_mark(HALL, PERIOD), servers.keys.board_freezes(HALL)];
+        pipeline.atomic().cmd("UNLINK").arg(&key).arg(&beside).ignore();
         for _ in 0..SINCE {
             let member = (1 + dice.below(MEMBERS + 50)).to_string();
             pipeline.cmd("ZINCRBY").arg(&key).arg(1).arg(&member).ignore();

@@ -12,6 +12,7 @@ use tracing::warn;
 
 use super::plan::LOST_LIVE;
 use super::scope::{Scope, instant};
+use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;
 use crate::config::Live;
@@ -45,7 +46,6 @@ pub struct SnapshotClock {
 #[derive(Default)]
 struct Seen {
     lost: BTreeSet<BoardPeriod>,
-    told: BTreeSet<BoardPeriod>,
     is_late: bool,
     clocks_differ: bool,
 }
@@ -79,34 +79,40 @@ impl SnapshotClock {
     }
 }
 
-/// Whether a snapshot is due. A board that is lost at two looks is told of once: at one look a snapshot may be between its two
-/// notes.
+/// Whether a snapshot is due. What is wrong is told once.
 async fn look(archiver: &Archiver, seen: &mut Seen) -> Result<bool> {
     let (now, problem) = archiver.time().await?;
     let savable = archiver.savable(&Scope::default(), now).await?;
-    let are_lost: BTreeSet<BoardPeriod> =
-        savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
-    for at in are_lost.intersection(&seen.lost).filter(|at| !seen.told.contains(*at)) {
-        let BoardPeriod { board, period } = at;
-        warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
-    }
-    seen.told = are_lost.intersection(&seen.lost).cloned().collect();
-    seen.lost = are_lost;
-    let late = savable.iter().filter(|savable| savable.is_on() && savable.is_late(now)).count();
-    if late > 0 && !seen.is_late {
-        warn!(
-            event = "snapshots-late",
-            boards = late,
-            "{late} boards have waited for a snapshot for twice their snapshot_every: raise it, or look why snapshots take so long"
-        );
-    }
-    seen.is_late = late > 0;
-    match (&problem, seen.clocks_differ) {
-        (Some(problem), false) => warn!(event = "clocks-differ", problem, "{problem}"),
-        _ => {}
+    let lost = savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
+    let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
+    seen.tell_lost(lost);
+    seen.tell_late(on.iter().filter(|savable| savable.is_late(now)).count());
+    if let (Some(problem), false) = (&problem, seen.clocks_differ) {
+        warn!(event = "clocks-differ", problem, "{problem}");
     }
     seen.clocks_differ = problem.is_some();
-    Ok(problem.is_none() && savable.iter().any(|savable| savable.is_on() && savable.is_due(now)))
+    Ok(problem.is_none() && on.iter().any(|savable| savable.is_due(now)))
+}
+
+impl Seen {
+    fn tell_lost(&mut self, lost: BTreeSet<BoardPeriod>) {
+        for at in lost.difference(&self.lost) {
+            let BoardPeriod { board, period } = at;
+            warn!(event = "board-lost", board, period, "{board} {period}: {LOST_LIVE}");
+        }
+        self.lost = lost;
+    }
+
+    fn tell_late(&mut self, boards: usize) {
+        if boards > 0 && !self.is_late {
+            warn!(
+                event = "snapshots-late",
+                boards,
+                "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or look why snapshots take so long"
+            );
+        }
+        self.is_late = boards > 0;
+    }
 }
 
 impl Archiver {

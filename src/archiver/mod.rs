@@ -114,8 +114,8 @@ pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raise
 pub const SAVE_FAULT_POINTS: [&str; 13] = [
     "archive:pruning",
     "archive:forgetting",
-    "snapshot:noted",
     "snapshot:marked",
+    "snapshot:noted",
     "snapshot:saved-page",
     "snapshot:saved",
     "snapshot:looked",

@@ -154,7 +154,7 @@ impl Run<'_> {
         let late_members = self.put(to, candidate, source).await?;
         fault::point("restore:put");
         if let Source::Add(_) | Source::Raise(_) = source {
-            store.note_marked(self.number, at, keys.freeze.generation).await?;
+            store.note_generation(self.number, at, keys.freeze.generation).await?;
         }
         let (live, frozen) = cache.count_board(at).await?;
         let members = if matches!(source, Source::Add(_) | Source::Raise(_)) { live } else { frozen };

@@ -3,7 +3,7 @@
 //! # The way
 //!
 //! ```text
-//! claim the board -> is it whole? -> note the run in MySQL -> mark the board with it -> note that
+//! claim the board -> is it whole? -> mark the board with the run -> note the run in MySQL
 //!   -> what is saved: write what changed, delete what left -> what Redis has: write what is new -> note the end
 //! ```
 //!
@@ -152,7 +152,7 @@ impl Run<'_> {
             self.forget_snapshot(at).await?;
             return Ok(PeriodReport::new(at, Outcome::Forgotten));
         }
-        if !self.mark(savable, generation, snapshot.is_some() && !is_lost).await? {
+        if !self.mark(savable, generation).await? {
             return Ok(PeriodReport::new(at, Outcome::Nothing));
         }
         let known = snapshot.map_or(0, |snapshot| snapshot.members);
@@ -165,23 +165,16 @@ impl Run<'_> {
         Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
     }
 
-    /// Gives the board this run's mark; false where there is no board any more. Where it `has_one` that MySQL knows, MySQL knows the new
-    /// one first, and then the former one no longer: a run that dies in between is no loss, and an old backup is one.
-    async fn mark(&self, savable: &Savable, generation: u64, has_one: bool) -> Step<bool> {
+    /// Gives the board this run's mark, and then MySQL the run's number; false where there is no board any more. A run that dies in between leaves a
+    /// mark that is newer, an old backup has one that is older.
+    async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
         let Archiver { store, cache, .. } = self.archiver;
-        let Savable { at, mark, .. } = savable;
-        if has_one {
-            store.begin_snapshot(self.number, at, mark.unwrap_or_default(), generation, self.now).await?;
-            fault::point("snapshot:noted");
+        if self.taken(cache.mark_board(at, self.number, *mark, Some(self.number)).await?)?.is_none() {
+            return Ok(false);
         }
-        match self.taken(cache.mark_board(at, self.number, *mark, Some(self.number)).await?)? {
-            None => return Ok(false),
-            Some(_) => fault::point("snapshot:marked"),
-        }
-        match has_one {
-            true => store.note_marked(self.number, at, generation).await?,
-            false => store.begin_snapshot(self.number, at, self.number, generation, self.now).await?,
-        }
+        fault::point("snapshot:marked");
+        store.begin_snapshot(self.number, at, generation, self.now).await?;
+        fault::point("snapshot:noted");
         Ok(true)
     }
 

@@ -116,10 +116,9 @@ impl Archiver {
 mod tests {
     use super::*;
 
-    fn savable(snapshot: Option<(u64, u64, i64, Option<i64>)>, mark: Option<u64>, live: bool) -> Savable {
-        let snapshot = snapshot.map(|(number, former, began_at, taken_at)| Snapshot {
+    fn savable(snapshot: Option<(u64, i64, Option<i64>)>, mark: Option<u64>, live: bool) -> Savable {
+        let snapshot = snapshot.map(|(number, began_at, taken_at)| Snapshot {
             number,
-            former,
             generation: 1,
             members: 10,
             began_at: Micros(began_at * 1_000_000),
@@ -134,19 +133,18 @@ mod tests {
         let due = |savable: &Savable, seconds: i64| savable.is_due(Micros(seconds * 1_000_000));
         assert!(due(&savable(None, None, true), 0), "the first one");
         assert!(!due(&savable(None, None, false), 0), "there is no board");
-        let taken = savable(Some((7, 7, 100, Some(100))), Some(7), true);
+        let taken = savable(Some((7, 100, Some(100))), Some(7), true);
         assert!(!due(&taken, 3_699) && due(&taken, 3_700));
-        let ahead = savable(Some((7, 7, 900, Some(900))), Some(7), true);
+        let ahead = savable(Some((7, 900, Some(900))), Some(7), true);
         assert!(due(&ahead, 899) && !due(&ahead, 900), "a clock was ahead then");
-        assert!(!due(&savable(Some((7, 7, 900, Some(900))), None, true), 0), "and Redis has lost it");
-        let died = savable(Some((8, 7, 100, Some(50))), Some(7), true);
+        assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "and Redis has lost it");
+        let died = savable(Some((8, 100, Some(50))), Some(8), true);
         assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
-        let lost = savable(Some((7, 7, 100, Some(100))), None, true);
+        let lost = savable(Some((7, 100, Some(100))), None, true);
         assert!(lost.is_lost() && !due(&lost, 1_000_000), "it would spoil what is saved");
-        assert!(savable(Some((7, 7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
-        assert!(!savable(Some((8, 7, 100, Some(50))), Some(7), true).is_lost(), "it died before the mark");
-        assert!(!savable(Some((8, 7, 100, Some(50))), Some(8), true).is_lost(), "it died after it");
-        let never = savable(Some((7, 7, 100, None)), None, true);
+        assert!(savable(Some((7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
+        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "the next one died after the mark");
+        let never = savable(Some((7, 100, None)), None, true);
         assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first one was never complete");
     }
 }

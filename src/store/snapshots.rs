@@ -21,8 +21,6 @@ const DELETE_ROWS_MAX: usize = 1_000;
 pub struct Snapshot {
     /// The run that began the last one.
     pub number: u64,
-    /// The run that began the one before it: what Redis holds where the last one died at its beginning.
-    pub former: u64,
     /// Of the data in Redis, as in [`super::boards::Freeze`].
     pub generation: u64,
     /// Rows when it was last complete.
@@ -34,9 +32,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Whether a mark in Redis says that the board is the one that this is of.
+    /// Whether a mark in Redis says that the board is the one that this is of, or a newer one: Redis has it before MySQL has the number.
     pub fn is_marked(&self, mark: Option<u64>) -> bool {
-        mark.is_some_and(|mark| [self.number, self.former].contains(&mark))
+        mark.is_some_and(|mark| mark >= self.number)
     }
 }
 
@@ -61,14 +59,14 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT number, former, generation, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
+                "SELECT number, generation, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
                  ORDER BY board, period DESC",
             )
             .fetch_all(connection)
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: row.try_get(6)?, period: row.try_get(7)? };
+                let at = BoardPeriod { board: row.try_get(5)?, period: row.try_get(6)? };
                 Ok((at, read_snapshot(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -85,7 +83,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let row = sqlx::query(
-                "SELECT number, former, generation, members, began_at, taken_at FROM leaderboard_snapshot_period \
+                "SELECT number, generation, members, began_at, taken_at FROM leaderboard_snapshot_period \
                  WHERE board = ? AND period = ?",
             )
             .bind(&at.board)
@@ -98,28 +96,15 @@ impl Store {
         .await
     }
 
-    /// Notes that `run` begins a snapshot, after the one that Redis knows as `former` (zero for none).
+    /// Notes that `run` begins a snapshot of a board that has its mark.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn begin_snapshot(
-        &self,
-        run: u64,
-        at: &BoardPeriod,
-        former: u64,
-        generation: u64,
-        now: Micros,
-    ) -> Result<()> {
-        const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, former, generation, began_at, board, period) \
-                           VALUES (?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE former = VALUES(former), \
-                               number = VALUES(number), generation = VALUES(generation), began_at = VALUES(began_at)";
-        self.note(
-            "begin a snapshot",
-            run,
-            at,
-            sqlx::query(SQL).bind(run).bind(former).bind(generation).bind(datetime(now)),
-        )
-        .await
+    pub async fn begin_snapshot(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
+        const SQL: &str = "INSERT INTO leaderboard_snapshot_period (number, generation, began_at, board, period) \
+                           VALUES (?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = VALUES(number), \
+                               generation = VALUES(generation), began_at = VALUES(began_at)";
+        self.note("begin a snapshot", run, at, sqlx::query(SQL).bind(run).bind(generation).bind(datetime(now))).await
     }
 
     /// Writes what Redis has of some members. Rows that say the same already cost no write.
@@ -223,14 +208,13 @@ impl Store {
         self.note("note that a snapshot was tried", run, at, sqlx::query(SQL).bind(datetime(now))).await
     }
 
-    /// Notes that Redis has the snapshot's mark, in that generation: from now on no other one is right.
+    /// Notes that the data of that generation has the board again.
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_marked(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
-        const SQL: &str = "UPDATE leaderboard_snapshot_period SET former = number, generation = ? \
-                           WHERE board = ? AND period = ?";
-        self.note("note that a board is marked", run, at, sqlx::query(SQL).bind(generation)).await
+    pub async fn note_generation(&self, run: u64, at: &BoardPeriod, generation: u64) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_snapshot_period SET generation = ? WHERE board = ? AND period = ?";
+        self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(generation)).await
     }
 
     /// The snapshot's best members, at most `limit` of them.
@@ -261,8 +245,8 @@ impl Store {
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn end_snapshot(&self, run: u64, at: &BoardPeriod, members: u64, now: Micros) -> Result<()> {
-        const SQL: &str = "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ?, former = number \
-                           WHERE board = ? AND period = ?";
+        const SQL: &str =
+            "UPDATE leaderboard_snapshot_period SET members = ?, taken_at = ? WHERE board = ? AND period = ?";
         self.note("end a snapshot", run, at, sqlx::query(SQL).bind(members).bind(datetime(now))).await
     }
 
@@ -338,12 +322,11 @@ fn read_member(row: &MySqlRow) -> std::result::Result<BoardMember, sqlx::Error> 
     Ok(BoardMember { member: row.try_get_unchecked(0)?, score: row.try_get_unchecked(1)? })
 }
 
-/// Reads `number, former, generation, members, began_at, taken_at`.
+/// Reads `number, generation, members, began_at, taken_at`.
 fn read_snapshot(row: &MySqlRow) -> std::result::Result<Snapshot, sqlx::Error> {
-    let (number, former, generation) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let (members, began_at) = (row.try_get(3)?, micros(row.try_get(4)?));
-    let taken_at = row.try_get::<Option<NaiveDateTime>, _>(5)?.map(micros);
-    Ok(Snapshot { number, former, generation, members, began_at, taken_at })
+    let (number, generation, members) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let taken_at = row.try_get::<Option<NaiveDateTime>, _>(4)?.map(micros);
+    Ok(Snapshot { number, generation, members, began_at: micros(row.try_get(3)?), taken_at })
 }
 
 /// As text, like the archive's pages.

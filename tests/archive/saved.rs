@@ -269,7 +269,7 @@ async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
     let at = open();
     stage.write(&at, &board(30)).await;
     let run = stage.take().await;
-    stage.store.begin_snapshot(run, &at, run, 0, NOW).await.unwrap();
+    stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
     stage.end_lease().await;
     // Redis has no mark of it: nothing was complete, so nothing is lost.
     assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not at once");
@@ -302,8 +302,7 @@ async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
     let mark = stage.mark(&at);
     let former: u64 = stage.redis.get(&mark).await.unwrap();
     let overtaken = stage.take().await;
-    let generation = stage.claim(overtaken).await;
-    stage.store.begin_snapshot(overtaken, &at, former, generation, NOW).await.unwrap();
+    stage.claim(overtaken).await;
     stage.end_lease().await;
     assert!(stage.save_all(false).await.is_done());
     let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken)).await.unwrap();

@@ -41,7 +41,7 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
         let Some(arguments) = line.strip_prefix("tallyd ") else { continue };
         let is_lost = line == "tallyd board restore videos total --dry-run";
         if is_lost {
-            let () = redis.del(&[&live, &mark]).await.unwrap();
+            let () = redis.del(&[&live, &mark, &world.cache.keys.board_freezes("videos")]).await.unwrap();
             client.add_to_board(OnBoard { board: "videos", member: b"7" }, "like", 1).await.unwrap();
             assert!(stdout(&world.tallyd(&["board", "list"])).contains(" lost "));
         }
