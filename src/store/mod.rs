@@ -293,9 +293,10 @@ impl Drop for Lent {
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
     // Strict mode, because the library does not force it: values would be cut silently. wait_timeout, because a daemon
     // that is frozen within a transaction holds its partition's row, and the server would wait eight hours for it.
+    // autocommit, because a server may have it off, and what is outside of a transaction would be rolled back.
     connection
         .execute(
-            "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+            "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
              time_zone = '+00:00', innodb_lock_wait_timeout = 10, wait_timeout = 10",
         )
         .await?;

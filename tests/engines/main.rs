@@ -8,6 +8,7 @@ mod common;
 mod failover;
 mod galera;
 mod servers;
+mod session;
 mod spread;
 mod vschema;
 
