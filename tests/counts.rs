@@ -73,6 +73,29 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     world.close().await;
 }
 
+/// A publisher that sends again what was not confirmed, all the time.
+#[tokio::test]
+async fn batches_with_one_applied_count_each_are_written_once() {
+    let world = World::new("counts_again", &format!("[log]\nlevel = \"debug\"\n{METRICS}")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let (bodies, mut sums) = some(100);
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    for (round, applied) in bodies.iter().enumerate().take(20) {
+        let new = view(21, 1, Micros::now(), &format!("new-{round}"));
+        world.publish(&publisher, &[applied.clone(), new]).await;
+        world.drained(&publisher).await;
+    }
+    sums.insert((21, 3), 20);
+    assert_eq!(numbers(&world).await, sums);
+    let failed = daemon.log().matches("\"contention\"").count();
+    assert!(failed <= 2, "{failed} transactions failed");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
 #[tokio::test]
 async fn a_count_survives_the_daemons_death_before_and_after_its_commit() {
     let world = World::new("counts_killed", METRICS).await;

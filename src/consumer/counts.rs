@@ -15,10 +15,13 @@ use crate::store::ledger::{self, Entry};
 use crate::store::likes::Difference;
 use crate::store::sets::{self, LastSet};
 
+/// Transactions that ask the ledger after one that has found an event there.
+const ASKS_AFTER_ONE: u32 = 100;
+
 impl Writer {
     /// Notes counts and sets; gives what counters gain or lose by them, sorted by key.
     pub(super) async fn apply_counts(
-        &self,
+        &mut self,
         tx: &mut MySqlConnection,
         received: &[Received],
     ) -> Result<Vec<Difference>, StoreError> {
@@ -44,15 +47,16 @@ impl Writer {
     }
 
     /// Notes counts in the ledger; gives those that were not in it. Nearly none ever is, so that is asked only once a
-    /// transaction has failed: a batch that comes again fails once.
+    /// transaction has failed, and for a while when one was: more of them may come.
     async fn note_counts(
-        &self,
+        &mut self,
         tx: &mut MySqlConnection,
         mut counts: Vec<CountEvent>,
     ) -> Result<Vec<CountEvent>, StoreError> {
         let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
-        let applied = if self.asks_ledger { ledger::applied(tx, &entries).await? } else { HashSet::new() };
+        let applied = if self.asks_ledger > 0 { ledger::applied(tx, &entries).await? } else { HashSet::new() };
         if !applied.is_empty() {
+            self.asks_ledger = ASKS_AFTER_ONE;
             entries.retain(|entry| !applied.contains(entry));
             counts.retain(|count| !applied.contains(&entry(count)));
         }

@@ -43,8 +43,8 @@ pub(super) struct Writer {
     pub epoch: Option<u64>,
     /// The server can't do the faster way of writing rows.
     pub reads_first: bool,
-    /// Asks which counts were applied before it notes them.
-    pub asks_ledger: bool,
+    /// For so many transactions it asks which counts were applied before it notes them.
+    pub asks_ledger: u32,
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
     /// Whose numbers the daemon adds to Redis, and which may be set: as of now.
@@ -143,7 +143,7 @@ impl Writer {
                 Err(error) => {
                     vital::again(error.code());
                     // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
-                    self.asks_ledger = true;
+                    self.asks_ledger = self.asks_ledger.max(1);
                     self.recover(error, part, &mut tries, outage).await?
                 }
             };
@@ -190,7 +190,7 @@ impl Writer {
 
     /// Notes a part that is committed.
     fn note(&mut self, part: &Batch, found: &Found) {
-        self.asks_ledger = false;
+        self.asks_ledger = self.asks_ledger.saturating_sub(1);
         vital::committed(part, found.coalesced);
         self.remember(found.epoch);
         if found.outboxed {

@@ -245,7 +245,7 @@ impl Partition {
             ends,
             epoch: None,
             reads_first: self.limits.reads_first,
-            asks_ledger: false,
+            asks_ledger: 0,
             watch: Watch::default(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
