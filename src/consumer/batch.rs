@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::clock::Clock;
 use crate::event::{CountEvent, LikeEvent, SetEvent};
 use crate::model::{Metric, Micros};
 use crate::store::jobs::run_of;
@@ -86,6 +87,8 @@ pub struct Batch {
     pub messages: usize,
     /// How many bytes their bodies have.
     pub bytes: usize,
+    /// This machine's clock while they were decoded.
+    pub clock: Clock,
 }
 
 impl Batch {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::batch::{Batch, Received, before, coalesce, differences};
+use super::clock::Clock;
 use super::consumed::Consumed;
 use super::dead;
 use super::room::Room;
@@ -51,6 +52,8 @@ pub(super) struct Writer {
     pub rules_now: Current<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
+    /// This machine's clock while the batch in hand was decoded.
+    pub clock: Clock,
     /// Where its dead letters go.
     pub room: Room,
     pub consumed: Consumed,
@@ -104,11 +107,12 @@ impl Writer {
     /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
     ///
     /// # Errors
-    /// The partition was taken over, MySQL was away for longer than `database_away_max`, or away when the session
+    /// The partition was taken over, clocks are apart, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended, or the broker has not taken what there was no room for: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: Batch) -> anyhow::Result<Written> {
         let mut outage = Outage::new(format!("writing partition {}", self.partition));
         let mut written = Written::default();
+        self.clock = batch.clock;
         // Events that are refused alone become dead letters together, in the last part.
         let (mut parts, mut refused) = (vec![batch], Batch::default());
         while let Some(mut part) = parts.pop() {
@@ -162,7 +166,7 @@ impl Writer {
         outage: &mut Outage,
     ) -> Result<Option<Outcome>, StoreError> {
         match error {
-            StoreError::TakenOver(_) => return Err(error),
+            StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
             _ if error.fate() == Fate::Row && part.can_split() => return Ok(Some(Outcome::Split)),
             _ if error.fate() == Fate::Row && !part.events.is_empty() => return Ok(Some(Outcome::Refused(error))),
             _ if !self.reads_first && error.is_unsupported() => {
@@ -263,7 +267,8 @@ impl Writer {
         let events: Vec<LikeEvent> = batch.events.iter().filter_map(Received::like).collect();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
-        let Ownership { epoch, watch, outbox: last } = self.own(&mut tx).await?;
+        let Ownership { epoch, watch, outbox: last, now } = self.own(&mut tx).await?;
+        self.clock.hold(now)?;
         self.learn_watch(&mut tx, watch).await?;
         steps.end("lock");
         let winners = coalesce(&events);
@@ -339,17 +344,18 @@ impl Writer {
 
     /// Locks the partition's row, first of all, and checks or takes the ownership.
     async fn own(&self, tx: &mut MySqlConnection) -> Result<Ownership, StoreError> {
+        let taken_over = StoreError::TakenOver(format!("partition {}", self.partition));
         let mut ownership = partitions::lock_owner(tx, self.partition).await?;
         if ownership.is_none() && self.epoch.is_none() {
             // A row that isn't there can't be locked: two would take the same epoch.
             partitions::make_owner(tx, self.partition).await?;
             ownership = partitions::lock_owner(tx, self.partition).await?;
         }
-        match (self.epoch, ownership) {
-            (Some(ours), Some(now)) if now.epoch == ours => Ok(now),
-            (Some(_), _) => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
-            (None, now) => {
-                let now = now.unwrap_or_default();
+        let Some(now) = ownership else { return Err(taken_over) };
+        match self.epoch {
+            Some(ours) if ours == now.epoch => Ok(now),
+            Some(_) => Err(taken_over),
+            None => {
                 let epoch = now.epoch + 1;
                 partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
                 Ok(Ownership { epoch, ..now })

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::are_apart;
+use super::clock::Clock;
 use super::flush::chain;
 use crate::config::Live;
 use crate::runtime::progress::Beat;
@@ -27,7 +27,7 @@ pub async fn forget(store: Store, live: Live, beat: Beat, stop: CancellationToke
         let emptied = async {
             // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
             let (now, _) = store.clock().await?;
-            if are_apart(now).is_none() { store.forget_applied(now, keep).await } else { Ok(0) }
+            if Clock::default().hold(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
         };
         let pause = match beat.during(emptied).await {
             Ok(days) => {

@@ -24,6 +24,7 @@
 //! out after 20 returns), end because a server is away.
 
 pub mod batch;
+mod clock;
 mod consumed;
 mod counts;
 mod dead;
@@ -47,6 +48,7 @@ use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
+use clock::Clock;
 use consumed::Consumed;
 use flush::Writer;
 use redelivery::PrefetchLimit;
@@ -56,24 +58,15 @@ use watch::Watch;
 
 use crate::broker::{Broker, Link};
 use crate::config::{Consumer as Limits, Live, Rules};
-use crate::model::{Metric, Micros};
+use crate::model::Metric;
 use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::{Store, StoreError};
 use crate::vitals::{Standing, vitals};
 
-/// Seconds that this machine's clock may differ from MySQL's.
-const CLOCKS_APART_MAX_S: i64 = 60;
-
 /// What is on the way has at most the bytes of so many batches.
 const PREFETCH_BATCHES: usize = 4;
-
-/// By how many seconds this machine's clock is ahead of MySQL's, where that is too much.
-fn are_apart(mysql: Micros) -> Option<i64> {
-    let apart_s = (Micros::now().0 - mysql.0) / 1_000_000;
-    (apart_s.abs() > CLOCKS_APART_MAX_S).then_some(apart_s)
-}
 
 /// Before a partition that another daemon has written meanwhile is begun anew.
 const STAND_BACK: Duration = Duration::from_millis(100);
@@ -212,11 +205,7 @@ impl Partition {
         }
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
-        // A clock that is slow would take every event for one from the future, and set it aside.
-        if let Some(apart_s) = are_apart(now) {
-            bail!("this machine's clock and MySQL's are {apart_s} s apart: one of them is wrong");
-        }
-        Ok(())
+        Ok(Clock::default().hold(now)?)
     }
 
     /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
@@ -249,6 +238,7 @@ impl Partition {
             watch: Watch::default(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
+            clock: Clock::default(),
             room: Room {
                 max: self.live.current(|config| config.consumer.dead_letters_max),
                 partitions,

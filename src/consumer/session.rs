@@ -325,6 +325,7 @@ impl Session<'_> {
         open.last = Some(acker);
         open.batch.messages += 1;
         open.batch.bytes += bytes;
+        open.batch.clock.note(now);
         self.partition.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {

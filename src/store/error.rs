@@ -44,6 +44,9 @@ pub enum StoreError {
     /// The server can't be believed to be the one that is meant, or doesn't believe us.
     #[error(transparent)]
     Distrust(#[from] Distrust),
+    /// By how many seconds this machine's clock is ahead of MySQL's.
+    #[error("this machine's clock and MySQL's are {0} s apart: one of them is wrong")]
+    ClocksApart(i64),
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),

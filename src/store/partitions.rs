@@ -17,7 +17,7 @@ use crate::event::LikeEvent;
 use crate::model::{Metric, Micros, Number};
 
 /// What the owner's row says to the batch that has written it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// Grows with each takeover.
     pub epoch: u64,
@@ -25,6 +25,8 @@ pub struct Ownership {
     pub watch: Option<u64>,
     /// The number of the last row in the partition's outbox.
     pub outbox: u64,
+    /// MySQL's clock.
+    pub now: Micros,
 }
 
 /// Locks the partition's row until the transaction ends, by writing to it, and reads it. None where nobody ever held the
@@ -37,13 +39,15 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     let mut text = Text::default();
     text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
     text.statement(&format!(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox FROM partition_owner WHERE `partition` = {partition}"
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox, CAST(NOW(6) AS DATETIME(6)) \
+         FROM partition_owner WHERE `partition` = {partition}"
     ));
     let rows = text.run(connection, ACTION).await?;
-    rows.first()
-        .map(|row| Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)? }))
-        .transpose()
-        .tried("read the partition's row")
+    let read = |row: &sqlx::mysql::MySqlRow| {
+        let now = micros(row.try_get::<NaiveDateTime, _>(3)?);
+        Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)?, now })
+    };
+    rows.first().map(read).transpose().tried("read the partition's row")
 }
 
 /// Makes the partition's row where there is none, and locks it either way.

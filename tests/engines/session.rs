@@ -1,7 +1,11 @@
 //! Settings of a server that a session of ours must not take over.
 
-use super::common::World;
-use super::servers::{Server, Template, are_here, run};
+use sqlx::mysql::MySqlPool;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+use super::common::{World, body, eventually, target};
+use super::servers::{ACCOUNT, Server, Template, are_here, run};
 use super::{Model, stream_of_likes, take};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,5 +29,46 @@ async fn what_is_outside_of_a_transaction_stays_without_autocommit() {
     assert_eq!(world.count("SELECT COUNT(*) FROM partition_owner WHERE owner IS NULL").await, 1, "it was released");
     assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE outcome = 'done'").await, 1);
     world.assert_equals(&model).await;
+    world.close().await;
+}
+
+/// Sessions that begin from now on have another clock, as if this machine's had been stepped.
+async fn step_clocks(admin: &MySqlPool, statement: &str) {
+    run(admin, &format!("SET GLOBAL init_connect = '{statement}'")).await;
+    run(admin, &format!("KILL CONNECTION USER {ACCOUNT}")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_is_stepped_in_mid_session_makes_no_dead_letter() {
+    if !are_here() {
+        return;
+    }
+    let server = Server::start(&Template::new(), &[]);
+    let admin = server.pool().await;
+    run(&admin, &format!("CREATE USER {ACCOUNT}; GRANT ALL ON `t\\_%`.* TO {ACCOUNT}")).await;
+    let url = format!("mysql://{ACCOUNT}@{}/t_stepped_{}", server.address(), std::process::id());
+    let world = World::on(server.admin_url(), "stepped", &format!("[mysql]\nurl = \"{url}\"")).await;
+    let publisher = world.publisher().await;
+    let pool = MySqlPool::connect(&format!("{}{}", server.admin_url(), world.name)).await.unwrap();
+    let count = async |sql: &'static str| sqlx::query_scalar::<_, i64>(sql).fetch_one(&pool).await.unwrap();
+    let like = |user, ahead_s: i64| {
+        let at = Micros(Micros::now().0 + ahead_s * 1_000_000);
+        body(&LikeEvent { target: target(1), user: UserId(user), at, liked: true })
+    };
+    let daemon = world.daemon();
+    world.publish(&publisher, &[like(1, 0)]).await;
+    let likes = "SELECT COUNT(*) FROM like_record";
+    eventually("the partition is written", || async { count(likes).await == 1 }).await;
+    // By MySQL's clock the second like is of this moment.
+    step_clocks(&admin, "SET timestamp = UNIX_TIMESTAMP() + 600").await;
+    world.publish(&publisher, &[like(2, 0), like(3, 590)]).await;
+    daemon.logged("s apart: one of them is wrong").await;
+    assert_eq!((count(likes).await, count("SELECT COUNT(*) FROM dead_letter").await), (1, 0));
+    // Right again, and so is the third one's time, by both clocks.
+    step_clocks(&admin, "").await;
+    daemon.logged("outage-over").await;
+    eventually("the like of this moment is written", || async { count(likes).await == 2 }).await;
+    assert!(daemon.stop().success());
+    pool.close().await;
     world.close().await;
 }

@@ -1,0 +1,64 @@
+//! This machine's clock, compared with MySQL's. Events are judged by it: a clock that is slow takes each event for one from the future.
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use crate::model::Micros;
+use crate::store::StoreError;
+
+/// How far the two may be apart.
+const APART_MAX_S: i64 = 60;
+
+/// What a step of the clock leaves alone.
+static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// How far this machine's clock was ahead of a steady one, in microseconds: the least and the most of several looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock(Option<(i64, i64)>);
+
+impl Clock {
+    /// Notes what this machine's clock says now.
+    pub fn note(&mut self, now: Micros) {
+        let ahead = ahead_of_steady(now);
+        let (least, most) = self.0.unwrap_or((ahead, ahead));
+        self.0 = Some((least.min(ahead), most.max(ahead)));
+    }
+
+    /// Holds all that was noted, and this machine's clock now, against MySQL's.
+    ///
+    /// # Errors
+    /// They are apart.
+    pub fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
+        self.note(Micros::now());
+        let (least, most) = self.0.unwrap_or_default();
+        let apart_s = |ahead: i64| (ahead - ahead_of_steady(mysql)) / 1_000_000;
+        match [least, most].map(apart_s).into_iter().find(|apart_s| apart_s.abs() > APART_MAX_S) {
+            Some(apart_s) => Err(StoreError::ClocksApart(apart_s)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn ahead_of_steady(now: Micros) -> i64 {
+    now.0 - i64::try_from(STEADY.elapsed().as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_stepped_while_events_were_decoded_shows() {
+        let now = Micros::now();
+        assert!(Clock::default().hold(now).is_ok());
+        for step in [Duration::from_secs(50), Duration::from_secs(70)] {
+            for wrong in [now.before(step), now.after(step)] {
+                let mut clock = Clock::default();
+                [now, wrong, now].into_iter().for_each(|now| clock.note(now));
+                assert_eq!(clock.hold(now).is_ok(), step.as_secs() < 60, "{step:?}");
+            }
+        }
+    }
+}
