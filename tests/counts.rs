@@ -163,6 +163,29 @@ async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     world.close().await;
 }
 
+/// Whatever a daemon's own configuration says.
+#[tokio::test]
+async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
+    let keeping = |keep: &str| format!("[consumer]\napplied_event_keep = \"{keep}\"\n{METRICS}");
+    let mut world = World::new("counts_keep", &keeping("7d")).await;
+    let publisher = world.publisher().await;
+    let long = world.daemon();
+    let old = view(1, 1, Micros(Micros::now().0 - 3 * 86_400_000_000), "old");
+    world.publish(&publisher, std::slice::from_ref(&old)).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
+    world.set(&keeping("1h"));
+    let short = world.daemon();
+    short.logged("ledger-emptied").await;
+    assert!(short.stop().success());
+    world.publish(&publisher, &[old, view(2, 1, Micros::now(), "new")]).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'at-too-old'").await, 1);
+    assert!(long.stop().success());
+    world.close().await;
+}
+
 #[tokio::test]
 async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
     let world = World::new("counts_together", METRICS).await;

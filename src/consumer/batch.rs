@@ -55,6 +55,11 @@ impl Event {
             Self::Set(event) => event.at,
         }
     }
+
+    /// Whether it is of those that the ledger remembers, and older than its floor.
+    pub fn is_before(&self, floor: Micros) -> bool {
+        !matches!(self, Self::Like(_)) && self.at() < floor
+    }
 }
 
 impl Received {

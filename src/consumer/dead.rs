@@ -2,13 +2,12 @@
 
 use super::batch::{Origin, Received};
 pub(super) use crate::dead::letter::{Headers, headers, refused};
-use crate::event::{Reason, Refusal};
+use crate::event::Refusal;
 use crate::model::Micros;
 use crate::store::letters::DeadLetter;
 
-/// An event whose row the database refused, and no other's.
-pub(super) fn refused_by_database(received: &Received, error: String, queue: &str, now: Micros) -> DeadLetter {
-    let refusal = Refusal { reason: Reason::RefusedByDatabase, error };
+/// An event that could be read and is refused all the same.
+pub(super) fn refused_event(received: &Received, refusal: Refusal, queue: &str, now: Micros) -> DeadLetter {
     let Origin { body, headers } = received.origin.as_ref();
     refused(refusal, body.get(received.range.clone()).unwrap_or(body), headers, queue, now)
 }

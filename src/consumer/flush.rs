@@ -17,7 +17,8 @@ use super::room::Room;
 use super::vital::{self, Steps};
 use super::watch::Watch;
 use crate::config::{Current, Rules, Writes};
-use crate::event::{LikeEvent, Reason};
+use crate::dead::text::instant;
+use crate::event::{LikeEvent, Reason, Refusal};
 use crate::model::{Addition, Metric, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::Beat;
@@ -83,6 +84,8 @@ enum Outcome {
     Split,
     /// MySQL refuses its only event.
     Refused(StoreError),
+    /// Some of its events are older than the ledger.
+    Forgotten(Micros),
 }
 
 /// What has gone wrong with a part so far.
@@ -127,6 +130,11 @@ impl Writer {
                     let rest = part.split();
                     parts.extend([rest, part]);
                 }
+                Outcome::Forgotten(floor) => {
+                    let forgotten = part.events.extract_if(.., |received| received.event.is_before(floor));
+                    refused.refused.extend(forgotten.map(|event| self.forgotten(&event, floor)));
+                    parts.push(part);
+                }
                 Outcome::Refused(error) => {
                     refused.refused.extend(part.events.iter().map(|event| self.refused(event, &error)));
                     part.fences.into_values().for_each(|fence| refused.take_fence(fence));
@@ -167,6 +175,7 @@ impl Writer {
     ) -> Result<Option<Outcome>, StoreError> {
         match error {
             StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
+            StoreError::Forgotten(floor) => return Ok(Some(Outcome::Forgotten(floor))),
             _ if error.fate() == Fate::Row && part.can_split() => return Ok(Some(Outcome::Split)),
             _ if error.fate() == Fate::Row && !part.events.is_empty() => return Ok(Some(Outcome::Refused(error))),
             _ if !self.reads_first && error.is_unsupported() => {
@@ -214,7 +223,16 @@ impl Writer {
             error,
             "MySQL refuses one event, which is kept in dead_letter: {error}"
         );
-        dead::refused_by_database(event, error, &self.queue, Micros::now())
+        let refusal = Refusal { reason: Reason::RefusedByDatabase, error };
+        dead::refused_event(event, refusal, &self.queue, Micros::now())
+    }
+
+    /// The dead letter of an event of which nobody can say any more whether it was applied.
+    fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
+        let error =
+            format!("events before {} are forgotten: some daemon's applied_event_keep was shorter", instant(floor));
+        let refusal = Refusal { reason: Reason::AtTooOld, error };
+        dead::refused_event(event, refusal, &self.queue, Micros::now())
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
@@ -267,8 +285,11 @@ impl Writer {
         let events: Vec<LikeEvent> = batch.events.iter().filter_map(Received::like).collect();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
-        let Ownership { epoch, watch, outbox: last, now } = self.own(&mut tx).await?;
+        let Ownership { epoch, watch, outbox: last, now, ledger_floor } = self.own(&mut tx).await?;
         self.clock.hold(now)?;
+        if batch.events.iter().any(|received| received.event.is_before(ledger_floor)) {
+            return Err(StoreError::Forgotten(ledger_floor));
+        }
         self.learn_watch(&mut tx, watch).await?;
         steps.end("lock");
         let winners = coalesce(&events);

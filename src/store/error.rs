@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlDatabaseError;
 
+use crate::model::Micros;
 use crate::runtime::tls::Distrust;
 
 /// What becomes of the work that an error stopped. Decided once, here.
@@ -47,6 +48,9 @@ pub enum StoreError {
     /// By how many seconds this machine's clock is ahead of MySQL's.
     #[error("this machine's clock and MySQL's are {0} s apart: one of them is wrong")]
     ClocksApart(i64),
+    /// An event is older than what the ledger remembers, which begins then.
+    #[error("an event is older than the ledger of applied events")]
+    Forgotten(Micros),
     /// Another daemon has taken the partition over, or another run the job: what this one wanted to write is void.
     #[error("{0} has been taken over")]
     TakenOver(String),

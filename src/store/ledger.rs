@@ -80,8 +80,9 @@ fn listed(entries: &[Entry]) -> String {
 
 impl Store {
     /// Forgets the events of days that are over for longer than `keep`, at `now`, and what they added to numbers that may be set.
-    /// Says how many days of a table that were. Waits for no transaction for longer than some seconds: the next call does
-    /// what this one couldn't.
+    /// Says how many days of a table that were. Before that all batches learn that such events are too old, whatever their daemons'
+    /// configurations say: a batch that knows the former floor has locked its partition's row, and is waited for. Waits for
+    /// no transaction for longer than some seconds: the next call does what this one couldn't.
     ///
     /// # Errors
     /// MySQL's, for instance where the account may not ALTER and DROP the tables.
@@ -89,6 +90,12 @@ impl Store {
         const ACTION: &str = "forget which events were applied";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE partition_owner SET ledger_floor = ? WHERE ledger_floor < ?")
+                .bind(floor_s(now, keep))
+                .bind(floor_s(now, keep))
+                .execute(&mut *connection)
+                .await
+                .tried(ACTION)?;
             let mut forgotten = 0;
             let of = |table: &'static str| over(now, keep).into_iter().map(move |partition| (table, partition));
             for (table, partition) in of("applied_event").chain(of("recent_delta")) {
@@ -116,6 +123,11 @@ impl Store {
 fn over(now: Micros, keep: Duration) -> Vec<i64> {
     let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
     (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
+}
+
+/// When the first day began that [`over`] keeps.
+fn floor_s(now: Micros, keep: Duration) -> i64 {
+    ((day(now.before(keep)) - 1) * DAY_S).max(0)
 }
 
 /// Days since the epoch.
@@ -154,6 +166,7 @@ mod tests {
             let (now, keep) = (Micros(now * 1_000_000), Duration::from_secs(keep_s.unsigned_abs()));
             let now_s = now.0 / 1_000_000;
             for second in [now_s - (keep_s as f64 * age) as i64, now_s + ahead_s] {
+                prop_assert!(second >= floor_s(now, keep));
                 prop_assert!(!over(now, keep).contains(&second.div_euclid(DAY_S).rem_euclid(DAYS)));
             }
         }

@@ -27,6 +27,8 @@ pub struct Ownership {
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
+    /// What is older may be gone from the ledger.
+    pub ledger_floor: Micros,
 }
 
 /// Locks the partition's row until the transaction ends, by writing to it, and reads it. None where nobody ever held the
@@ -39,13 +41,14 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     let mut text = Text::default();
     text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
     text.statement(&format!(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox, CAST(NOW(6) AS DATETIME(6)) \
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox, CAST(NOW(6) AS DATETIME(6)), ledger_floor \
          FROM partition_owner WHERE `partition` = {partition}"
     ));
     let rows = text.run(connection, ACTION).await?;
     let read = |row: &sqlx::mysql::MySqlRow| {
         let now = micros(row.try_get::<NaiveDateTime, _>(3)?);
-        Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)?, now })
+        let ledger_floor = Micros(i64::from(row.try_get::<u32, _>(4)?) * 1_000_000);
+        Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)?, now, ledger_floor })
     };
     rows.first().map(read).transpose().tried("read the partition's row")
 }
@@ -56,8 +59,9 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
 /// MySQL's.
 pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
     sqlx::query(
-        "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, 0, NULL, NOW(6)) \
-         ON DUPLICATE KEY UPDATE batches = batches + 1",
+        "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at, ledger_floor) \
+         SELECT ?, 0, NULL, NOW(6), COALESCE(MAX(ledger_floor), 0) FROM partition_owner AS others \
+         ON DUPLICATE KEY UPDATE batches = partition_owner.batches + 1",
     )
     .bind(partition)
     .execute(connection)
