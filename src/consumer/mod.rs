@@ -36,6 +36,7 @@ mod session;
 pub mod settle;
 mod silence;
 mod sizes;
+mod transaction;
 mod vital;
 mod waiting;
 mod watch;
