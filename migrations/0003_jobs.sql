@@ -78,7 +78,7 @@ CREATE TABLE IF NOT EXISTS repair (
     KEY repair_repaired_at (repaired_at)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
--- Targets at which the next `changed` reconcile looks first: a run left them undecided, or a recount has corrected their counter.
+-- Targets at which the next `changed` reconcile looks first: a run left them undecided, a recount has corrected their counter, or an event came late.
 CREATE TABLE IF NOT EXISTS drift_seen (
     kind      TINYINT UNSIGNED NOT NULL,
     target_id BIGINT UNSIGNED  NOT NULL,

@@ -49,6 +49,8 @@ pub(super) struct Writer {
     pub rules_now: Current<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
+    /// `[reconcile] overlap`.
+    pub overlap: Current<Duration>,
     /// This machine's clock while the batch in hand was decoded.
     pub clock: Clock,
     /// Where its dead letters go.

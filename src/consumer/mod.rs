@@ -30,6 +30,7 @@ mod counts;
 mod dead;
 mod flush;
 pub mod forget;
+mod late;
 mod redelivery;
 mod room;
 mod session;
@@ -239,6 +240,7 @@ impl Partition {
             watch: Watch::default(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
+            overlap: self.live.current(|config| config.reconcile.overlap.0),
             clock: Clock::default(),
             room: Room {
                 max: self.live.current(|config| config.consumer.dead_letters_max),

@@ -75,6 +75,7 @@ impl Writer {
         }
         steps.end("rows");
         let outboxed = self.add_differences(&mut tx, last, &differences).await?;
+        self.keep_late(&mut tx, now, &differences).await?;
         let kept = self.room(&mut tx, &batch.refused).await?;
         letters::keep_dead_letters(&mut tx, batch.refused.get(..kept).unwrap_or_default()).await?;
         for fence in batch.fences.values() {

@@ -1,5 +1,6 @@
 //! Targets at which the next `changed` reconcile looks first.
 
+use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
@@ -75,11 +76,22 @@ impl Store {
 
 const ACTION: &str = "keep drifts that were seen";
 
+/// When the last reconcile began, if any has.
+///
+/// # Errors
+/// MySQL's.
+pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
+    const ACTION: &str = "read when the last reconcile began";
+    let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
+    let began: Option<NaiveDateTime> = sqlx::query_scalar(sql).fetch_optional(connection).await.tried(ACTION)?;
+    Ok(began.map(micros))
+}
+
 /// Keeps them in a transaction of the caller's. Gives for how many there was no room.
 ///
 /// # Errors
 /// MySQL's.
-pub(super) async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
+pub async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
     // Those that are there already need no room, and must not be taken for ones that were seen no more.
     for piece in in_shapes(seen) {
         let sql = format!(

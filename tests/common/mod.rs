@@ -300,7 +300,7 @@ impl World {
         }
         let count = "SELECT COUNT(*) FROM like_record WHERE target_id = 999999999999";
         eventually("all is written", || async { self.count(count).await == i64::from(self.broker.partitions()) }).await;
-        for table in ["like_record", "counter"] {
+        for table in ["like_record", "counter", "drift_seen"] {
             let sql = format!("DELETE FROM {table} WHERE target_id = {LAST}");
             sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
         }

@@ -7,9 +7,9 @@ mod clock;
 #[path = "../common/mod.rs"]
 mod common;
 mod held;
+mod kept;
 mod replica;
 mod scrub;
-mod sight;
 mod snapshot;
 
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};

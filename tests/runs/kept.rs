@@ -1,6 +1,9 @@
 //! Targets that are kept for the next run.
 
-use super::common::{assert_redis_equals, drift, target};
+use tallyd::client::Client;
+use tallyd::model::{Micros, UserId};
+
+use super::common::{assert_redis_equals, body, drift, target};
 use super::settled;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,6 +48,25 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(kept().await, 0, "it was compared");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
+    let (world, daemon, mut model) = settled("late", 3, "").await;
+    let client = Client::new(&world.api).unwrap();
+    let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
+    assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL has not");
+    // The dead letter is replayed, or the API server publishes what it has kept.
+    event.at = Micros(event.at.0 - 3_600_000_000);
+    model.apply(&event);
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[body(&event)]).await;
+    world.drained(&publisher).await;
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!((&report["ended"], &report["repaired"]), (&"done".into(), &1.into()), "{report}");
     assert_redis_equals(&world, &model).await;
     assert!(daemon.stop().success());
     world.close().await;

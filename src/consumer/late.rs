@@ -1,0 +1,72 @@
+//! What is applied late: the next `changed` reconcile lists targets by the time of their newest event, and would not list it.
+//!
+//! Meanwhile a reconcile may have taken it off Redis: a dead letter that is replayed, an event that an API server has kept.
+
+use std::time::Duration;
+
+use sqlx::MySqlConnection;
+
+use super::flush::Writer;
+use crate::config::Writes;
+use crate::model::{Metric, Micros, Target};
+use crate::store::likes::Difference;
+use crate::store::{StoreError, sightings};
+
+/// Targets that one batch keeps at most.
+const KEPT_MAX: usize = 1_000;
+
+/// Differences that are older than that, of numbers that API servers count in Redis, sorted by metric and target.
+fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<(Metric, Target)> {
+    let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
+    let mut late: Vec<(Metric, Target)> =
+        differences.iter().filter(is_late).map(|it| (it.metric, it.target)).take(KEPT_MAX).collect();
+    late.sort_unstable();
+    late
+}
+
+impl Writer {
+    /// Keeps for the next run what it would not list by itself.
+    pub(super) async fn keep_late(
+        &mut self,
+        tx: &mut MySqlConnection,
+        now: Micros,
+        differences: &[Difference],
+    ) -> Result<(), StoreError> {
+        let looks_back: Duration = *self.overlap.get() / 2;
+        let by_api = |it: &Difference| self.rules.of(it.target.kind, it.metric).writer == Writes::Api;
+        if late(differences, now.before(looks_back), by_api).is_empty() {
+            return Ok(());
+        }
+        // A backlog is as old. But a run lists all since the one before it, and none has begun meanwhile.
+        let Some(began) = sightings::last_reconcile(tx).await? else { return Ok(()) };
+        let late = late(differences, began.before(looks_back), by_api);
+        for alike in late.chunk_by(|(a, _), (b, _)| a == b) {
+            let Some((metric, _)) = alike.first() else { continue };
+            let targets: Vec<(Target, i64)> = alike.iter().map(|(_, target)| (*target, 0)).collect();
+            sightings::keep(tx, *metric, &targets).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Kind, TargetId};
+
+    #[test]
+    fn only_changes_that_are_old_are_late() {
+        let of = |id, metric, delta, at| Difference {
+            target: Target { kind: Kind(1), id: TargetId(id) },
+            metric: Metric(metric),
+            delta,
+            at: Micros(at),
+        };
+        let differences = [of(1, 3, 1, 9), of(1, 1, 1, 9), of(2, 1, 0, 9), of(3, 1, 1, 10), of(4, 1, 1, 9)];
+        let found = late(&differences, Micros(10), |it| it.target.id != TargetId(4));
+        let found: Vec<(u8, u64)> = found.iter().map(|(metric, target)| (metric.0, target.id.0)).collect();
+        assert_eq!(found, [(1, 1), (3, 1)]);
+        let many: Vec<Difference> = (0..5_000).map(|id| of(id, 1, 1, 1)).collect();
+        assert_eq!(late(&many, Micros(10), |_| true).len(), KEPT_MAX);
+    }
+}
