@@ -43,12 +43,13 @@ mod waiting;
 mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use clock::Clock;
 use consumed::Consumed;
@@ -64,7 +65,7 @@ use crate::model::Metric;
 use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, likes};
 use crate::vitals::{Standing, vitals};
 
 /// What is on the way has at most the bytes of so many batches.
@@ -91,6 +92,8 @@ pub struct Partition {
     outbox: Sender<()>,
     limits: Limits,
     prefetch: u16,
+    /// The server can't do the faster way of writing rows, or must not.
+    reads_first: AtomicBool,
     sizes: Sizes,
     stop: CancellationToken,
     beat: Beat,
@@ -118,6 +121,7 @@ impl Partition {
             outbox: Sender::default(),
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
+            reads_first: AtomicBool::new(config.consumer.reads_first),
             sizes: Sizes::default(),
             stop,
             beat,
@@ -207,7 +211,23 @@ impl Partition {
         }
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
-        Ok(Clock::default().hold(now)?)
+        Clock::default().hold(now)?;
+        self.choose_way().await
+    }
+
+    /// Rows are written in the slower way where the faster one would not be exact.
+    async fn choose_way(&self) -> Result<()> {
+        if self.reads_first.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut lent = self.store.lend().await?;
+        let exact = lent.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await?;
+        if !exact {
+            self.reads_first.store(true, Ordering::Relaxed);
+            let (partition, error) = (self.number, "this server assigns columns in another order");
+            warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
+        }
+        Ok(())
     }
 
     /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
@@ -235,7 +255,7 @@ impl Partition {
             database_away_max: self.limits.database_away_max.0,
             ends,
             epoch: None,
-            reads_first: self.limits.reads_first,
+            reads_first: self.reads_first.load(Ordering::Relaxed),
             asks_ledger: 0,
             watch: Watch::default(),
             rules_now: self.live.current(|config| Arc::new(Rules::new(config))),

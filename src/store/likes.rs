@@ -8,10 +8,10 @@
 use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use super::{Fate, Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
@@ -166,6 +166,29 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
         before.extend(met);
     }
     Ok(Some(before))
+}
+
+/// Whether [`upsert`] is exact on this server, tried on a row of no kind that is never committed: another order of assignments would keep the
+/// old state under the new version, and say nothing.
+///
+/// # Errors
+/// MySQL's. What the server doesn't know, or a trigger refuses, is an answer.
+pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
+    const ACTION: &str = "try the way of writing rows";
+    let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
+    let state = |at, liked| State { at: Micros(at), liked };
+    let mut tx = connection.begin().await.tried(ACTION)?;
+    let mut met = Vec::new();
+    for state in [state(1, true), state(3, false), state(2, true)] {
+        match upsert(&mut tx, &[(pair, state)]).await {
+            Ok(before) => met.extend(before.unwrap_or_default()),
+            Err(error) if error.is_unsupported() || error.fate() == Fate::Row => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    let is = old_states(&mut tx, &[pair]).await?;
+    tx.rollback().await.tried(ACTION)?;
+    Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
 /// Reads the notes that [`UPSERT`] left of `piece`. None where they aren't such notes.
