@@ -140,10 +140,12 @@ impl Writer {
             let ended = match self.transact(part).await {
                 Ok(found) => Some(Outcome::Written(found)),
                 Err(error) => {
-                    vital::again(error.code());
                     // Perhaps it was a count that was applied before, and perhaps a COMMIT that failed was none.
                     self.asks_ledger = self.asks_ledger.max(1);
-                    self.recover(error, part, &mut tries, outage).await?
+                    let code = error.code();
+                    let ended = self.recover(error, part, &mut tries, outage).await?;
+                    vital::again(code);
+                    ended
                 }
             };
             if let Some(outcome) = ended {
