@@ -1,8 +1,7 @@
-//! What reconciles learn from the consumers of numbers that are not likes: changes of watched ones, and drift that events tell of.
+//! What reconciles learn from the consumers of numbers that are not likes: changes of watched ones.
 
 use std::time::Duration;
 
-use sqlx::Row;
 use tallyd::event::{LikeEvent, encode_count};
 use tallyd::model::{Metric, Micros, TargetId, UserId};
 use tallyd::reconciler::drift::counted_at;
@@ -10,7 +9,7 @@ use tallyd::store::Store;
 use tallyd::store::jobs::number_of;
 use tallyd::store::watches::WatchedCount;
 
-use super::common::{World, body, eventually, target};
+use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};
 
 /// When a test's events are, in seconds.
@@ -124,35 +123,6 @@ async fn a_watch_is_of_one_number_and_leaves_nothing_behind() {
     ] {
         assert_eq!(world.count(table).await, 0, "{table}");
     }
-    assert!(daemon.stop().success());
-    world.close().await;
-}
-
-#[tokio::test]
-async fn a_drift_of_a_number_that_api_servers_count_is_seen_by_its_events() {
-    let rules = "[metrics]\nlike = 1\nview = 3\nunread = 4\nscore = 5\n[[rule]]\nmetric = \"unread\"\nsettable = true\nwriter = \"api\"\n\
-                 [[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
-    let world = World::new("sets_seen", rules).await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
-    let publisher = world.publisher().await;
-    let round = std::cell::Cell::new(0);
-    // Redis has two more views than were counted, the right number unread, and what the daemon counts is none of this.
-    eventually("the events tell of it", || async {
-        round.set(round.get() + 1);
-        let (number, at) = (round.get(), Micros::now());
-        let count = |metric, off: i64| {
-            let of = ("video", metric);
-            (UserId(1), encode_count(TargetId(7), of, 1, at, &format!("{metric}-{number}"), Some(number + off)))
-        };
-        world.publish(&publisher, &[count("view", 2), count("unread", 0), count("score", 5)]).await;
-        world.drained(&publisher).await;
-        world.count("SELECT COUNT(*) FROM drift_seen").await == 1
-    })
-    .await;
-    let seen = sqlx::query("SELECT target_id, metric, drift FROM drift_seen").fetch_one(&world.pool).await.unwrap();
-    assert_eq!((seen.get::<u64, _>(0), seen.get::<u8, _>(1), seen.get::<i64, _>(2)), (7, 3, 2));
-    assert!(daemon.log().contains("events say that Redis has +2 on video:7 (view)"), "{}", daemon.log());
     assert!(daemon.stop().success());
     world.close().await;
 }
