@@ -114,12 +114,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
     if ended.is_ok() {
         ended = session.write_delivered().await;
     }
-    if let Err(error) = &ended
-        && !session.is_proven
-        && !error.is::<TakeFewer>()
-    {
-        session.limit.failed(prefetch);
-    }
+    let is_proven = session.is_proven;
     let writer = session.close().await;
     let Err(error) = ended else {
         if let Some(writer) = writer {
@@ -127,8 +122,12 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         }
         return Ok(());
     };
+    let takes_fewer = error.is::<TakeFewer>();
+    if !takes_fewer && !is_proven {
+        limit.failed(prefetch);
+    }
     let lowered = limit.of(partition.prefetch());
-    if lowered < prefetch {
+    if lowered < prefetch && (takes_fewer || !is_proven) {
         warn!(
             event = "prefetch-lowered",
             partition = number,
@@ -136,7 +135,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
             "the next session takes {lowered} messages at once, this one took {prefetch}: {error:#}"
         );
     }
-    if error.is::<TakeFewer>() { Ok(()) } else { Err(error) }
+    if takes_fewer { Ok(()) } else { Err(error) }
 }
 
 /// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
