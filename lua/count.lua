@@ -34,8 +34,8 @@ local field = string.match(ARGV[2], '^entity:(.+)$')
 local values, before, loaded = {}, nil, nil
 
 local function read(text)
-    local value = tonumber(text)
-    return value and value % 1 == 0 and math.abs(value) <= exact and value or false
+    local value = string.match(text, '^%-?%d+$') and tonumber(text)
+    return value and math.abs(value) <= exact and value or false
 end
 
 if place then

@@ -31,11 +31,25 @@
 --   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
 --           is still getting it back. The like counts all the same.
 --
+-- A field that is no list of numbers is an error, and nothing is changed.
+--
 -- With KEYS[1] and ARGV[1] to ARGV[3] alone it counts without asking: for those who know that the state changes.
 --
 -- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
 -- which everything is zero has no field. A click is remembered as `at` with "+" for a like or "-" behind it, in two hashes that
 -- take turns, so that each one is there for between one and two times ARGV[5].
+
+-- The numbers of a field; nil where it holds something else.
+local function read(text)
+    local values = {}
+    for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
+        if not string.match(value, '^%-?%d+$') then
+            return nil
+        end
+        values[#values + 1] = tonumber(value)
+    end
+    return values
+end
 
 local deltas = { like = 1, unlike = -1 }
 local delta = deltas[ARGV[3]]
@@ -48,8 +62,9 @@ local values, loaded = {}, nil
 if place then
     local found = redis.call('HMGET', bucket, id, '_')
     loaded = found[2]
-    for value in string.gmatch(found[1] or '', '[^,]+') do
-        values[#values + 1] = tonumber(value)
+    values = read(found[1])
+    if not values then
+        return redis.error_reply('ERR like.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. id)
     end
     for missing = #values + 1, place do
         values[missing] = 0

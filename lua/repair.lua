@@ -8,7 +8,7 @@
 -- ARGV     then for each target: id, what is added; "5@12" adds only where no number of the bucket was set since the instant 12, for
 --          numbers that are also set; with "!" behind it also where the number goes below zero
 --
--- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set: left alone), or an empty list when the bucket
+-- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set, or is no list of numbers: left alone), or an empty list when the bucket
 -- was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and runs late is never added twice.
 
 local now = redis.call('TIME')
@@ -21,6 +21,18 @@ local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
 if set_at > now then
     set_at = 0
 end
+-- The numbers of a field; nil where it holds something else.
+local function read(text)
+    local values = {}
+    for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
+        if not string.match(value, '^%-?%d+$') then
+            return nil
+        end
+        values[#values + 1] = tonumber(value)
+    end
+    return values
+end
+
 local place = tonumber(ARGV[3])
 local ids = {}
 for index = 5, #ARGV, 2 do
@@ -36,20 +48,17 @@ for number, id in ipairs(ids) do
         fields[#fields + 1] = text
         done[number] = 1
     else
-        local values = {}
-        for value in string.gmatch(before[number] or '', '[^,]+') do
-            values[#values + 1] = tonumber(value)
-        end
-        for missing = #values + 1, place do
-            values[missing] = 0
-        end
-        local was = values[place]
-        values[place] = was + added
-        if only ~= '' and set_at >= tonumber(only) then
+        local values = read(before[number])
+        local was = values and (values[place] or 0)
+        if not values or only ~= '' and set_at >= tonumber(only) then
             done[number] = 2
-        elseif added < 0 and values[place] < 0 and below_zero == '' then
+        elseif added < 0 and was + added < 0 and below_zero == '' then
             done[number] = 0
         else
+            for missing = #values + 1, place do
+                values[missing] = 0
+            end
+            values[place] = was + added
             local last = #values
             while last > 0 and values[last] == 0 do
                 last = last - 1

@@ -11,6 +11,19 @@
 --
 -- Returns 1 where it was taken back: what the user likes is remembered as it was before; 0 where the user has clicked again since, or
 -- the click is forgotten: then nothing is changed. A newer click that is published sets the state for both.
+-- A field that is no list of numbers is an error, and nothing is changed.
+
+-- The numbers of a field; nil where it holds something else.
+local function read(text)
+    local values = {}
+    for value in string.gmatch(text and text .. ',' or '', '([^,]*),') do
+        if not string.match(value, '^%-?%d+$') then
+            return nil
+        end
+        values[#values + 1] = tonumber(value)
+    end
+    return values
+end
 
 local field = ARGV[1] .. ':' .. ARGV[4]
 local mine = ARGV[5] .. (ARGV[3] == 'like' and '+' or '-')
@@ -23,10 +36,14 @@ end
 if last ~= mine then
     return 0
 end
+local place = tonumber(ARGV[2])
+local values = place and read(redis.call('HGET', KEYS[1], ARGV[1]))
+if place and not values then
+    return redis.error_reply('ERR take_back.lua: ' .. KEYS[1] .. ' holds no numbers of ' .. ARGV[1])
+end
 -- Newer than the event, which may have arrived although its confirm did not.
 redis.call('HSET', key, field, string.format('%.0f', ARGV[5] + 1) .. (ARGV[3] == 'like' and '-' or '+'))
 local delta = ARGV[3] == 'like' and -1 or 1
-local place, values = tonumber(ARGV[2]), {}
 if not place then
     local name = string.match(ARGV[2], '^entity:(.+)$')
     if name then
@@ -35,9 +52,6 @@ if not place then
         redis.call('INCRBY', KEYS[1], delta)
     end
     return 1
-end
-for value in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '[^,]+') do
-    values[#values + 1] = tonumber(value)
 end
 for missing = #values + 1, place do
     values[missing] = 0

@@ -144,6 +144,36 @@ async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
+    let world = World::new("no_list", "[metrics]\nlike = 1\nview = 2\n").await;
+    let (client, names) = (Client::new(&world.api).unwrap(), KindNames::new(&world.config.kinds));
+    begin_load(&world, 7).await;
+    world.publisher().await;
+    let event = client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap();
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    for (pass, text) in ["12,,4", "x,5,7", "1,5,", "1e3,2", ""].into_iter().enumerate() {
+        let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg(text).query_async(&mut redis).await.unwrap();
+        client.count(target(42), UserId(1), true, &[]).await.unwrap_err();
+        client.take_back(&event, &[]).await.unwrap_err();
+        let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
+        let loaded = Loaded::parse(&state).unwrap();
+        let repair =
+            Repair { target: target(42), delta: -1, below_zero: true, not_set_since: None, loaded, until: Micros::MAX };
+        let done = world.cache.repair(&names, LIKE, 71 + pass as u64, &[repair]).await.unwrap();
+        assert_eq!(done, [(target(42), Repaired::Stale)], "{text}");
+        let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+        assert_eq!(after, text);
+    }
+    // What was refused was not remembered as taken back.
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
+    assert!(client.take_back(&event, &[]).await.unwrap());
+    let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+    assert_eq!(after, "11,3");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_the_server_has_forgotten_are_sent_again() {
     let world = World::new("noscript", "").await;
     let client = Client::new(&world.api).unwrap();
