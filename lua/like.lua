@@ -151,7 +151,9 @@ if KEYS[2] then
     if last then
         at = math.max(at, tonumber(string.sub(last, 1, -2)) + 1)
     end
-    if lately[2] and time[1] - lately[2] >= tonumber(ARGV[5]) then
+    local age = lately[2] and time[1] - lately[2]
+    -- Negative: the clock went back, and the hash would keep every click until it has caught up.
+    if age and (age >= tonumber(ARGV[5]) or age < 0) then
         -- Not left to RENAME: that would free a large one at once.
         redis.call('UNLINK', KEYS[3])
         redis.call('RENAME', KEYS[2], KEYS[3])

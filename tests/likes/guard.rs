@@ -140,6 +140,23 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
+    let world = World::new("guard_turned_back", "").await;
+    world.publisher().await;
+    let client = Client::new(&world.api).unwrap();
+    let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
+    // As if the server's clock had been a day ahead when the hash began.
+    let () = redis.hset(&recent, "_", first.event.at.0 / 1_000_000 + 86_400).await.unwrap();
+    client.like(target(42), UserId(8), &[]).await.unwrap().counted().unwrap();
+    assert!(redis.hexists::<_, _, bool>(&former, "42:7").await.unwrap(), "the hashes take turns");
+    let began: i64 = redis.hget(&recent, "_").await.unwrap();
+    assert!(began < first.event.at.0 / 1_000_000 + 3_600, "{began}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn at_never_goes_back_for_a_user_and_a_target() {
     let world = World::new("guard_clock", "").await;
     world.publisher().await;
