@@ -10,7 +10,8 @@
 -- ARGV[3]  "like" or "unlike"
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  for how many seconds a click is remembered at least: longer than an event takes into MySQL
--- ARGV[6]  what MySQL says of the user and the target, "like" or "unlike"; empty where it was not asked
+-- ARGV[6]  the user's row in MySQL, as a click is remembered: `update_at` in microseconds since the epoch with "+" behind it, or "-" where
+--          is_del is 1; "0-" where there is no row. Empty where MySQL was not asked
 -- ARGV[7]  the `at` that the click already has, where it is counted in a second layout too: nothing is counted where the user's last one
 --          is newer. Empty or left out otherwise
 --
@@ -26,8 +27,8 @@
 --           -1: unknown, nothing was counted: ask MySQL whether the user likes the target, and call again with the answer.
 --           Where the target has a filter of another size than ARGV[8], its size and hashIterations follow: whoever can
 --           compute the user's bits calls again with them first, and has to ask MySQL only if that is unknown, too.
---   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; one more than the user's
---           last one where the clock was set back. Of result 0 that of the user's last click, where it is remembered
+--   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; at least one more than
+--           that of the user's last click or row. Of result 0 that of the user's last click, where it is remembered
 --   count   the target's number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or
 --           is still getting it back. The like counts all the same.
 --
@@ -140,7 +141,13 @@ if KEYS[2] then
         if ARGV[6] == '' then
             return { -1 }
         end
-        known = deltas[ARGV[6]] == 1 and '+' or '-'
+        local since
+        since, known = string.match(ARGV[6], '^(%d+)([+-])$')
+        if not since then
+            return redis.error_reply('ERR like.lua: ARGV[6] is no row of MySQL, such as 1764000000000000+')
+        end
+        -- An older event would lose against the row.
+        at = math.max(at, since + 1)
     end
     if filter and delta == 1 then
         note_liker()

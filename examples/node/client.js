@@ -185,10 +185,9 @@ export class Client {
   async count(type, kind, targetId, userId) {
     const { like, rememberedS, filters } = this.#settings;
     const keys = [...keysOf(this.#settings, kind, targetId), ...(filters ? filterKeys(this.#settings, kind, targetId) : [])];
-    const noBits = filters ? ['', ''] : [];
-    const ask = (known) => this.#callLike(keys, [targetId, like, type, userId, rememberedS, known, ...noBits]);
+    const ask = (row) => this.#callLike(keys, [targetId, like, type, userId, rememberedS, row]);
     let [result, at, count] = await ask('');
-    if (result < 0) [result, at, count] = await ask(await this.#known(type, kind, targetId, userId));
+    if (result < 0) [result, at, count] = await ask(await this.#row(type, kind, targetId, userId));
     return { changed: result === 1, at, count: count ?? null };
   }
 
@@ -249,8 +248,8 @@ export class Client {
     );
     // The newer one first.
     const lately = clicks.map(([newer, older]) => newer ?? older);
-    const inMysql = await this.#likedInMysql(kind, userId, targetIds.filter((_, place) => lately[place] === null));
-    return targetIds.map((id, place) => lately[place]?.endsWith('+') ?? inMysql.has(id));
+    const inMysql = await this.#clicksInMysql(kind, userId, targetIds.filter((_, place) => lately[place] === null));
+    return targetIds.map((id, place) => (lately[place] ?? inMysql.get(id) ?? '-').endsWith('+'));
   }
 
   // How long the user must wait; 0 where the click is allowed.
@@ -369,22 +368,24 @@ export class Client {
 
   // ---------------------------------------------------------------- MySQL
 
-  // What MySQL says of the user: asked only where Redis has no click of the last minutes.
-  async #known(type, kind, targetId, userId) {
+  // The user's row in MySQL: asked for only where Redis has no click of the last minutes.
+  async #row(type, kind, targetId, userId) {
     try {
-      return (await this.#likedInMysql(kind, userId, [targetId])).has(targetId) ? 'like' : 'unlike';
+      return (await this.#clicksInMysql(kind, userId, [targetId])).get(targetId) ?? '0-';
     } catch {
       // MySQL is away. Better one that may count twice until a full reconcile finds it than none.
-      return type === 'like' ? 'unlike' : 'like';
+      return type === 'like' ? '0-' : '0+';
     }
   }
 
-  async #likedInMysql(kind, userId, targetIds) {
+  // The user's last click on each target: `at` with "+" or "-".
+  async #clicksInMysql(kind, userId, targetIds) {
     const rows = await this.#ask(
-      'SELECT target_id FROM like_record WHERE kind = ? AND target_id IN (?) AND user_id = ? AND is_del = 0',
+      "SELECT target_id, CONCAT(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at), IF(is_del, '-', '+')) AS click " +
+        'FROM like_record WHERE kind = ? AND target_id IN (?) AND user_id = ?',
       [this.#settings.kinds[kind], targetIds, BigInt(userId)],
     );
-    return new Set(rows.map((row) => String(row.target_id)));
+    return new Map(rows.map((row) => [String(row.target_id), row.click]));
   }
 
   // The second value is a list of ids. As BigInt they stand in the statement digit by digit; as text MySQL might compare them as doubles.

@@ -193,16 +193,15 @@ def count(server, event_type, kind, target_id, user_id):
     carry, and the target's number, None where it is unknown."""
     target_id, user_id = an_id(target_id), an_id(user_id, "user-id-out-of-range")
     where = keys(kind, target_id) + (filter_keys(kind, target_id) if FILTERS else ())
-    no_bits = ("", "") if FILTERS else ()
     click = (len(where), *where, target_id, LIKE, event_type, user_id, REMEMBERED_S)
-    result, *rest = call_like(server, *click, "", *no_bits)
+    result, *rest = call_like(server, *click, "")
     if result < 0:
         try:
-            known = "like" if target_id in liked_in_mysql(kind, user_id, [target_id]) else "unlike"
+            row = clicks_in_mysql(kind, user_id, [target_id]).get(target_id, "0-")
         except pymysql.MySQLError:
             # Better one that may count twice until a full reconcile finds it than none.
-            known = "unlike" if event_type == "like" else "like"
-        result, *rest = call_like(server, *click, known, *no_bits)
+            row = "0-" if event_type == "like" else "0+"
+        result, *rest = call_like(server, *click, row)
     at, number = rest
     return result == 1, int(at), number
 
@@ -322,24 +321,26 @@ def liked(server, kind, user_id, target_ids):
     clicks = pipeline.execute()
     # The newer one first.
     lately = [newer or older for newer, older in zip(clicks[::2], clicks[1::2])]
-    in_mysql = liked_in_mysql(kind, user_id, [target_id for target_id, last in zip(target_ids, lately) if not last])
-    return [last.endswith(b"+") if last else target_id in in_mysql for target_id, last in zip(target_ids, lately)]
+    in_mysql = clicks_in_mysql(kind, user_id, [target_id for target_id, last in zip(target_ids, lately) if not last])
+    last = [last.decode() if last else in_mysql.get(target_id, "-") for target_id, last in zip(target_ids, lately)]
+    return [click.endswith("+") for click in last]
 
 
 # ------------------------------------------------------------------ MySQL: what Redis does not know
 
 
-def liked_in_mysql(kind, user_id, target_ids):
-    """Those of the targets that the user likes by what MySQL says, which must be the primary server."""
+def clicks_in_mysql(kind, user_id, target_ids):
+    """The user's last click on each target by what MySQL says, which must be the primary server: `at` with `+` or `-`."""
     if not target_ids:
-        return set()
+        return {}
     rows = query(
-        "SELECT target_id FROM like_record WHERE kind = %s AND target_id IN %s AND user_id = %s AND is_del = 0",
+        "SELECT target_id, CONCAT(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at), IF(is_del, '-', '+')) "
+        "FROM like_record WHERE kind = %s AND target_id IN %s AND user_id = %s",
         KINDS[kind],
         [int(target_id) for target_id in target_ids],
         int(user_id),
     )
-    return {str(target_id) for (target_id,) in rows}
+    return {str(target_id): click for target_id, click in rows}
 
 
 def likes_in_mysql(kind, target_ids):

@@ -1,6 +1,6 @@
 //! Likes: counted where they change what the user likes, published, and taken back where that fails.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -14,6 +14,10 @@ use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 use crate::config::LIKE;
 use crate::event::LikeEvent;
 use crate::model::{Micros, Target, UserId};
+use crate::store::status::LastClick;
+
+/// What the row of a user who never clicked would say.
+const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
 /// Targets whose status is asked for at most: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
@@ -83,16 +87,17 @@ impl Client {
         }
         let mut answer = self.ask(wish, None).await?;
         if matches!(answer, Answer::Unknown(_)) {
-            // Better one that may count twice until a reconcile than none.
             let target = [wish.target];
-            let liked = self.ask_mysql(&self.clicks_unasked, self.store.liked(wish.user, &target)).await;
-            let known = liked.map_or(!wish.liked, |liked| liked.contains(&wish.target));
-            answer = self.ask(wish, Some(known)).await?;
+            let rows = self.ask_mysql(&self.clicks_unasked, self.store.last_clicks(wish.user, &target)).await;
+            let row = rows.map(|rows| rows.get(&wish.target).copied().unwrap_or(NEVER));
+            // Better one that may count twice until a reconcile than none.
+            answer = self.ask(wish, Some(row.unwrap_or(LastClick { liked: !wish.liked, ..NEVER }))).await?;
         }
         match answer {
             Answer::Counted { at, count } => {
                 let event = LikeEvent { at, ..wish };
-                let also = self.also.as_ref().map(|also| self.guarded_call(also, event, Some(!wish.liked)));
+                let other = LastClick { liked: !wish.liked, ..NEVER };
+                let also = self.also.as_ref().map(|also| self.guarded_call(also, event, Some(other)));
                 let boards_failed = self.add_elsewhere(also.transpose()?, wish.liked, boards).await;
                 let counted = Counted { event, count, boards_failed };
                 Ok((Clicked::Counted(counted), Some(counted)))
@@ -162,8 +167,9 @@ impl Client {
         let known = self.known_to_redis(user, targets).await?;
         let unknown: Vec<Target> =
             targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
-        let liked = if unknown.is_empty() { HashSet::new() } else { self.store.liked(user, &unknown).await? };
-        Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| liked.contains(target))).collect())
+        let rows = if unknown.is_empty() { HashMap::new() } else { self.store.last_clicks(user, &unknown).await? };
+        let by_row = |target| rows.get(target).is_some_and(|row| row.liked);
+        Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| by_row(target))).collect())
     }
 
     /// Users who like the target, by id: at most `limit` of those after `after` (0 to begin with). As of what is in MySQL.
@@ -193,7 +199,7 @@ impl Client {
     }
 
     /// Counts a click if it changes what the user likes, as far as Redis knows, or MySQL has said.
-    async fn ask(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
+    async fn ask(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let answer = self.ask_once(wish, known).await?;
         match (&answer, &self.shapes) {
             (Answer::Unknown(Some(shape)), Some(shapes)) => {
@@ -204,7 +210,7 @@ impl Client {
         }
     }
 
-    async fn ask_once(&self, wish: LikeEvent, known: Option<bool>) -> Result<Answer> {
+    async fn ask_once(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
         let call = self.filtered_call(wish, known)?;
         let answer = match self.cache.eval("count a like", &[call]).await {
             Err(error) if error.is_of_a_moving_slot() => {
@@ -233,7 +239,7 @@ impl Client {
     }
 
     /// Counts what changes, and keeps the target's filter up, where there are filters.
-    fn filtered_call(&self, wish: LikeEvent, known: Option<bool>) -> Result<Call> {
+    fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let call = self.guarded_call(&self.cache, wish, known)?;
         let Some(shapes) = &self.shapes else { return Ok(call) };
         let LikeEvent { target, user, .. } = wish;
@@ -255,14 +261,14 @@ impl Client {
     }
 
     /// Counts what changes. A click that has its `at` already keeps it.
-    fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<bool>) -> Result<Call> {
+    fn guarded_call(&self, cache: &Cache, click: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let LikeEvent { target, user, at, liked } = click;
         let Place { key, part, bucket } = self.place(cache, target)?;
         let [recent, former] = cache.keys.recent(&self.kinds.name(target.kind), cache.keys.bucket(target));
         let call = Call::new(&LIKE_SCRIPT, key).key(recent).key(former);
         let call = bucket.into_iter().fold(call, Call::key);
         let call = call.number(target.id).arg(part).arg(word(liked)).number(user);
-        let call = call.number(self.limits.recent_keep.0.as_secs()).arg(known.map_or("", word));
+        let call = call.number(self.limits.recent_keep.0.as_secs()).arg(known.map(|row| row.to_string()).unwrap_or_default());
         Ok(if at == Micros(0) { call } else { call.number(at.0) })
     }
 

@@ -1,36 +1,54 @@
 //! Who likes what, and how many do, for readers.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Write};
 
 use sqlx::{AssertSqlSafe, Row};
 
 use super::{Result, Store, Tried};
-use crate::model::{Kind, Metric, Target, TargetId, UserId};
+use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+
+/// What a row of `like_record` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastClick {
+    /// When the user clicked.
+    pub at: Micros,
+    /// Whether it was a like.
+    pub liked: bool,
+}
+
+/// As lua/like.lua takes it, and remembers clicks itself: `1764000000000000+`.
+impl fmt::Display for LastClick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.at, if self.liked { '+' } else { '-' })
+    }
+}
 
 impl Store {
-    /// Which of `targets` the user likes, read by primary key: one query for each kind.
+    /// The user's last click on each of `targets` that has one, read by primary key: one query for each kind.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<HashSet<Target>> {
+    pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read what a user likes";
         let kinds = by_kind(targets);
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let mut liked = HashSet::new();
+            let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
                 // Numbers alone: as text any number of ids is one statement that the server need not prepare.
                 let sql = format!(
-                    "SELECT target_id FROM like_record \
-                     WHERE kind = {} AND target_id IN ({ids}) AND user_id = {} AND is_del = 0",
+                    "SELECT target_id, is_del = 0, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) FROM like_record \
+                     WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",
                     kind.0, user.0
                 );
                 for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
-                    liked.insert(Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) });
+                    let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
+                    let (liked, at) = (row.try_get(1).tried(ACTION)?, Micros(row.try_get(2).tried(ACTION)?));
+                    clicks.insert(target, LastClick { at, liked });
                 }
             }
-            Ok(liked)
+            Ok(clicks)
         })
         .await
     }

@@ -138,12 +138,12 @@ async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> 
     let script = Script::new(include_str!("../../lua/like.lua"));
     let counters = keys.counters("video", bucket);
     let mut call = script.key(&counters);
-    let words = if liked { ["like", "unlike"] } else { ["unlike", "like"] };
+    let words = if liked { ["like", "0-"] } else { ["unlike", "0+"] };
     let keep = world.config.client.recent_keep.0.as_secs();
     for key in keys.recent("video", bucket).iter().chain([&counters]).chain(&keys.filter("video", target)) {
         call.key(key);
     }
-    call.arg(target.id.0).arg(1).arg(words[0]).arg(user).arg(keep).arg(words[1]).arg("").arg("");
+    call.arg(target.id.0).arg(1).arg(words[0]).arg(user).arg(keep).arg(words[1]);
     let answer: (i64, i64, Option<i64>) = call.invoke_async(&mut world.redis().await).await.unwrap();
     assert_eq!(answer.0, 1, "it counts");
     LikeEvent { target, user: UserId(user), at: Micros(answer.1), liked }

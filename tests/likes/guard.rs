@@ -173,6 +173,31 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
+    let (world, daemon) = loaded("guard_behind", "").await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let client = Client::new(&world.api).unwrap();
+    // What a server whose clock was two minutes ahead has left: users 7 and 8 like the target, user 9 does no longer.
+    let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
+    let rows = format!("INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})");
+    let counter = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 42, 1, 0, 2, UTC_TIMESTAMP(6))";
+    for sql in [rows.as_str(), counter] {
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    assert!(world.tallyd(&["reconcile", "--full"]).status.success());
+    assert_eq!(client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, Some(1));
+    assert_eq!(client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap().count, Some(2));
+    // Nothing is counted, and the event that makes sure of it is newer, too.
+    let Clicked::Same { at, .. } = client.like(target(42), UserId(8), &[]).await.unwrap() else { panic!("counted") };
+    assert!(at.0 > Micros::now().0 + 60_000_000, "{at}");
+    world.drained(&publisher).await;
+    let likers = "SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0 AND user_id IN (8, 9)";
+    assert_eq!((world.count(likers).await, world.counters().await[&target(42)]), (2, 2));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_mysql_a_click_counts_all_the_same() {
     let world = World::new("guard_away", "").await;
     world.publisher().await;
