@@ -148,6 +148,7 @@ pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
 static FILTER_BEGIN: Script = script!("filter_begin.lua");
 static FILTER_WRITE: Script = script!("filter_write.lua");
 static NOTE_BESIDE: Script = script!("note_beside.lua");
+static REMEMBER: Script = script!("remember.lua");
 static FILTER_SWAP: Script = script!("filter_swap.lua");
 static FILTER_FOLD: Script = script!("filter_fold.lua");
 static BOARD_CLAIM: Script = script!("board_claim.lua");

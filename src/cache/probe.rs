@@ -166,7 +166,7 @@ mod tests {
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
     /// Scripts of the API servers, whose account is another.
-    const OF_CLIENTS: [&str; 8] = [
+    const OF_CLIENTS: [&str; 9] = [
         "like.lua",
         "count.lua",
         "take_back.lua",
@@ -174,6 +174,7 @@ mod tests {
         "board.lua",
         "filter_has.lua",
         "note_beside.lua",
+        "remember.lua",
         "may.lua",
     ];
 

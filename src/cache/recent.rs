@@ -5,7 +5,7 @@ use tracing::debug;
 
 use super::bloom::Shape;
 use super::keys::KindNames;
-use super::{Cache, CacheError, Call, FILTER_HAS, Result, text};
+use super::{Cache, CacheError, Call, FILTER_HAS, REMEMBER, Result, text};
 use crate::event::LikeEvent;
 use crate::model::{Target, UserId};
 
@@ -19,14 +19,14 @@ pub enum Seen {
 }
 
 impl Cache {
-    /// Remembers a click that was counted without lua/like.lua remembering it. A hint: without it a later click may be misjudged.
-    pub(crate) async fn remember_click(&self, kind: &str, click: LikeEvent) {
+    /// Remembers a click for `keep_s` that was counted without lua/like.lua remembering it, unless a newer one is remembered. A hint:
+    /// without it a later click may be misjudged.
+    pub(crate) async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
-        let mut pipeline = Pipeline::new();
-        let value = format!("{}{}", at.0, if liked { '+' } else { '-' });
-        pipeline.cmd("HSET").arg(recent).arg(format!("{}:{}", target.id, user)).arg(value);
-        if let Err(error) = self.run("remember a click", &pipeline).await {
+        let call = Call::new(&REMEMBER, recent).arg(format!("{}:{user}", target.id));
+        let call = call.arg(format!("{at}{}", if liked { '+' } else { '-' })).number(keep_s);
+        if let Err(error) = self.eval("remember a click", &[call]).await {
             debug!(event = "click-forgotten", "{:#}", anyhow::Error::from(error));
         }
     }

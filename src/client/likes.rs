@@ -233,7 +233,8 @@ impl Client {
             self.cache.eval("count a like", &[self.like_call(&self.cache, wish.target, wish.liked)?]).await?.pop();
         let answer = answer.unwrap_or(Value::Nil);
         if let Some(Answer::Counted { at, .. }) = read_answer(&answer) {
-            self.cache.remember_click(&kind, LikeEvent { at, ..wish }).await;
+            let keep_s = self.limits.recent_keep.0.as_secs();
+            self.cache.remember_click(&kind, LikeEvent { at, ..wish }, keep_s).await;
         }
         Ok(answer)
     }

@@ -1,25 +1,42 @@
 //! Slots that move from one master to another while likes are counted.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
+
 use tallyd::archiver::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
+use tallyd::model::{Micros, UserId};
 
 use super::Stage;
-use super::common::{Model, World, eventually};
+use super::common::{Model, World, eventually, target};
 use super::crowd::{Crowd, TARGETS};
 use super::nodes::{MASTERS, Nodes};
 
 const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\nname = \"videos\"\nperiod = \"week\"\n\
     [[board]]\nname = \"videos\"\nperiod = \"total\"\n";
 
-/// Moves the slot of `key`, slowly: each of its keys while likes go on, until they are sent on.
-async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
+/// The slot of `key` begins to move: from which node to which.
+async fn begin_to_move(nodes: &Nodes, key: &str) -> (String, usize, usize) {
     let (slot, from) = (nodes.slot_of(key).await.to_string(), nodes.place_of(key).await);
     let to = (from + 1) % MASTERS;
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
     nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
     nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
+    (slot, from, to)
+}
+
+/// All keys of the slot have moved.
+async fn end_to_move(nodes: &Nodes, (slot, from, to): (&str, usize, usize)) {
+    let to_id = nodes.id(to).await;
+    for place in [to, from, (from + 2) % MASTERS] {
+        nodes.cluster(place, &["SETSLOT", slot, "NODE", &to_id]).await;
+    }
+}
+
+/// Moves the slot of `key`, slowly: each of its keys while likes go on, until they are sent on.
+async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
+    let (slot, from, to) = begin_to_move(nodes, key).await;
     let mut keys: Vec<String> =
         redis::from_redis_value(nodes.cluster(from, &["GETKEYSINSLOT", &slot, "1000"]).await).unwrap();
     // Servers name them in any order. This one first, which every like needs: others may be needed by none.
@@ -40,9 +57,7 @@ async fn move_slot(nodes: &Nodes, world: &World, key: &str) {
     let asked = nodes.errors(from, "ASK").await;
     eventually("likes are sent on with ASK", || async { nodes.errors(from, "ASK").await >= asked + 3 }).await;
     let moved = nodes.errors(from, "MOVED").await;
-    for place in [to, from, (from + 2) % MASTERS] {
-        nodes.cluster(place, &["SETSLOT", &slot, "NODE", &to_id]).await;
-    }
+    end_to_move(nodes, (&slot, from, to)).await;
     eventually("a like is sent on with MOVED", || async { nodes.errors(from, "MOVED").await > moved }).await;
 }
 
@@ -82,6 +97,35 @@ async fn likes_are_counted_once_each_while_slots_move_and_nodes_forget_the_scrip
         let shown: BTreeMap<_, _> = page.entries.into_iter().map(|entry| (entry.member, entry.score as u64)).collect();
         assert_eq!(shown, scores, "{period}");
     }
+    stage.close(&model).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_click_while_its_slot_moves_hides_no_newer_click() {
+    let stage = Stage::new("cluster_clicks", "", &[]).await;
+    let (nodes, keys, mut model) = (&stage.nodes, &stage.world.cache.keys, Model::default());
+    let bucket = keys.bucket(target(42));
+    let (counters, [recent, _]) = (keys.counters("video", bucket), keys.recent("video", bucket));
+    stage.like(&[(target(42), UserId(1), true)], &mut model).await;
+    let (slot, from, to) = begin_to_move(nodes, &counters).await;
+    // The number is there, who clicked is here: a like is counted by the number's key alone.
+    nodes.migrate(from, to, &counters).await;
+    let ahead = Micros::now().after(Duration::from_secs(60));
+    let mut redis = nodes.connect(from).await;
+    let newer: i64 =
+        redis::cmd("HSET").arg(&recent).arg("42:7").arg(format!("{ahead}-")).query_async(&mut redis).await.unwrap();
+    assert_eq!(newer, 1);
+    stage.like(&[(target(42), UserId(7), true), (target(42), UserId(8), true)], &mut model).await;
+    let clicks: [Option<String>; 2] =
+        redis::cmd("HMGET").arg(&recent).arg(&["42:7", "42:8"]).query_async(&mut redis).await.unwrap();
+    assert_eq!(clicks[0], Some(format!("{ahead}-")));
+    assert!(clicks[1].as_ref().is_some_and(|click| click.ends_with('+')), "{clicks:?}");
+    // The first click that is remembered has an end, too.
+    let () = redis::cmd("UNLINK").arg(&recent).query_async(&mut redis).await.unwrap();
+    stage.like(&[(target(42), UserId(9), true)], &mut model).await;
+    end_to_move(nodes, (&slot, from, to)).await;
+    let ttl: i64 = redis::cmd("TTL").arg(&recent).query_async(&mut nodes.connect(to).await).await.unwrap();
+    assert!(ttl > 0, "{ttl}");
     stage.close(&model).await;
 }
 
