@@ -18,14 +18,16 @@
 -- Where targets have Bloom filters, also (docs/events.md):
 --
 -- KEYS[5]  the target's filter, filter:{video:3a2f}:42; KEYS[6] its config, KEYS[7] who likes the target and is not in its bits yet
--- ARGV[8]  the size of the filter that the following bits are for; empty without bits
--- ARGV[9]  and so on: the user's bits in it
+-- ARGV[8]  the field `epoch` of filter:epoch, read within the last second: a filter of another epoch is not believed. Left out with the
+--          following ones by those who compute no bits
+-- ARGV[9]  the size of the filter that the following bits are for; empty without bits
+-- ARGV[10] and so on: the user's bits in it
 --
 -- Returns { result, at, count }.
 --   result  1: it changed and counts. 0: it was so already, nothing was counted. Of both the event must be published: of 0 it is the
 --           user's last one once more, perhaps nobody published that; or it makes sure of what MySQL said, which may lag behind.
 --           -1: unknown, nothing was counted: ask MySQL whether the user likes the target, and call again with the answer.
---           Where the target has a filter of another size than ARGV[8], its size and hashIterations follow: whoever can
+--           Where the target has a filter of another size than ARGV[9], its size and hashIterations follow: whoever can
 --           compute the user's bits calls again with them first, and has to ask MySQL only if that is unknown, too.
 --   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`; at least one more than
 --           that of the user's last click or row. Of result 0 that of the user's last click, where it is remembered
@@ -87,23 +89,25 @@ else
 end
 loaded = loaded and string.sub(loaded, 1, 1) ~= '~'
 
--- The target's filter. One that lost a part (an eviction) says nothing: its string is shorter, or more were added than are there.
+-- The target's filter. One of another epoch says nothing: a failover may have lost likes. Nor does one that lost a part (an eviction): its
+-- string is shorter, or more were added than are there.
 local filter
 if KEYS[5] then
-    local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting')
+    local config = redis.call('HMGET', KEYS[6], 'size', 'hashIterations', 'building', 'waiting', 'epoch')
     if config[1] or config[3] then
         filter = { size = config[1], iterations = config[2], building = config[3] }
         filter.is_whole = filter.size
+            and config[5] == ARGV[8]
             and redis.call('STRLEN', KEYS[5]) == math.ceil(filter.size / 8)
             and redis.call('SCARD', KEYS[7]) >= tonumber(config[4] or 0)
-        filter.fits = filter.is_whole and filter.size == ARGV[8] and #ARGV - 8 == tonumber(filter.iterations)
+        filter.fits = filter.is_whole and filter.size == ARGV[9] and #ARGV - 9 == tonumber(filter.iterations)
     end
 end
 
 -- Whoever likes the target from now on is in its bits, or noted beside it: also where nothing is counted, because MySQL is told.
 local function note_liker()
     if filter.fits then
-        for index = 9, #ARGV do
+        for index = 10, #ARGV do
             redis.call('SETBIT', KEYS[5], ARGV[index], 1)
         end
     end
@@ -129,7 +133,7 @@ if KEYS[2] then
             return { -1, tonumber(filter.size), tonumber(filter.iterations) }
         end
         if redis.call('SISMEMBER', KEYS[7], ARGV[4]) == 0 then
-            for index = 9, #ARGV do
+            for index = 10, #ARGV do
                 if redis.call('GETBIT', KEYS[5], ARGV[index]) == 0 then
                     known = '-'
                     break

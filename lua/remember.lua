@@ -11,7 +11,8 @@ local last = redis.call('HGET', KEYS[1], ARGV[1])
 if last and tonumber(string.sub(last, 1, -2)) >= tonumber(string.sub(ARGV[2], 1, -2)) then
     return 0
 end
-if redis.call('HSETNX', KEYS[1], '_', redis.call('TIME')[1]) == 1 then
+if not redis.call('HGET', KEYS[1], '_') then
+    redis.call('HSET', KEYS[1], '_', redis.call('TIME')[1])
     redis.call('EXPIRE', KEYS[1], 3 * ARGV[3])
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

@@ -8,8 +8,8 @@ use redis::{Pipeline, RedisResult, Value};
 use super::bloom::{self, Shape};
 use super::keys::KindNames;
 use super::{
-    Cache, CacheError, Call, FILTER_BEGIN, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE, Result, text,
-    unexpected,
+    Cache, CacheError, Call, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE, Result,
+    text, unexpected,
 };
 use crate::model::{Target, UserId};
 
@@ -231,6 +231,28 @@ impl Cache {
             }
             cursor = next;
         }
+    }
+
+    /// Filters of this epoch are believed for `keep_s` from now on, and no others. Says whether they are: not where a later run has spoken.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
+        let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
+        Ok(self.eval("say which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
+    }
+
+    /// The epoch of the filters that are believed; empty where none is.
+    ///
+    /// # Errors
+    /// Redis is away.
+    pub async fn filter_epoch(&self) -> Result<String> {
+        const ACTION: &str = "read which filters are trusted";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("HGET").arg(self.keys.filter_epoch()).arg("epoch");
+        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
+        let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+        Ok(text(&answer).unwrap_or_default().to_owned())
     }
 
     /// Takes filters away, with all that belongs to them: whoever asks is sent to MySQL.

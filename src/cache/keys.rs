@@ -148,6 +148,11 @@ impl Keys {
         format!("{key}:next")
     }
 
+    /// `filter:epoch`: which filters are trusted.
+    pub fn filter_epoch(&self) -> String {
+        format!("{}filter:epoch", self.prefix)
+    }
+
     /// `limit:{7}`: how much a user has clicked.
     pub fn limit(&self, user: UserId) -> String {
         format!("{}limit:{{{}}}", self.prefix, user.0)

@@ -146,6 +146,7 @@ static LOAD: Script = script!("load.lua");
 static APPLY: Script = script!("apply.lua");
 pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
 static FILTER_BEGIN: Script = script!("filter_begin.lua");
+static FILTER_EPOCH: Script = script!("filter_epoch.lua");
 static FILTER_WRITE: Script = script!("filter_write.lua");
 static NOTE_BESIDE: Script = script!("note_beside.lua");
 static REMEMBER: Script = script!("remember.lua");

@@ -54,7 +54,7 @@ impl Cache {
         Ok(answers.chunks(2).map(seen).collect())
     }
 
-    /// The same by the last clicks and then by the targets' filters, each with the shape that is known of it.
+    /// The same by the last clicks and then by the targets' filters of that epoch, each with the shape that is known of it.
     ///
     /// # Errors
     /// Redis is away.
@@ -62,6 +62,7 @@ impl Cache {
         &self,
         kinds: &KindNames,
         user: UserId,
+        epoch: &str,
         targets: &[(Target, Option<Shape>)],
     ) -> Result<Vec<Seen>> {
         const ACTION: &str = "read who may like what";
@@ -73,7 +74,7 @@ impl Cache {
                 pipeline.cmd("HGET").arg(key).arg(format!("{}:{}", target.id, user));
             }
             let [filter, config, added] = self.keys.filter(kind, *target);
-            let call = Call::new(&FILTER_HAS, filter).key(config).key(added).number(user);
+            let call = Call::new(&FILTER_HAS, filter).key(config).key(added).number(user).arg(epoch);
             let call = match shape {
                 Some(shape) => shape.bits(user).fold(call.number(shape.size), Call::number),
                 None => call.arg(""),

@@ -2,10 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use tracing::debug;
 
 use super::Client;
+use crate::cache::Cache;
 use crate::cache::bloom::Shape;
 use crate::cache::recent::Seen;
 use crate::model::{Target, UserId};
@@ -13,21 +16,45 @@ use crate::model::{Target, UserId};
 /// Targets whose filter's shape is known at most: some 5 MB. Then all are forgotten, and learned again one by one.
 const SHAPES_MAX: usize = 100_000;
 
-/// The shapes of filters as they were seen last. Redis says when one is no longer right.
+/// For how long what Redis says of the epoch is believed: so long a filter that a failover has spoilt may be asked.
+const EPOCH_KEPT: Duration = Duration::from_secs(1);
+
+/// What is known of filters.
 #[derive(Default)]
-pub(super) struct Shapes(Mutex<HashMap<Target, Shape>>);
+pub(super) struct Shapes {
+    /// As they were seen last. Redis says when one is no longer right.
+    shapes: Mutex<HashMap<Target, Shape>>,
+    /// Which filters are believed, and when Redis said so.
+    epoch: Mutex<Option<(Instant, String)>>,
+}
 
 impl Shapes {
     pub fn get(&self, target: Target) -> Option<Shape> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
+        self.shapes.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
     }
 
     pub fn learn(&self, target: Target, shape: Shape) {
-        let mut shapes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&target) {
             shapes.clear();
         }
         shapes.insert(target, shape);
+    }
+
+    /// The epoch of the filters that are believed; empty where none is, or Redis doesn't say.
+    pub async fn epoch(&self, cache: &Cache) -> String {
+        let now = Instant::now();
+        if let Some((read, epoch)) = &*self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
+            && now.duration_since(*read) < EPOCH_KEPT
+        {
+            return epoch.clone();
+        }
+        let epoch = cache.filter_epoch().await.unwrap_or_else(|error| {
+            debug!(event = "filters-unknown", "{:#}", anyhow::Error::from(error));
+            String::new()
+        });
+        *self.epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, epoch.clone()));
+        epoch
     }
 }
 
@@ -39,7 +66,8 @@ impl Client {
             Some(shapes) => {
                 let asked: Vec<(Target, Option<Shape>)> =
                     targets.iter().map(|target| (*target, shapes.get(*target))).collect();
-                let seen = self.cache.filtered_likes(&self.names, user, &asked).await?;
+                let epoch = shapes.epoch(&self.cache).await;
+                let seen = self.cache.filtered_likes(&self.names, user, &epoch, &asked).await?;
                 for (target, seen) in targets.iter().zip(&seen) {
                     if let Seen::Unknown(Some(shape)) = seen {
                         shapes.learn(*target, *shape);

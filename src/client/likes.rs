@@ -211,7 +211,7 @@ impl Client {
     }
 
     async fn ask_once(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Answer> {
-        let call = self.filtered_call(wish, known)?;
+        let call = self.filtered_call(wish, known).await?;
         let answer = match self.cache.eval("count a like", &[call]).await {
             Err(error) if error.is_of_a_moving_slot() => {
                 debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
@@ -240,7 +240,7 @@ impl Client {
     }
 
     /// Counts what changes, and keeps the target's filter up, where there are filters.
-    fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
+    async fn filtered_call(&self, wish: LikeEvent, known: Option<LastClick>) -> Result<Call> {
         let call = self.guarded_call(&self.cache, wish, known)?;
         let Some(shapes) = &self.shapes else { return Ok(call) };
         let LikeEvent { target, user, .. } = wish;
@@ -248,7 +248,7 @@ impl Client {
         // In the layout packed the bucket is where the number is.
         let call = if bucket.is_none() { call.key(key) } else { call };
         let keys = self.cache.keys.filter(&self.kinds.name(target.kind), target);
-        let call = keys.into_iter().fold(call, Call::key).arg("");
+        let call = keys.into_iter().fold(call, Call::key).arg("").arg(shapes.epoch(&self.cache).await);
         Ok(match shapes.get(target) {
             Some(shape) => shape.bits(user).fold(call.number(shape.size), Call::number),
             None => call.arg(""),
@@ -269,7 +269,8 @@ impl Client {
         let call = Call::new(&LIKE_SCRIPT, key).key(recent).key(former);
         let call = bucket.into_iter().fold(call, Call::key);
         let call = call.number(target.id).arg(part).arg(word(liked)).number(user);
-        let call = call.number(self.limits.recent_keep.0.as_secs()).arg(known.map(|row| row.to_string()).unwrap_or_default());
+        let call =
+            call.number(self.limits.recent_keep.0.as_secs()).arg(known.map(|row| row.to_string()).unwrap_or_default());
         Ok(if at == Micros(0) { call } else { call.number(at.0) })
     }
 

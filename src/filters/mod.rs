@@ -50,10 +50,10 @@
 //! * Redis evicts a part. The bits: the string is shorter than the config says. The noted: they are fewer than the config says. The
 //!   config: then there is no filter. Nobody is told "no" by such a filter, and the next run drops it and builds anew.
 //! * A replica takes over that lacks the last moments, or Redis starts from an old copy: likes may be missing in a filter whose
-//!   events are in MySQL. Redis is another data set then, and the next run drops every filter of before (`epoch`) and builds it anew. That
-//!   takes as long as going through all counters; a run that is on its way then ends. The
-//!   same when none was alive for an hour: nobody knows what API servers did meanwhile. Until that run a "no" is as good as
-//!   everything else that Redis says after a failover.
+//!   events are in MySQL. Redis is another data set then, and a run in flight ends. The next run begins another epoch with one write, to
+//!   `filter:epoch`. Readers pass what that key says to the scripts, and a filter of another epoch says nothing until it is built again.
+//!   The key expires when no run was alive for an hour: nobody knows what API servers did meanwhile. Until the run after a failover, and for
+//!   the second that a reader keeps the epoch, a "no" is as good as everything else that Redis says.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes, and what the client counts then is noted by a command
 //!   of its own (`src/client/likes.rs`). A run that meets it fails, and the next one does it.
 //! * Rows that come into MySQL without lua/like.lua, or long after it (an import, a dead letter that is published by hand), are in no filter
@@ -148,15 +148,6 @@ struct Run<'a> {
     report: Report,
 }
 
-/// What is done with what is found.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// What must not be asked any more goes.
-    Drops,
-    /// That, and the rest.
-    All,
-}
-
 impl Filters {
     /// As `config` wants them.
     pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Self {
@@ -202,17 +193,13 @@ impl Filters {
             data_set: redis,
             report: Report::default(),
         };
+        // The one write that distrusts whatever was built in another epoch.
+        run.check_redis().await?;
         match done {
             Some(done) if mark.full != now.0 => {
                 run.keep_changed(Micros(done.until).before(self.overlap).max(Micros(0))).await?;
             }
-            done => {
-                if done.is_none_or(|done| done.epoch != mark.epoch) {
-                    // Before the first one is built, which takes a while.
-                    run.keep_all(Part::Drops).await?;
-                }
-                run.keep_all(Part::All).await?;
-            }
+            _ => run.keep_all().await?,
         }
         run.report.stopped = stop.is_cancelled();
         Ok(run.report)
@@ -270,7 +257,7 @@ impl Run<'_> {
             let likes = |target: &Target| truths.get(target).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
             let pairs: Vec<(Target, u64)> = targets.iter().map(|target| (*target, likes(target))).collect();
             let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min).collect();
-            self.keep(near, Part::All).await?;
+            self.keep(near).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == PAGE_TARGETS) else { break };
             before = *last;
         }
@@ -278,7 +265,7 @@ impl Run<'_> {
     }
 
     /// Looks at every target that has a counter.
-    async fn keep_all(&mut self, part: Part) -> Result<()> {
+    async fn keep_all(&mut self) -> Result<()> {
         let on = self.on;
         for (kind, _) in on.names.all() {
             let mut after = TargetId(0);
@@ -286,11 +273,9 @@ impl Run<'_> {
                 let range = on.store.list_range(kind, on.metric, after, PAGE_TARGETS).await?;
                 let counted = range.counted.iter().map(|counted| counted.max(&0).unsigned_abs());
                 let mut page: Vec<(Target, u64)> = range.targets.iter().copied().zip(counted).collect();
-                if part == Part::All {
-                    // Nearly all targets of a site. One that had more, and a filter, was seen on its way down.
-                    page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
-                }
-                self.keep(page, part).await?;
+                // Nearly all targets of a site have fewer. One that had more, and a filter, was seen on its way down.
+                page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
+                self.keep(page).await?;
                 if range.targets.len() < PAGE_TARGETS {
                     break;
                 }
@@ -301,7 +286,7 @@ impl Run<'_> {
     }
 
     /// Does what is to be done with the filters of a page of targets, each with its number of likes.
-    async fn keep(&mut self, page: Vec<(Target, u64)>, part: Part) -> Result<()> {
+    async fn keep(&mut self, page: Vec<(Target, u64)>) -> Result<()> {
         let on = self.on;
         self.check_redis().await?;
         let targets: Vec<Target> = page.iter().map(|(target, _)| *target).collect();
@@ -322,9 +307,6 @@ impl Run<'_> {
         on.cache.drop_filters(&on.names, &drops).await?;
         self.report.dropped += drops.len() as u64;
         fault::point("filters:dropped");
-        if part == Part::Drops {
-            return Ok(());
-        }
         self.report.looked_at += targets.len() as u64;
         for (target, shape) in folds {
             self.fold(target, shape).await?;
@@ -349,12 +331,15 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A Redis that becomes another one on the way may lack what was counted: nothing more is done by this run's mark.
+    /// A Redis that becomes another one on the way may lack what was counted: nothing more is done by this run's mark. What is built in it is
+    /// believed for another hour.
     async fn check_redis(&self) -> Result<()> {
         ensure!(
             self.on.cache.data_set().await? == self.data_set,
-            "Redis has become another one: the next run begins anew"
+            "Redis has become another one: the next run begins again"
         );
+        let is_mine = self.on.cache.trust_filters(self.number, self.on.wish.epoch, GAP_MAX.as_secs()).await?;
+        ensure!(is_mine, "a later run has said which filters are trusted");
         Ok(())
     }
 

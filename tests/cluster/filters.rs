@@ -54,7 +54,8 @@ async fn a_like_that_counts_while_a_slot_moves_is_noted_beside_the_filter() {
     // Whether the filter is sure, as an API server asks it. A node must know the script first.
     let seen = async |user: u64| {
         let shape = shape(world, liked).await;
-        api.filtered_likes(&names, UserId(user), &[(liked, shape)]).await.unwrap()
+        let epoch = api.filter_epoch().await.unwrap();
+        api.filtered_likes(&names, UserId(user), &epoch, &[(liked, shape)]).await.unwrap()
     };
     eventually("it is sure", async || seen(5_000_000).await == [Seen::Known(false)]).await;
     for user in (1..=30).chain([1_000]) {

@@ -87,10 +87,11 @@ async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) ->
     let [filter, config, added] = keys(world, target);
     loop {
         let shape: (Option<u64>, Option<u32>) = redis.hmget(&config, &["size", "hashIterations"]).await.unwrap();
+        let epoch: Option<u64> = redis.hget(world.cache.keys.filter_epoch(), "epoch").await.unwrap();
         let (Some(size), Some(iterations)) = shape else { return false };
         let script = Script::new(include_str!("../../lua/filter_has.lua"));
         let mut call = script.key(&filter);
-        call.key(&config).key(&added).arg(user).arg(size);
+        call.key(&config).key(&added).arg(user).arg(epoch).arg(size);
         for bit in (Shape { size, iterations }).bits(UserId(user)) {
             call.arg(bit);
         }

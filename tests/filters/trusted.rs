@@ -4,7 +4,7 @@ use redis::AsyncCommands;
 use tallyd::client::{Clicked, Client};
 use tallyd::model::UserId;
 
-use super::{BY_HAND, assert_no_false_no, keys, refused, run, seed};
+use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
 use crate::common::{World, eventually, stderr, target};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +42,39 @@ async fn a_filter_that_more_like_than_were_put_into_it_is_taken_away_at_once() {
     let report = run(&world).await;
     assert_eq!((report.dropped, report.built), (1, 1));
     assert_no_false_no(&world, target(42), (1..=30).chain(1_001..=1_030)).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_filter_of_another_epoch_is_believed_by_any_reader() {
+    let world = World::new("filters_epoch", BY_HAND).await;
+    world.publisher().await;
+    seed(&world, target(42), 1..=30).await;
+    run(&world).await;
+    let never = UserId(2_000);
+    let client = alone(&world);
+    // It learns the filter's shape, and asks MySQL, which is away.
+    client.liked(never, &[target(42)]).await.unwrap_err();
+    assert_eq!(client.liked(never, &[target(42)]).await.unwrap(), [false]);
+    let mut redis = world.redis().await;
+    let epoch = world.cache.keys.filter_epoch();
+    let ttl: i64 = redis.ttl(&epoch).await.unwrap();
+    assert!((1..=3_600).contains(&ttl), "{ttl}");
+    // As the next run says after a failover, before it has come to this target; and as after an hour without a run.
+    let () = redis.hset(&epoch, "epoch", 1_000).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(refused(&world, target(42)).await, 0);
+        // The client asks MySQL: a page fails, and a click counts without being asked about.
+        let asks = || async { client.liked(never, &[target(42)]).await.is_err() };
+        eventually("the filter is not believed", asks).await;
+        let unlike = client.unlike(target(42), never, &[]).await.unwrap();
+        assert!(unlike.counted().is_some(), "a filter that is believed knows that nothing changes");
+        let recent = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
+        let () = redis.del(&[&recent[..], &[epoch.clone()]].concat()).await.unwrap();
+    }
+    let report = run(&world).await;
+    assert_eq!((report.dropped, report.built), (0, 0), "the epoch is told again");
+    assert_eq!(refused(&world, target(42)).await, 1_000);
     world.close().await;
 }
 

@@ -179,7 +179,9 @@ async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let client = Client::new(&world.api).unwrap();
     // What a server whose clock was two minutes ahead has left: users 7 and 8 like the target, user 9 does no longer.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
-    let rows = format!("INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})");
+    let rows = format!(
+        "INSERT INTO like_record VALUES (1, 42, 7, 0, {ahead}), (1, 42, 8, 0, {ahead}), (1, 42, 9, 1, {ahead})"
+    );
     let counter = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 42, 1, 0, 2, UTC_TIMESTAMP(6))";
     for sql in [rows.as_str(), counter] {
         sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();

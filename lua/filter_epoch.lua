@@ -1,0 +1,15 @@
+-- Says which filters are trusted: those of one epoch, until no run has said so for some time.
+--
+-- KEYS[1]  filter:epoch
+-- ARGV[1]  the number of the run that says so
+-- ARGV[2]  the epoch
+-- ARGV[3]  for how many seconds
+--
+-- Returns 1; 0 where a later run has spoken, and this one is over.
+
+if tonumber(redis.call('HGET', KEYS[1], 'run') or 0) > tonumber(ARGV[1]) then
+    return 0
+end
+redis.call('HSET', KEYS[1], 'run', ARGV[1], 'epoch', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
