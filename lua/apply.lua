@@ -11,7 +11,8 @@
 -- for what reconciles correct. `_o` says how many there are beside that one. Rows up to the mark are left out, so that a call that comes twice,
 -- late, or from two daemons adds nothing twice; and mark and numbers are lost together.
 --
--- Returns how many targets were left alone because what they hold is no numbers; -1 where the bucket is no hash: then nothing is done.
+-- Returns { left, mark }: how many targets were left alone because what they hold is no numbers, and the mark as it was; -1 where the bucket
+-- is no hash: then nothing is done.
 
 local partition = ARGV[1]
 local kept = redis.pcall('HMGET', KEYS[1], '_' .. partition, '_o')
@@ -36,8 +37,9 @@ while ARGV[index] do
     end
     index = after
 end
+local before = string.format('%.0f', mark)
 if last == mark then
-    return 0
+    return { 0, before }
 end
 
 local fields = { '_' .. partition, string.format('%.0f', last) }
@@ -78,7 +80,7 @@ if #KEYS > 1 then
             end
         end
     end
-    return left
+    return { left, before }
 end
 
 -- The numbers of a field; nil where it holds something else.
@@ -97,10 +99,10 @@ end
 -- it doesn't, it refuses none of the others.
 for from = 1, #order, 1000 do
     local ids = { unpack(order, from, math.min(from + 999, #order)) }
-    local before = redis.call('HMGET', KEYS[1], unpack(ids))
+    local held = redis.call('HMGET', KEYS[1], unpack(ids))
     local emptied = {}
     for position, id in ipairs(ids) do
-        local values = read(before[position])
+        local values = read(held[position])
         if values then
             for part, delta in pairs(added[id]) do
                 local place = tonumber(part)
@@ -118,7 +120,7 @@ for from = 1, #order, 1000 do
             end
             if filled > 0 then
                 put(id, table.concat(values, ',', 1, filled))
-            elseif before[position] then
+            elseif held[position] then
                 emptied[#emptied + 1] = id
             end
         else
@@ -133,4 +135,4 @@ for from = 1, #order, 1000 do
     end
     fields = {}
 end
-return left
+return { left, before }

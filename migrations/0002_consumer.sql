@@ -5,7 +5,7 @@ CREATE TABLE IF NOT EXISTS partition_owner (
     epoch        BIGINT UNSIGNED  NOT NULL COMMENT 'grows with each takeover',
     owner        VARCHAR(255)     NULL     COMMENT 'who holds it; NULL once given back in order',
     taken_at     DATETIME(6)      NOT NULL,
-    outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox',
+    outbox       BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'the number of its last row in outbox, or more',
     watch        BIGINT UNSIGNED  NULL     COMMENT 'names the targets that are logged event by event',
     watch_until  DATETIME(6)      NULL     COMMENT 'after this the watch is void, whatever became of its run',
     batches      BIGINT UNSIGNED  NOT NULL DEFAULT 0 COMMENT 'grows with each batch',
@@ -59,14 +59,17 @@ CREATE TABLE IF NOT EXISTS applied_event (
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin
   PARTITION BY HASH (at_s DIV 86400) PARTITIONS 32;
 
--- What batches have added to `counter` and the daemon adds to Redis after that. Numbers of a partition have no gaps: they are given under the
--- lock of its row in partition_owner. Rows are kept for some minutes once they are added: reconciles look at them.
+-- What batches have added to `counter` and the daemon adds to Redis after that. Numbers of a partition are given under the lock of its row in
+-- partition_owner; each is at least the time in microseconds, so that none comes twice after a restore. Rows are kept for some minutes once
+-- they are added: reconciles look at them.
 CREATE TABLE IF NOT EXISTS outbox (
     `partition` SMALLINT UNSIGNED NOT NULL COMMENT '65535: what reconciles correct',
     number      BIGINT UNSIGNED   NOT NULL,
     written_at  DATETIME(6)       NOT NULL,
     body        MEDIUMBLOB        NOT NULL COMMENT 'kind:target_id:metric:delta, spaces between',
-    PRIMARY KEY (`partition`, number)
+    PRIMARY KEY (`partition`, number),
+    -- To count rows without reading their bodies.
+    KEY outbox_number (`partition`, number)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;
 
 -- How far each partition's outbox is added to Redis, at least, and deleted.

@@ -149,7 +149,7 @@ impl Task {
         if !self.live.now().filter.is_on() {
             let Self { servers, stop, .. } = self.clone();
             tasks.spawn(async move {
-                filters::stay_off(servers.store, servers.cache, beat, stop).await;
+                filters::stay_off(servers.store, beat, stop).await;
                 "filters".to_owned()
             });
             return Ringing::new();

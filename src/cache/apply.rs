@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use redis::Value;
 
 use super::keys::KindNames;
-use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, unexpected};
+use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text, unexpected};
 use crate::model::{Addition, Kind};
 
 /// A row of an outbox, or what of it is for one bucket: its number, and what it adds.
@@ -15,6 +15,8 @@ pub type Row = (u64, Vec<Addition>);
 pub struct Applying {
     /// One for each bucket with all that the rows have for it: a second one would find the mark raised.
     calls: Vec<Call>,
+    /// The row before them, and theirs.
+    numbers: (u64, Vec<u64>),
     left: Left,
     failed: Option<CacheError>,
 }
@@ -28,9 +30,17 @@ pub struct Left {
     pub no_numbers: u64,
     /// Buckets that are no hashes, by somebody's hand.
     pub no_buckets: u64,
+    /// Buckets whose mark names a row that MySQL doesn't have: it went back to an older state. To these the rows are added.
+    pub unknown_marks: u64,
 }
 
 impl Applying {
+    /// Whether no row between the first and the last has the number.
+    fn is_unknown(&self, mark: u64) -> bool {
+        let (after, rows) = &self.numbers;
+        mark > *after && rows.last().is_some_and(|last| mark < *last) && rows.binary_search(&mark).is_err()
+    }
+
     /// Whether all calls were sent.
     pub fn is_done(&self) -> bool {
         self.calls.is_empty()
@@ -46,8 +56,9 @@ impl Applying {
 }
 
 impl Cache {
-    /// What adds those rows of a partition's outbox, which are in the order of their numbers. Nothing is sent yet.
-    pub fn applying(&self, kinds: &KindNames, partition: u16, rows: &[Row]) -> Applying {
+    /// What adds those rows of a partition's outbox, which are in the order of their numbers and all that follow `after`. Nothing is sent
+    /// yet.
+    pub fn applying(&self, kinds: &KindNames, partition: u16, after: u64, rows: &[Row]) -> Applying {
         let mut left = Left::default();
         let mut buckets: BTreeMap<(Kind, u32), Vec<Row>> = BTreeMap::new();
         for (number, additions) in rows {
@@ -68,7 +79,8 @@ impl Cache {
         let call = |((kind, bucket), rows): ((Kind, u32), Vec<Row>)| {
             Some(self.apply_call(kinds.get(kind)?, bucket, partition, &rows))
         };
-        Applying { calls: buckets.into_iter().filter_map(call).collect(), left, failed: None }
+        let numbers = (after, rows.iter().map(|(number, _)| *number).collect());
+        Applying { calls: buckets.into_iter().filter_map(call).collect(), numbers, left, failed: None }
     }
 
     fn apply_call(&self, kind: &str, bucket: u32, partition: u16, rows: &[Row]) -> Call {
@@ -106,11 +118,23 @@ impl Cache {
         for answer in self.eval_each(ACTION, &now).await? {
             match answer {
                 Ok(Value::Int(-1)) => applying.left.no_buckets += 1,
-                Ok(Value::Int(left)) => applying.left.no_numbers += left.unsigned_abs(),
-                Ok(answer) => applying.failed = Some(unexpected(ACTION, &answer)),
+                Ok(answer) => match read_applied(&answer) {
+                    Some((left, mark)) => {
+                        applying.left.no_numbers += left;
+                        applying.left.unknown_marks += u64::from(applying.is_unknown(mark));
+                    }
+                    None => applying.failed = Some(unexpected(ACTION, &answer)),
+                },
                 Err(error) => applying.failed = Some(error),
             }
         }
         Ok(())
     }
+}
+
+/// What lua/apply.lua says: how many numbers it left alone, and the bucket's mark before.
+fn read_applied(answer: &Value) -> Option<(u64, u64)> {
+    let Value::Array(parts) = answer else { return None };
+    let [Value::Int(left), mark] = parts.as_slice() else { return None };
+    Some((left.unsigned_abs(), text(mark)?.parse().ok()?))
 }

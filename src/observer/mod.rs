@@ -20,7 +20,6 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{self, Config, Live};
-use crate::marks::Marks;
 use crate::model::Micros;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
@@ -157,7 +156,7 @@ impl Observer {
             async {
                 let asked =
                     timed(async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) }).await;
-                let behind = timed(outbox_rows(store)).await.0;
+                let behind = timed(async { Ok(store.outbox_rows().await?) }).await.0;
                 ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
             },
             async {
@@ -308,14 +307,6 @@ async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration)
     let asked = tokio::time::timeout(ANSWER_MAX, ask).await;
     let asked = asked.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", ANSWER_MAX.as_secs())));
     (asked, began.elapsed())
-}
-
-/// How far Redis is behind the outbox.
-async fn outbox_rows(store: &Store) -> Result<u64> {
-    // What is added first: it never passes the other.
-    let applied: Marks = store.outbox_applied().await?;
-    let written = store.outbox_numbers().await?;
-    Ok(written.iter().map(|(partition, last)| last.saturating_sub(applied.of(partition))).sum())
 }
 
 #[cfg(test)]

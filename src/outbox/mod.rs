@@ -16,6 +16,9 @@
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
 //!   not of a partition of its own; should both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
+//! * A: rows are added. B: MySQL goes back to before them (a restore, a failover that loses commits). Numbers follow its clock, so what comes
+//!   now has higher ones than any mark, and is added. What was lost stands in Redis alone until a full reconcile: the task sees that what it
+//!   noted is gone, or marks of rows that MySQL doesn't have, and says so.
 //! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
 //!   unknown to readers; who loads it raises the marks first to what is committed, and loads the numbers as of those (lua/load.lua).
 //! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
@@ -90,6 +93,7 @@ struct State {
     pruned: Option<Instant>,
     left: Flood,
     unfed: Flood,
+    went_back: Flood,
 }
 
 impl Outbox {
@@ -142,7 +146,11 @@ impl Outbox {
             // What others have added.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
-            state.noted.raise_all(&applied);
+            let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
+            state.noted = applied;
+            if let Some((partition, _)) = lost {
+                say_went_back(partition, state);
+            }
         }
         let mut failed = Ok(());
         for End { partition, last, owner } in self.store.outbox_ends().await? {
@@ -180,12 +188,16 @@ impl Outbox {
         let rows: Vec<_> = rows.into_iter().map(|row| (row.number, row.additions)).collect();
         for cache in self.caches.iter().map(|cache| cache.named(&config.metrics)) {
             fault::point("outbox:adding");
-            let mut applying = cache.applying(&kinds, partition, &rows);
+            let mut applying = cache.applying(&kinds, partition, state.added.of(partition), &rows);
             while !applying.is_done() {
                 cache.apply_some(&mut applying).await?;
                 fault::point("outbox:amidst");
             }
-            say_left(applying.ended()?, state);
+            let left = applying.ended()?;
+            say_left(left, state);
+            if left.unknown_marks > 0 {
+                say_went_back(partition, state);
+            }
         }
         fed?;
         fault::point("outbox:added");
@@ -275,7 +287,7 @@ impl State {
 }
 
 fn say_left(left: Left, state: &mut State) {
-    let Left { unknown, no_numbers, no_buckets } = left;
+    let Left { unknown, no_numbers, no_buckets, .. } = left;
     if let Some(times) = state.left.note(unknown + no_numbers + no_buckets, Instant::now()) {
         warn!(
             event = "outbox-left",
@@ -285,6 +297,18 @@ fn say_left(left: Left, state: &mut State) {
             no_buckets,
             "{times} times something could not be added to Redis: kinds or metrics that are not in the configuration ({unknown} now), what is no \
              number there ({no_numbers}), buckets of another type ({no_buckets})"
+        );
+    }
+}
+
+fn say_went_back(partition: u16, state: &mut State) {
+    vitals().mysql_went_back();
+    if let Some(times) = state.went_back.note(1, Instant::now()) {
+        warn!(
+            event = "mysql-went-back",
+            times,
+            partition,
+            "MySQL is older than Redis: it lacks rows of partition {partition}'s outbox that Redis has. Run: tallyd reconcile --full"
         );
     }
 }

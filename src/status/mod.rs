@@ -54,6 +54,8 @@ pub struct Status {
     pub partitions_in_use: Option<u16>,
     /// Rows of the outbox that are not in Redis yet.
     pub outbox_rows: Option<u64>,
+    /// When MySQL was last seen to lack what Redis has: it went back to an older state.
+    pub mysql_went_back_at: Option<i64>,
     /// Every job and mode that is configured.
     pub jobs: Vec<Job>,
     /// The last runs of the reconciler, the oldest first: drift over time.

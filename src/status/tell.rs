@@ -48,6 +48,7 @@ impl Status {
             partitions,
             partitions_in_use: seen.noted_partitions,
             outbox_rows: seen.outbox_rows,
+            mysql_went_back_at: vitals.mysql_went_back_at().map(|at| at.0),
             jobs: seen.jobs.clone(),
             reconciles: seen.reconciles.clone(),
             boards: seen.boards.clone(),

@@ -56,6 +56,7 @@ pub(super) fn troubles(told: &Status) -> Vec<Trouble> {
         });
         found.extend(waits);
     }
+    found.extend(went_back(told));
     found.extend(told.boards.iter().flat_map(|board| of_board(board, told.now)));
     found.extend(told.jobs.iter().filter_map(of_job));
     found.extend(too_few(told));
@@ -107,6 +108,20 @@ fn of_board(board: &Board, now: i64) -> Vec<Trouble> {
         found.push(Trouble::mild(what, since).with("tallyd archive --dry-run".to_owned()));
     }
     found
+}
+
+/// Until a full reconcile that began after it is done.
+fn went_back(told: &Status) -> Option<Trouble> {
+    let at = told.mysql_went_back_at?;
+    let is_since = |job: &&Job| {
+        let last = job.last.as_ref().filter(|last| last.outcome == "done" && last.started_at > at);
+        (job.job.as_str(), job.mode.as_str()) == ("reconcile", "full") && last.is_some()
+    };
+    if told.jobs.iter().any(|job| is_since(&job)) {
+        return None;
+    }
+    let what = "MySQL went back to an older state, and Redis has counts that it lacks: the numbers differ until a full reconcile";
+    Some(Trouble::mild(what.to_owned(), Some(at)).with("tallyd reconcile --full".to_owned()))
 }
 
 /// A run that goes on may mend it.
@@ -278,6 +293,20 @@ mod tests {
         let wait = Wait { what: "writing partition 0".to_owned(), reason: "read-only".to_owned(), ..Wait::default() };
         let told = Status { servers: vec![server("mysql", None)], waits: vec![wait], ..Status::default() };
         assert_eq!(sentences(&told), ["writing partition 0 fails and is tried again: read-only"]);
+    }
+
+    #[test]
+    fn a_mysql_that_went_back_is_told_until_a_full_reconcile() {
+        let full = |started_at, outcome: &str| {
+            let last = Ended { outcome: outcome.to_owned(), started_at, ..Ended::default() };
+            Job { job: "reconcile".to_owned(), mode: "full".to_owned(), last: Some(last), ..Job::default() }
+        };
+        let told = |job| Status { mysql_went_back_at: Some(5), jobs: vec![job], ..Status::default() };
+        for job in [full(4, "done"), full(6, "stopped"), Job { mode: "changed".to_owned(), ..full(6, "done") }] {
+            let found = troubles(&told(job));
+            assert_eq!(found[0].command.as_deref(), Some("tallyd reconcile --full"), "{found:?}");
+        }
+        assert_eq!(troubles(&told(full(6, "done"))), []);
     }
 
     #[test]

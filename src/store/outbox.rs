@@ -1,7 +1,8 @@
 //! What the daemon adds to Redis itself: noted by the transaction that adds it to `counter`, added by src/outbox.
 //!
-//! A row's number is the last one of its partition and one more, under the lock of the partition's row in `partition_owner`: whoever sees a row
-//! sees all rows of its partition before it. A row holds so many additions at most that a batch is a few of them.
+//! A row's number is given under the lock of the partition's row in `partition_owner`: whoever sees a row sees all rows of its partition before
+//! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
+//! commits), no number comes twice, and Redis' marks leave nothing new out. A row holds so many additions at most that a batch is a few of them.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Result, Store, Tried, micros};
+use super::{Result, Store, Tried, micros, partitions};
 use crate::marks::Marks;
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 
@@ -24,6 +25,9 @@ const READ_ROWS: u64 = 100;
 
 /// Rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
+
+/// The number that a partition's next rows follow.
+pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
 /// How a partition's outbox stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,15 +74,9 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     if rows == 0 {
         return Ok(());
     }
-    sqlx::query(
-        "INSERT INTO partition_owner (`partition`, epoch, taken_at, outbox) VALUES (?, 0, NOW(6), ?) \
-         ON DUPLICATE KEY UPDATE outbox = outbox + VALUES(outbox)",
-    )
-    .bind(partition)
-    .bind(rows)
-    .execute(&mut *connection)
-    .await
-    .tried(ACTION)?;
+    partitions::make_owner(connection, partition).await?;
+    let sql = format!("UPDATE partition_owner SET outbox = {LAST} + ? WHERE `partition` = ?");
+    sqlx::query(AssertSqlSafe(sql)).bind(rows).bind(partition).execute(&mut *connection).await.tried(ACTION)?;
     let last: u64 = sqlx::query_scalar("SELECT outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE")
         .bind(partition)
         .fetch_one(&mut *connection)
@@ -232,6 +230,34 @@ impl Store {
         self.lend().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
     }
 
+    /// How many rows are not in Redis yet.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_rows(&self) -> Result<u64> {
+        const ACTION: &str = "count the outbox";
+        // What is added first: it never passes the other.
+        let applied = self.outbox_applied().await?;
+        let behind = self.outbox_numbers().await?;
+        let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
+        let of = |(partition, _)| {
+            let after = applied.of(partition);
+            format!("(SELECT COUNT(*) FROM outbox WHERE `partition` = {partition} AND number > {after})")
+        };
+        let counts: Vec<String> = behind.map(of).collect();
+        if counts.is_empty() {
+            return Ok(0);
+        }
+        let sql = format!("SELECT {}", counts.join(" + "));
+        let mut lent = self.lend().await?;
+        let rows: i64 = lent
+            .limit(ACTION, |connection| async move {
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.tried(ACTION)
+            })
+            .await?;
+        Ok(rows.unsigned_abs())
+    }
+
     /// The rows of a partition after that number, in order, at most so many; each with whether it is older than `old`.
     ///
     /// # Errors
@@ -277,12 +303,14 @@ impl Store {
             let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.tried(ACTION)?;
             let Some(state) = state else { return Ok(false) };
             let (applied, pruned): (u64, u64) = (state.try_get(0).tried(ACTION)?, state.try_get(1).tried(ACTION)?);
-            // Numbers have no gaps.
             let until = until.min(applied);
-            let last = until.min(pruned.saturating_add(PRUNED_ROWS));
-            if last <= pruned {
+            if until <= pruned {
                 return Ok(false);
             }
+            let last =
+                "SELECT number FROM outbox WHERE `partition` = ? AND number <= ? ORDER BY number LIMIT 1 OFFSET ?";
+            let last = sqlx::query_scalar(last).bind(partition).bind(until).bind(PRUNED_ROWS - 1);
+            let last: u64 = last.fetch_optional(&mut *tx).await.tried(ACTION)?.unwrap_or(until);
             for sql in [
                 "UPDATE outbox_state SET pruned = ? WHERE `partition` = ?",
                 "DELETE FROM outbox WHERE number <= ? AND `partition` = ?",

@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use super::counters::target;
 use super::jobs::run_of;
 use super::likes::{Pair, State};
+use super::outbox::LAST;
 use super::text::Text;
 use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
@@ -23,7 +24,7 @@ pub struct Ownership {
     pub epoch: u64,
     /// The watch that a reconcile keeps on some targets now.
     pub watch: Option<u64>,
-    /// The number of the last row in the partition's outbox.
+    /// The number that the next rows of the partition's outbox follow.
     pub outbox: u64,
     /// MySQL's clock.
     pub now: Micros,
@@ -41,7 +42,7 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     let mut text = Text::default();
     text.statement(&format!("UPDATE partition_owner SET batches = batches + 1 WHERE `partition` = {partition}"));
     text.statement(&format!(
-        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), outbox, CAST(NOW(6) AS DATETIME(6)), ledger_floor \
+        "SELECT epoch, IF(watch_until > NOW(6), watch, NULL), {LAST}, CAST(NOW(6) AS DATETIME(6)), ledger_floor \
          FROM partition_owner WHERE `partition` = {partition}"
     ));
     let rows = text.run(connection, ACTION).await?;

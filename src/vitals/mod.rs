@@ -110,6 +110,7 @@ pub struct Vitals {
     pub outbox_added: Count,
     /// Seconds from a row's transaction to Redis.
     pub outbox_lag: Histogram,
+    went_back: Mutex<Option<Micros>>,
     /// What fails and is tried again.
     pub waits: Waits,
     /// Runs of jobs in this process.
@@ -141,6 +142,7 @@ static VITALS: LazyLock<Vitals> = LazyLock::new(|| Vitals {
     opened: Kinds::new(SERVERS),
     outbox_added: Count::new(),
     outbox_lag: Histogram::new(LAG_BOUNDS),
+    went_back: Mutex::new(None),
     waits: Waits::default(),
     jobs: Jobs::default(),
     pulse: Pulse::default(),
@@ -183,6 +185,16 @@ impl Vitals {
     /// The last reload, where it was refused.
     pub fn refused(&self) -> Option<(Micros, String)> {
         locked(&self.refused).clone()
+    }
+
+    /// Notes that MySQL lacks what Redis has.
+    pub fn mysql_went_back(&self) {
+        *locked(&self.went_back) = Some(Micros::now());
+    }
+
+    /// When MySQL was last seen to lack what Redis has.
+    pub fn mysql_went_back_at(&self) -> Option<Micros> {
+        *locked(&self.went_back)
     }
 
     /// How many dead letters each reason made; those that made none are left out.

@@ -1,7 +1,9 @@
 //! The daemon is killed between any two steps, and others take over.
 
+use sqlx::AssertSqlSafe;
+
 use super::common::{World, stderr};
-use super::{Counts, METRICS, assert_exact};
+use super::{Counts, METRICS, assert_exact, settle};
 
 /// Fault points on the way of a batch, in its order.
 const POINTS: [&str; 5] =
@@ -78,4 +80,54 @@ async fn a_daemon_that_was_frozen_with_rows_in_hand_adds_nothing_twice() {
     assert_exact(&world, &publisher, &counts).await;
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+/// The tables that a restore of MySQL sets back, and that numbers and marks hang on.
+const TABLES: [&str; 3] = ["outbox", "outbox_state", "partition_owner"];
+
+/// MySQL goes back to an older state while a daemon is there, or while none is.
+async fn restored(name: &str, lives: bool) {
+    let world = World::new(name, &format!("[consumer]\nbatch_events_max = 20\n{METRICS}")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(30);
+    world.publish(&publisher, &counts.some(100)).await;
+    settle(&world, &publisher).await;
+    let execute = async |sql: String| {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    };
+    for table in TABLES {
+        execute(format!("CREATE TABLE saved_{table} AS SELECT * FROM {table}")).await;
+    }
+    world.publish(&publisher, &counts.some(400)).await;
+    settle(&world, &publisher).await;
+    let back = TABLES.map(|table| format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM saved_{table};"));
+    let back = format!("BEGIN; {} COMMIT", back.concat());
+    let daemon = if lives {
+        execute(back).await;
+        daemon
+    } else {
+        assert!(daemon.stop().success());
+        execute(back).await;
+        world.daemon()
+    };
+    // Of few buckets, so that each batch adds to what has a mark.
+    for _ in 0..5 {
+        world.publish(&publisher, &counts.some(20)).await;
+        assert_exact(&world, &publisher, &counts).await;
+    }
+    daemon.logged("mysql-went-back").await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn counts_reach_redis_after_mysql_was_restored() {
+    restored("outbox_restored", false).await;
+}
+
+#[tokio::test]
+async fn counts_reach_redis_after_mysql_went_back_under_a_daemon() {
+    restored("outbox_failover", true).await;
 }

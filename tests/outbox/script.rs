@@ -16,7 +16,7 @@ fn add(id: u64, metric: Metric, delta: i64) -> Addition {
 
 /// Adds rows as the daemon does, to whatever there is.
 async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<Addition>)]) -> Left {
-    let mut applying = cache.applying(&KindNames::new(&world.config.kinds), partition, rows);
+    let mut applying = cache.applying(&KindNames::new(&world.config.kinds), partition, 0, rows);
     while !applying.is_done() {
         cache.apply_some(&mut applying).await.unwrap();
     }
