@@ -164,6 +164,7 @@ async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     world.publish(&publisher, &bodies).await;
     let daemon = world.daemon();
     world.drained(&publisher).await;
+    assert!(daemon.stop().success());
     let letters =
         sqlx::query("SELECT reason, COUNT(*) FROM dead_letter GROUP BY reason").fetch_all(&world.pool).await.unwrap();
     let letters: BTreeMap<String, i64> = letters.iter().map(|row| (row.get(0), row.get(1))).collect();
@@ -177,6 +178,5 @@ async fn sets_that_can_never_be_applied_are_set_aside_alone() {
     assert_eq!(letters, expected.map(|(reason, count)| (reason.to_owned(), count)).into());
     let numbers = unread(&world).await;
     assert_eq!((numbers.get(&1), numbers.get(&4)), (Some(&5), Some(&6)));
-    assert!(daemon.stop().success());
     world.close().await;
 }
