@@ -21,7 +21,7 @@ const DELETE_ROWS_MAX: usize = 1_000;
 pub struct Snapshot {
     /// The run that began the last one.
     pub number: u64,
-    /// Of the data in Redis, as in [`super::boards::Freeze`].
+    /// Of the data in Redis, as in [`crate::model::Freeze`].
     pub generation: u64,
     /// Rows when it was last complete.
     pub members: u64,
