@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use tallyd::event::encode_count;
-use tallyd::model::{Micros, TargetId};
 use tallyd::recounter::FAULT_POINTS;
 
 use crate::common::{eventually, stderr};
@@ -132,6 +130,9 @@ async fn a_recount_that_is_new_waits_for_its_time() {
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
+    use tallyd::event::encode_count;
+    use tallyd::model::{Micros, TargetId};
+
     let more = "[consumer]\nlinger_ms = 0\nbatch_events_max = 1\n[amqp]\nheartbeat_s = 3\n[reconcile]\npublish_grace = \"100ms\"\n";
     let world = world("recount_stop", &format!("{}{more}", settings(QUERY, ""))).await;
     let publisher = world.publisher().await;

