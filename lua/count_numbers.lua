@@ -1,20 +1,30 @@
--- Counts the targets of a bucket whose number of one metric is not zero.
+-- Counts the numbers of a bucket that are not zero.
 --
 -- KEYS[1]  the bucket
--- ARGV[1]  the place of the metric in a field's value, from 1
+-- ARGV     the places of the metrics in a field's value, from 1
 --
--- Returns how many there are.
+-- Returns how many fields the bucket has, and how many such numbers there are of all these metrics.
 
-local pattern = '^' .. string.rep('[^,]*,', ARGV[1] - 1) .. '(-?%d+)'
+local wanted, last = {}, 0
+for _, place in ipairs(ARGV) do
+    wanted[tonumber(place)] = true
+    last = math.max(last, tonumber(place))
+end
 local count = 0
 local found = redis.call('HGETALL', KEYS[1])
 for index = 1, #found, 2 do
     -- Other fields than ids say who loaded the bucket, and what was added to it.
     if string.byte(found[index]) ~= 95 then
-        local number = string.match(found[index + 1], pattern)
-        if number and number ~= '0' then
-            count = count + 1
+        local place = 0
+        for number in string.gmatch(found[index + 1] .. ',', '([^,]*),') do
+            place = place + 1
+            if wanted[place] and number ~= '0' and string.find(number, '^%-?%d+$') then
+                count = count + 1
+            end
+            if place == last then
+                break
+            end
         end
     end
 end
-return count
+return { #found / 2, count }

@@ -1,18 +1,18 @@
--- Adds measured drifts to targets of one bucket, once.
+-- Adds measured drifts to numbers of one bucket, once.
 --
 -- KEYS[1]  the bucket
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
--- ARGV[3]  the place of the metric in a field's value, from 1
--- ARGV[4]  the latest instant of the repair, by this server's clock: later, another run can have measured
--- ARGV     then for each target: id, what is added; "5@12" adds only where no number of the bucket was set since the instant 12, for
---          numbers that are also set; with "!" behind it also where the number goes below zero
+-- ARGV[3]  the latest instant of the repair, by this server's clock: later, another run can have measured
+-- ARGV     then for each number: the target's id; the place of the metric in a field's value, from 1; what is added. "5@12" adds only where no number
+--          of the bucket was set since the instant 12, for numbers that are also set; with "!" behind it also where the number goes below zero
 --
--- Returns for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set, or is no list of numbers: left alone), or an empty list when the bucket
--- was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and runs late is never added twice.
+-- Returns for each number 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set, or its field is no list of numbers: left
+-- alone), or an empty list when the bucket was repaired, flushed or loaded again since the sample, or it is too late. So a repair that timed out and
+-- runs late is never added twice.
 
 local now = redis.call('TIME')
-if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[4]) then
+if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
@@ -33,46 +33,52 @@ local function read(text)
     return values
 end
 
-local place = tonumber(ARGV[3])
-local ids = {}
-for index = 5, #ARGV, 2 do
-    ids[#ids + 1] = ARGV[index]
+local ids, targets = {}, {}
+for index = 4, #ARGV, 3 do
+    local id = ARGV[index]
+    if not targets[id] then
+        ids[#ids + 1] = id
+        targets[id] = {}
+    end
 end
-local before = redis.call('HMGET', KEYS[1], unpack(ids))
-local done, fields = {}, { '_', ARGV[2] }
-for number, id in ipairs(ids) do
-    local text, only, below_zero = string.match(ARGV[4 + 2 * number], '^(%-?%d+)@?(%-?%d*)(!?)$')
-    local added = tonumber(text)
-    if not before[number] and place == 1 and added > 0 and only == '' then
-        fields[#fields + 1] = id
-        fields[#fields + 1] = text
-        done[number] = 1
+for place, text in ipairs(redis.call('HMGET', KEYS[1], unpack(ids))) do
+    targets[ids[place]].values = read(text)
+end
+local done = {}
+for index = 4, #ARGV, 3 do
+    local target, place = targets[ARGV[index]], tonumber(ARGV[index + 1])
+    local text, only, below_zero = string.match(ARGV[index + 2], '^(%-?%d+)@?(%-?%d*)(!?)$')
+    local values, added = target.values, tonumber(text)
+    local was = values and (values[place] or 0)
+    if not values or only ~= '' and set_at >= tonumber(only) then
+        done[#done + 1] = 2
+    elseif added < 0 and was + added < 0 and below_zero == '' then
+        done[#done + 1] = 0
     else
-        local values = read(before[number])
-        local was = values and (values[place] or 0)
-        if not values or only ~= '' and set_at >= tonumber(only) then
-            done[number] = 2
-        elseif added < 0 and was + added < 0 and below_zero == '' then
-            done[number] = 0
+        for missing = #values + 1, place - 1 do
+            values[missing] = 0
+        end
+        values[place] = was + added
+        target.changed = true
+        done[#done + 1] = 1
+    end
+end
+local fields = { '_', ARGV[2] }
+for _, id in ipairs(ids) do
+    local values = targets[id].values
+    if targets[id].changed then
+        local last = #values
+        while last > 0 and values[last] == 0 do
+            last = last - 1
+        end
+        if last == 0 then
+            redis.call('HDEL', KEYS[1], id)
         else
-            for missing = #values + 1, place do
-                values[missing] = 0
+            for position = 1, last do
+                values[position] = string.format('%.0f', values[position])
             end
-            values[place] = was + added
-            local last = #values
-            while last > 0 and values[last] == 0 do
-                last = last - 1
-            end
-            if last == 0 then
-                redis.call('HDEL', KEYS[1], id)
-            else
-                for position = 1, last do
-                    values[position] = string.format('%.0f', values[position])
-                end
-                fields[#fields + 1] = id
-                fields[#fields + 1] = table.concat(values, ',', 1, last)
-            end
-            done[number] = 1
+            fields[#fields + 1] = id
+            fields[#fields + 1] = table.concat(values, ',', 1, last)
         end
     end
 end

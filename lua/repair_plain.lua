@@ -1,18 +1,18 @@
--- Adds measured drifts to targets of one bucket, once, in the layouts string and entity.
+-- Adds measured drifts to numbers of one bucket, once, in the layouts string and entity.
 --
 -- KEYS[1]  the bucket: its field `_`
--- KEYS     then the targets' keys
+-- KEYS     then the key of each number
 -- ARGV[1]  the field `_` as the sample saw it
 -- ARGV[2]  the field `_` as it shall be: the same loader, this repair's number
--- ARGV[3]  "entity:" and the name of the hashes' field, for instance "entity:like"; or "string"
--- ARGV[4]  the latest instant of the repair, as in repair.lua
--- ARGV     then for each target what is added; "5@12" and "5!" as in repair.lua
+-- ARGV[3]  the latest instant of the repair, as in repair.lua
+-- ARGV     then for each number: "entity:" and the name of the hash's field, for instance "entity:like", or "string"; and what is added,
+--          "5@12" and "5!" as in repair.lua
 --
--- Returns what repair.lua does: for each target 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set: left alone),
+-- Returns what repair.lua does: for each number 1 (done), 0 (it would have gone below zero: left alone) or 2 (it can have been set: left alone),
 -- or an empty list when the bucket was repaired, flushed or loaded again since the sample, or it is too late.
 
 local now = redis.call('TIME')
-if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[4]) then
+if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now[2] > tonumber(ARGV[3]) then
     return {}
 end
 now = now[1] * 1000000 + now[2]
@@ -23,10 +23,10 @@ if set_at > now then
 end
 -- First: should one of the others fail, this call must not run again.
 redis.call('HSET', KEYS[1], '_', ARGV[2])
-local field = string.match(ARGV[3], '^entity:(.+)$')
 local done = {}
 for index = 2, #KEYS do
-    local text, only, below_zero = string.match(ARGV[3 + index], '^(%-?%d+)@?(%-?%d*)(!?)$')
+    local field = string.match(ARGV[2 * index], '^entity:(.+)$')
+    local text, only, below_zero = string.match(ARGV[2 * index + 1], '^(%-?%d+)@?(%-?%d*)(!?)$')
     local added, before = tonumber(text), nil
     if field then
         before = redis.call('HGET', KEYS[index], field)

@@ -13,6 +13,7 @@ use crate::cache::space::{LISTPACK_FIELDS, Weighed, fields_most};
 use crate::config::Config;
 use crate::model::{Kind, Metric, Target, TargetId};
 use crate::store::Store;
+use crate::store::ranges::LAST;
 
 /// Counters that are read at once.
 const PAGE_COUNTERS: usize = 100_000;
@@ -103,18 +104,19 @@ pub async fn advise(config: &Config, store: &Store, cache: &Cache) -> Result<Adv
 async fn sample(store: &Store, kind: Kind, metric: Metric) -> Result<(u64, Vec<Target>)> {
     let (mut targets, mut after, mut sampled) = (0_u64, TargetId(0), Vec::new());
     loop {
-        let page = store.counted_after(kind, metric, after, PAGE_COUNTERS).await?;
-        let Some((last, ..)) = page.last() else { return Ok((targets, sampled)) };
-        after = *last;
-        for (id, ..) in page {
+        if after >= LAST {
+            return Ok((targets, sampled));
+        }
+        let range = store.list_range(kind, after, PAGE_COUNTERS).await?;
+        after = range.until;
+        for (target, _) in range.counters.iter().map(|counted| counted.number).filter(|(_, other)| *other == metric) {
             targets += 1;
-            let target = Target { kind, id };
             if sampled.len() < SAMPLED {
                 sampled.push(target);
                 continue;
             }
             // The hash of an id is as good as a lot, and the same each time.
-            let place = (u128::from(crc32fast::hash(&id.0.to_be_bytes())) * u128::from(targets)) >> 32;
+            let place = (u128::from(crc32fast::hash(&target.id.0.to_be_bytes())) * u128::from(targets)) >> 32;
             if let Some(slot) = usize::try_from(place).ok().and_then(|place| sampled.get_mut(place)) {
                 *slot = target;
             }

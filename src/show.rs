@@ -47,7 +47,8 @@ pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target)
         _ => BTreeMap::new(),
     };
     let counters = store.numbers(&[target]).await?;
-    let rows = store.truths(like, &[target], true).await?.get(&target).and_then(|truth| truth.rows);
+    let (truths, _) = store.truths(&[(target, like)], Some(like), None).await?;
+    let rows = truths.get(&(target, like)).and_then(|truth| truth.rows);
     let mut names: Vec<(Metric, &String)> = config.metrics.0.iter().map(|(name, code)| (Metric(*code), name)).collect();
     names.sort_unstable();
     let number = |(metric, name): (Metric, &String)| Number {

@@ -22,7 +22,7 @@ const LIKE: Metric = Metric(1);
 /// Marks the buckets of videos as being loaded by `run`; says which it were.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
     let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &Marks::default()).await.unwrap();
-    lost.buckets.into_iter().map(|(bucket, _)| bucket).collect()
+    lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
 /// The state of a bucket that is being loaded, and in which a target has two likes.
@@ -33,7 +33,7 @@ async fn liked_twice(world: &World) -> Loaded {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
     let names = KindNames::new(&world.config.kinds);
-    world.cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded
+    world.cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().loaded
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,8 +47,8 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));
-    let (_, cut) = lost.buckets.iter().find(|(marked, _)| *marked == bucket).unwrap();
-    assert!(*cut < later.event.at, "what is counted later is newer than the cut");
+    let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
+    assert!(cut < later.event.at, "what is counted later is newer than the cut");
     world.close().await;
 }
 
@@ -57,22 +57,22 @@ async fn a_repair_that_comes_twice_or_late_is_added_once() {
     let world = World::new("repair_once", "").await;
     let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
     begin_load(&world, 7).await;
-    let sample = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
+    let sample = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
     let repair = [Repair {
-        target: target(1),
+        number: (target(1), LIKE),
         delta: 5,
         below_zero: false,
         not_set_since: None,
         loaded: sample.loaded,
         until: Micros::MAX,
     }];
-    assert_eq!(cache.repair(&names, LIKE, 71, &repair).await.unwrap(), [(target(1), Repaired::Done)]);
+    assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
     // The first one again, and another one that was measured before it: the bucket has changed since.
     for pass in [71, 72] {
-        assert_eq!(cache.repair(&names, LIKE, pass, &repair).await.unwrap(), [(target(1), Repaired::Stale)]);
+        assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
     }
-    let after = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap();
+    let after = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap();
     assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
     world.close().await;
 }
@@ -86,16 +86,16 @@ async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
     let bucket = world.cache.keys.bucket(target(1));
     let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
     let repair = |target, delta, below_zero| Repair {
-        target,
+        number: (target, LIKE),
         delta,
         below_zero,
         not_set_since: None,
         loaded,
         until: Micros::MAX,
     };
-    let done = cache.repair(&names, LIKE, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
-    assert_eq!(done, [(target(1), Repaired::BelowZero), (other, Repaired::Done)]);
-    let samples = cache.sample(&names, LIKE, &[target(1), other]).await.unwrap();
+    let done = cache.repair(&names, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
+    assert_eq!(done, [((target(1), LIKE), Repaired::BelowZero), ((other, LIKE), Repaired::Done)]);
+    let samples = cache.sample(&names, &[(target(1), LIKE), (other, LIKE)]).await.unwrap();
     assert_eq!(samples.into_iter().map(|sample| sample.unwrap().value).collect::<Vec<_>>(), [2, -4]);
     world.close().await;
 }
@@ -108,11 +108,11 @@ async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
     assert_eq!(begin_load(&world, 7).await.len(), buckets.len());
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
-    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), all.len() as u64 - 1);
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), all.len() as u64 - 1);
     assert_eq!(world.cache.unloaded("video", all.into_iter()).await.unwrap().lost, 1);
     assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
-    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), 0, "another run loads it now");
-    assert_eq!(world.cache.end_load("video", 8, &buckets).await.unwrap(), 1);
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), 0, "another run loads it now");
+    assert_eq!(world.cache.end_load("video", 8, buckets.iter().copied()).await.unwrap(), 1);
     world.close().await;
 }
 
@@ -158,10 +158,16 @@ async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
         client.take_back(&event, &[]).await.unwrap_err();
         let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
         let loaded = Loaded::parse(&state).unwrap();
-        let repair =
-            Repair { target: target(42), delta: -1, below_zero: true, not_set_since: None, loaded, until: Micros::MAX };
-        let done = world.cache.repair(&names, LIKE, 71 + pass as u64, &[repair]).await.unwrap();
-        assert_eq!(done, [(target(42), Repaired::Stale)], "{text}");
+        let repair = Repair {
+            number: (target(42), LIKE),
+            delta: -1,
+            below_zero: true,
+            not_set_since: None,
+            loaded,
+            until: Micros::MAX,
+        };
+        let done = world.cache.repair(&names, 71 + pass as u64, &[repair]).await.unwrap();
+        assert_eq!(done, [((target(42), LIKE), Repaired::Stale)], "{text}");
         let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
         assert_eq!(after, text);
     }
@@ -216,7 +222,7 @@ async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
     let names = KindNames::new(&world.config.kinds);
     let buckets: Vec<u32> = (0..world.cache.keys.buckets()).filter(|bucket| *bucket != 3).collect();
     begin_load(&world, 7).await;
-    assert_eq!(world.cache.end_load("video", 7, &buckets).await.unwrap(), buckets.len() as u64);
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), buckets.len() as u64);
     let (known, lost): (Vec<_>, Vec<_>) =
         (1..200).map(target).partition(|target| world.cache.keys.bucket(*target) != 3);
     assert!(redis_likes(&client, &lost).await.iter().all(Option::is_none), "bucket 3 is being loaded");
@@ -258,16 +264,16 @@ async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
     {
         let _: i64 = redis::cmd("HSET").arg(&key).arg("_s").arg(set_at.0).query_async(&mut redis).await.unwrap();
         let repair = Repair {
-            target: target(1),
+            number: (target(1), LIKE),
             delta: 5,
             below_zero: false,
             not_set_since: Some(now),
             loaded,
             until: Micros::MAX,
         };
-        assert_eq!(cache.repair(&names, LIKE, pass, &[repair]).await.unwrap(), [(target(1), result)]);
-        loaded = cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().loaded;
+        assert_eq!(cache.repair(&names, pass, &[repair]).await.unwrap(), [((target(1), LIKE), result)]);
+        loaded = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().loaded;
     }
-    assert_eq!(cache.sample(&names, LIKE, &[target(1)]).await.unwrap()[0].clone().unwrap().value, 12);
+    assert_eq!(cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().value, 12);
     world.close().await;
 }

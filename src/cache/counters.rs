@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use redis::{Pipeline, Value};
 
-use super::keys::{KindNames, LOADED, MARKED, SET_AT};
+use super::keys::KindNames;
 use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
@@ -30,22 +30,20 @@ pub struct Sample {
     pub marks: Marks,
 }
 
-/// How large a bucket is.
+/// What a bucket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Its number.
-    pub bucket: u32,
-    /// How many targets have a field.
-    pub targets: u64,
     /// How many fields it has.
     pub fields: u64,
+    /// How many numbers of its targets are not zero.
+    pub numbers: u64,
 }
 
-/// What is added to a target's number, and the state of its bucket when that was measured.
+/// What is added to a number, and the state of its bucket when that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// The target.
-    pub target: Target,
+    /// Which number.
+    pub number: Number,
     /// What is added.
     pub delta: i64,
     /// Whether it may take the number below zero.
@@ -89,34 +87,40 @@ impl Repaired {
 }
 
 impl Cache {
-    /// Samples `targets`, and gives each one's sample in their order. A target whose kind the configuration doesn't know, or
-    /// whose field or bucket holds something else, has none.
+    /// Samples `numbers`, and gives each one's sample in their order. A number whose kind the configuration doesn't know, or
+    /// whose field or bucket holds something else, has none. Those of one target that follow each other are read at once.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn sample(&self, kinds: &KindNames, metric: Metric, targets: &[Target]) -> Result<Vec<Option<Sample>>> {
+    pub async fn sample(&self, kinds: &KindNames, numbers: &[Number]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
-        let mut places: Vec<(Kind, u32, usize)> =
-            targets.iter().enumerate().map(|(place, target)| (target.kind, self.keys.bucket(*target), place)).collect();
+        let mut places: Vec<(Kind, u32, usize)> = numbers
+            .iter()
+            .enumerate()
+            .map(|(place, (target, _))| (target.kind, self.keys.bucket(*target), place))
+            .collect();
         places.sort_unstable();
         let (mut calls, mut groups) = (Vec::new(), Vec::new());
         for members in places.chunk_by(|(kind, bucket, _), (other, next, _)| kind == other && bucket == next) {
             let Some((kind, bucket, _)) = members.first() else { continue };
             let Some(name) = kinds.get(*kind) else { continue };
             for piece in members.chunks(CALL_IDS_MAX) {
-                let targets = piece.iter().filter_map(|(_, _, place)| targets.get(*place).copied());
-                calls.push(self.sample_call(name, *bucket, metric, targets));
-                groups.push(piece);
+                let places = piece.iter().map(|(.., place)| *place);
+                let known = places.filter_map(|place| Some((place, *numbers.get(place)?)));
+                let (call, members) = self.sample_call(name, *bucket, known);
+                calls.push(call);
+                groups.push(members);
             }
         }
-        let mut samples = vec![None; targets.len()];
+        let mut samples = vec![None; numbers.len()];
         for (members, answer) in groups.into_iter().zip(self.eval_each(ACTION, &calls).await?) {
             let answer = match answer {
                 Err(error) if error.is_for_ever() => continue,
                 answer => answer?,
             };
-            let Some(read) = read_sample(&answer, self.keys.layout(), metric, members.len()) else { continue };
-            for ((_, _, place), sample) in members.iter().zip(read) {
+            let metrics: Vec<(usize, Metric)> = members.iter().map(|(_, field, metric)| (*field, *metric)).collect();
+            let Some(read) = read_sample(&answer, self.keys.layout(), &metrics) else { continue };
+            for ((place, ..), sample) in members.iter().zip(read) {
                 if let Some(slot) = samples.get_mut(*place) {
                     *slot = sample;
                 }
@@ -125,13 +129,32 @@ impl Cache {
         Ok(samples)
     }
 
-    fn sample_call(&self, kind: &str, bucket: u32, metric: Metric, targets: impl Iterator<Item = Target>) -> Call {
+    /// The call, and where each number stands: its place among all that are sampled, its field in the answer, and its metric there.
+    fn sample_call(
+        &self,
+        kind: &str,
+        bucket: u32,
+        numbers: impl Iterator<Item = (usize, Number)>,
+    ) -> (Call, Vec<(usize, usize, Metric)>) {
         let key = self.keys.counters(kind, bucket);
-        if self.is_packed() {
-            return targets.fold(Call::new(&SAMPLE, key), |call, target| call.number(target.id));
+        let mut members: Vec<(usize, usize, Metric)> = Vec::new();
+        if !self.is_packed() {
+            let mut call = Call::new(&SAMPLE_PLAIN, key);
+            for (place, (target, metric)) in numbers {
+                members.push((place, members.len(), metric));
+                call = call.key(self.keys.place(kind, target, metric).key).arg(self.keys.part(metric));
+            }
+            return (call, members);
         }
-        let call = Call::new(&SAMPLE_PLAIN, key).arg(self.keys.part(metric));
-        targets.fold(call, |call, target| call.key(self.keys.place(kind, target, metric).key))
+        let (mut call, mut last, mut fields) = (Call::new(&SAMPLE, key), None, 0);
+        for (place, (target, metric)) in numbers {
+            if last != Some(target) {
+                call = call.number(target.id);
+                (last, fields) = (Some(target), fields + 1);
+            }
+            members.push((place, fields - 1, metric));
+        }
+        (call, members)
     }
 
     /// Applies repairs, each bucket's in one call that notes `pass`, a number never used before: at most
@@ -139,50 +162,46 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: which of them ran is unknown, and each was added at most once.
-    pub async fn repair(
-        &self,
-        kinds: &KindNames,
-        metric: Metric,
-        pass: u64,
-        repairs: &[Repair],
-    ) -> Result<Vec<(Target, Repaired)>> {
+    pub async fn repair(&self, kinds: &KindNames, pass: u64, repairs: &[Repair]) -> Result<Vec<(Number, Repaired)>> {
         const ACTION: &str = "repair counters";
         let mut groups = Vec::new();
-        for ((kind, bucket), members) in self.by_bucket(repairs.iter().map(|repair| (repair.target, *repair))) {
-            let (Some(name), Some((_, first))) = (kinds.get(kind), members.first()) else { continue };
-            // Targets of one bucket sampled by two calls could have seen two states: only the first one's go.
-            let (now, later): (Vec<_>, Vec<_>) = members.iter().partition(|(_, repair)| repair.loaded == first.loaded);
+        for ((kind, bucket), members) in self.by_bucket(repairs) {
+            let (Some(name), Some(first)) = (kinds.get(kind), members.first()) else { continue };
+            // Numbers of one bucket sampled by two calls could have seen two states: only the first one's go.
+            let (now, later): (Vec<Repair>, Vec<Repair>) =
+                members.iter().partition(|repair| repair.loaded == first.loaded);
             // One call for each bucket, or the second would no longer be held to what the sample saw.
             let (now, more) = now.split_at(now.len().min(CALL_IDS_MAX));
-            let call =
-                Call::new(if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN }, self.keys.counters(name, bucket))
-                    .arg(first.loaded.to_string())
-                    .arg(first.loaded.repaired(pass).to_string())
-                    .arg(self.keys.part(metric))
-                    .number(now.iter().map(|(_, repair)| repair.until.0).min().unwrap_or(0));
-            let call = if self.is_packed() {
-                now.iter().fold(call, |call, (target, repair)| call.number(target.id).arg(repair.text()))
-            } else {
-                now.iter().fold(call, |call, (target, repair)| {
-                    call.key(self.keys.place(name, *target, metric).key).arg(repair.text())
-                })
-            };
+            let script = if self.is_packed() { &REPAIR } else { &REPAIR_PLAIN };
+            let call = Call::new(script, self.keys.counters(name, bucket))
+                .arg(first.loaded.to_string())
+                .arg(first.loaded.repaired(pass).to_string())
+                .number(now.iter().map(|repair| repair.until.0).min().unwrap_or(0));
+            let call = now.iter().fold(call, |call, repair| {
+                let (target, metric) = repair.number;
+                let call = if self.is_packed() {
+                    call.number(target.id)
+                } else {
+                    call.key(self.keys.place(name, target, metric).key)
+                };
+                call.arg(self.keys.part(metric)).arg(repair.text())
+            });
             groups.push((call, (now.to_vec(), [more, later.as_slice()].concat())));
         }
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
         let mut done = Vec::new();
         for ((now, later), answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
             let Value::Array(results) = &answer else { return Err(unexpected(ACTION, &answer)) };
-            done.extend(now.iter().enumerate().map(|(index, (target, _))| {
+            done.extend(now.iter().enumerate().map(|(index, repair)| {
                 let result = match results.get(index) {
                     Some(Value::Int(1)) => Repaired::Done,
                     Some(Value::Int(2)) => Repaired::Stale,
                     Some(_) => Repaired::BelowZero,
                     None => Repaired::Stale,
                 };
-                (*target, result)
+                (repair.number, result)
             }));
-            done.extend(later.iter().map(|(target, _)| (*target, Repaired::Stale)));
+            done.extend(later.iter().map(|repair| (repair.number, Repaired::Stale)));
         }
         Ok(done)
     }
@@ -192,89 +211,84 @@ impl Cache {
     /// # Errors
     /// Redis is away.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
-        let sizes = self.bucket_sizes(kind, buckets).await?;
-        Ok(sizes.into_iter().map(|size| size.fields).max().unwrap_or(0))
+        const ACTION: &str = "count counters";
+        let mut largest = 0;
+        for buckets in pieces(buckets) {
+            let mut pipeline = Pipeline::new();
+            for bucket in buckets {
+                pipeline.cmd("HLEN").arg(self.keys.counters(kind, bucket));
+            }
+            for answer in self.run(ACTION, &pipeline).await? {
+                let answer = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                    Err(error) if error.is_for_ever() => continue,
+                    answer => answer?,
+                };
+                let Value::Int(fields) = answer else { return Err(unexpected(ACTION, &answer)) };
+                largest = largest.max(u64::try_from(fields).unwrap_or(0));
+            }
+        }
+        Ok(largest)
     }
 
-    /// How large these buckets of the kind are.
+    /// What each of these buckets of the kind holds of the metrics, in the layout packed.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn bucket_sizes(&self, kind: &str, buckets: Range<u32>) -> Result<Vec<Size>> {
+    pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
-        let mut sizes = Vec::new();
-        for buckets in buckets.collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX / 2) {
-            let mut pipeline = Pipeline::new();
-            for bucket in buckets {
-                let key = self.keys.counters(kind, *bucket);
-                pipeline.cmd("HLEN").arg(&key).cmd("HMGET").arg(key).arg(LOADED).arg(MARKED).arg(SET_AT);
-            }
-            let answers = self.run(ACTION, &pipeline).await?;
-            for (bucket, answers) in buckets.iter().zip(answers.chunks_exact(2)) {
-                let failed = answers.iter().find_map(|answer| answer.as_ref().err());
-                match failed.map(|source| super::CacheError { action: ACTION, source: source.clone() }) {
-                    Some(error) if error.is_for_ever() => continue,
-                    Some(error) => return Err(error),
-                    None => {}
-                }
-                let [Ok(Value::Int(fields)), Ok(Value::Array(beside))] = answers else {
-                    return Err(unexpected(ACTION, &Value::Nil));
+        let mut sizes = Vec::with_capacity(buckets.len());
+        for buckets in pieces(buckets) {
+            let call = |bucket| {
+                let call = Call::new(&COUNT_NUMBERS, self.keys.counters(kind, bucket));
+                metrics.iter().fold(call, |call, metric| call.number(metric.0))
+            };
+            let calls: Vec<Call> = buckets.map(call).collect();
+            for answer in self.eval_each(ACTION, &calls).await? {
+                let answer = match answer {
+                    // It is no bucket.
+                    Err(error) if error.is_for_ever() => {
+                        sizes.push(Size { fields: 0, numbers: 0 });
+                        continue;
+                    }
+                    answer => answer?,
                 };
-                let fields = u64::try_from(*fields).unwrap_or(0);
-                let targets = fields.saturating_sub(count_beside(beside));
-                sizes.push(Size { bucket: *bucket, targets, fields });
+                let Value::Array(counts) = &answer else { return Err(unexpected(ACTION, &answer)) };
+                let [Value::Int(fields), Value::Int(numbers)] = counts.as_slice() else {
+                    return Err(unexpected(ACTION, &answer));
+                };
+                sizes.push(Size { fields: fields.unsigned_abs(), numbers: numbers.unsigned_abs() });
             }
         }
         Ok(sizes)
     }
 
-    /// How many targets' numbers of the metric are not zero in each of these buckets of the kind, in the layout packed.
+    /// The numbers that are not zero in these buckets of the kind, sorted, in the layout packed.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn count_numbers(&self, kind: &str, metric: Metric, buckets: Range<u32>) -> Result<Vec<(u32, u64)>> {
-        const ACTION: &str = "count counters";
-        let mut counts = Vec::new();
-        for buckets in pieces(buckets) {
-            let call = |bucket| Call::new(&COUNT_NUMBERS, self.keys.counters(kind, bucket)).number(metric.0);
-            let calls: Vec<Call> = buckets.clone().map(call).collect();
-            for (bucket, answer) in buckets.zip(self.eval_each(ACTION, &calls).await?) {
-                let answer = match answer {
-                    Err(error) if error.is_for_ever() => continue,
-                    answer => answer?,
-                };
-                let Value::Int(count) = answer else { return Err(unexpected(ACTION, &answer)) };
-                counts.push((bucket, u64::try_from(count).unwrap_or(0)));
-            }
-        }
-        Ok(counts)
-    }
-
-    /// The targets whose number of the metric is not zero in these buckets of the kind, in the layout packed.
-    ///
-    /// # Errors
-    /// Redis is away.
-    pub async fn targets_in(&self, kind: (&str, Kind), metric: Metric, buckets: &[u32]) -> Result<Vec<Target>> {
+    pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<Number>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
         for bucket in buckets {
             pipeline.cmd("HGETALL").arg(self.keys.counters(kind.0, *bucket));
         }
-        let mut targets = Vec::new();
+        let mut numbers = Vec::new();
         for answer in self.run(ACTION, &pipeline).await? {
             let answer = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
                 Err(error) if error.is_for_ever() => continue,
                 answer => answer?,
             };
             let Value::Array(fields) = &answer else { return Err(unexpected(ACTION, &answer)) };
-            targets.extend(fields.chunks_exact(2).filter_map(|pair| {
-                let [id, value] = pair else { return None };
-                let id = TargetId(text(id)?.parse().ok()?);
-                self.numbers_in(text(value)?, &[metric]).next().map(|_| Target { kind: kind.1, id })
-            }));
+            for pair in fields.chunks_exact(2) {
+                let [id, value] = pair else { continue };
+                let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
+                let (Some(id), Some(value)) = (id, text(value)) else { continue };
+                let target = Target { kind: kind.1, id };
+                numbers.extend(self.numbers_in(value, metrics).map(|(metric, _)| (target, metric)));
+            }
         }
-        targets.sort_unstable();
-        Ok(targets)
+        numbers.sort_unstable();
+        Ok(numbers)
     }
 
     /// The numbers that are not zero in a field.
@@ -315,10 +329,11 @@ impl Cache {
         self.keys.layout().form == Form::Packed
     }
 
-    fn by_bucket<T>(&self, targets: impl Iterator<Item = (Target, T)>) -> BTreeMap<(Kind, u32), Vec<(Target, T)>> {
-        let mut buckets: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for (target, with) in targets {
-            buckets.entry((target.kind, self.keys.bucket(target))).or_default().push((target, with));
+    fn by_bucket(&self, repairs: &[Repair]) -> BTreeMap<(Kind, u32), Vec<Repair>> {
+        let mut buckets: BTreeMap<_, Vec<Repair>> = BTreeMap::new();
+        for repair in repairs {
+            let (target, _) = repair.number;
+            buckets.entry((target.kind, self.keys.bucket(target))).or_default().push(*repair);
         }
         buckets
     }
@@ -332,38 +347,25 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// How many fields of a bucket are no targets', by its fields `_`, `_o` and `_s`.
-pub(super) fn count_beside(beside: &[Value]) -> u64 {
-    let field = |place: usize| beside.get(place).and_then(text);
-    // `_o` itself, the marks that it counts, and the one for what reconciles correct.
-    let marks = field(1).and_then(|count| count.parse::<u64>().ok()).map_or(0, |count| count.saturating_add(2));
-    marks.saturating_add(u64::from(field(0).is_some())).saturating_add(u64::from(field(2).is_some()))
-}
-
-/// Reads what lua/sample.lua returns of `members` targets. A field that holds something else has no sample, and so is
-/// unknown: it is nobody's to repair.
-pub(super) fn read_sample(
-    answer: &Value,
-    layout: &Layout,
-    metric: Metric,
-    members: usize,
-) -> Option<Vec<Option<Sample>>> {
+/// Reads what lua/sample.lua returns: of each number, given by its field in the answer and its metric. A field that holds something else has no
+/// sample, and so is unknown: it is nobody's to repair.
+pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };
     let mut parts = bytes.split(|byte| *byte == 0);
     let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);
     let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
     let mut fields: Vec<&[u8]> = parts.collect();
     let marks = Marks::parse(std::str::from_utf8(fields.pop()?).ok()?);
-    if fields.len() != members {
+    if fields.len() != numbers.last().map_or(0, |(field, _)| field + 1) {
         // One of the fields holds a separator: then nobody knows which is whose.
-        return Some(vec![None; members]);
+        return Some(vec![None; numbers.len()]);
     }
     let marks = marks?;
-    let sample = |field: &&[u8]| {
-        let value = layout.value(std::str::from_utf8(field).ok()?, metric)?;
+    let sample = |(field, metric): &(usize, Metric)| {
+        let value = layout.value(std::str::from_utf8(fields.get(*field)?).ok()?, *metric)?;
         Some(Sample { value, cut, loaded, marks: marks.clone() })
     };
-    Some(fields.iter().map(sample).collect())
+    Some(numbers.iter().map(sample).collect())
 }
 
 #[cfg(test)]
@@ -373,17 +375,22 @@ mod tests {
     #[test]
     fn samples_are_read_and_what_is_no_number_has_none() {
         let packed = Layout::new(Form::Packed, 13, "").unwrap();
-        let read = |text: &str, members| {
-            let samples = read_sample(&Value::BulkString(text.replace('|', "\0").into()), &packed, Metric(1), members)?;
+        let members = |count: usize| (0..count).map(|field| (field, Metric(1))).collect::<Vec<_>>();
+        let read = |text: &str, count| {
+            let answer = Value::BulkString(text.replace('|', "\0").into());
+            let samples = read_sample(&answer, &packed, &members(count))?;
             Some(samples.iter().map(|sample| sample.as_ref().map(|sample| sample.value)).collect::<Vec<_>>())
         };
         assert_eq!(read("7||5||x|-3,1|", 4), Some(vec![Some(5), Some(0), None, Some(-3)]));
         assert_eq!(read("7|3:9|5|5|0:1", 1), Some(vec![None]), "a separator in a field");
         let bytes = Value::BulkString(b"7\x00\x005\x00\xff\x000:7,2:9".to_vec());
-        let samples = read_sample(&bytes, &packed, Metric(1), 2).unwrap();
+        let samples = read_sample(&bytes, &packed, &members(2)).unwrap();
         let first = samples[0].as_ref().unwrap();
         assert_eq!((first.value, first.marks.of(2)), (5, 9));
         assert_eq!(samples[1], None, "a field that is no text");
+        let two = Value::BulkString(b"7\x00\x005,8\x00".to_vec());
+        let both = read_sample(&two, &packed, &[(0, Metric(1)), (0, Metric(2))]).unwrap();
+        assert_eq!(both.iter().flatten().map(|sample| sample.value).collect::<Vec<_>>(), [5, 8], "of one target");
         for junk in ["7|junk|5|", "x||5|", "7||5|junk"] {
             assert_eq!(read(junk, 1), None, "{junk}");
         }

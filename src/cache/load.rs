@@ -1,6 +1,7 @@
 //! Buckets that Redis has lost: found, marked, and said to be loaded again.
 
 use std::collections::HashMap;
+use std::num::NonZeroI64;
 
 use redis::{Pipeline, Value};
 
@@ -9,17 +10,33 @@ use super::keys::LOADED;
 use super::layout::Loaded;
 use super::{Cache, Call, LOAD, Result, text, unexpected};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+
+/// Buckets that are marked at once: a load keeps 16 bytes of each.
+const BUCKETS_MAX: u32 = 1 << 22;
 
 /// Buckets that are being loaded.
 #[derive(Clone, Debug, Default)]
 pub struct Lost {
-    /// Each one's number and cut: when it was marked, by Redis' clock.
-    pub buckets: Vec<(u32, Micros)>,
+    /// The first bucket that was looked at.
+    pub from: u32,
+    /// When each bucket from there on was marked, by Redis' clock; none of those that somebody has loaded.
+    pub cuts: Vec<Option<NonZeroI64>>,
     /// What they held at their cuts, where it was not zero.
-    pub held: HashMap<(Target, Metric), i64>,
+    pub held: HashMap<Number, i64>,
+}
+
+impl Lost {
     /// The first bucket that was not looked at.
-    pub next: u32,
+    pub fn next(&self) -> u32 {
+        // No more than `BUCKETS_MAX`.
+        self.from.saturating_add(u32::try_from(self.cuts.len()).unwrap_or(u32::MAX))
+    }
+
+    /// The buckets that were marked, each with its cut.
+    pub fn buckets(&self) -> impl Iterator<Item = (u32, Micros)> {
+        (self.from..).zip(&self.cuts).filter_map(|(bucket, cut)| Some((bucket, Micros(cut.as_ref()?.get()))))
+    }
 }
 
 /// What a look at buckets finds.
@@ -38,13 +55,14 @@ impl Cache {
     /// Redis is away.
     pub async fn unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<Unloaded> {
         const ACTION: &str = "look for buckets that are not loaded";
-        let mut unloaded = Unloaded::default();
-        for buckets in buckets.collect::<Vec<_>>().chunks(super::PIPELINE_COMMANDS_MAX) {
+        let (mut unloaded, mut buckets) = (Unloaded::default(), buckets.peekable());
+        while buckets.peek().is_some() {
+            let some: Vec<u32> = buckets.by_ref().take(super::PIPELINE_COMMANDS_MAX).collect();
             let mut pipeline = Pipeline::new();
-            for bucket in buckets {
+            for bucket in &some {
                 pipeline.cmd("HGET").arg(self.keys.counters(kind, *bucket)).arg(LOADED);
             }
-            for (bucket, answer) in buckets.iter().zip(self.run(ACTION, &pipeline).await?) {
+            for (bucket, answer) in some.iter().zip(self.run(ACTION, &pipeline).await?) {
                 let loaded = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
                     Ok(Value::Nil) => Some(Loaded::No),
                     Ok(answer) => text(&answer).and_then(Loaded::parse),
@@ -62,7 +80,7 @@ impl Cache {
     }
 
     /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
-    /// hold of `metrics` at that instant: all of them, unless they hold more than `fields_max` numbers. `outbox` is the last number of each
+    /// hold of `metrics` at that instant: [`BUCKETS_MAX`] of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
     /// partition's outbox, read before: what these rows have is part of what is loaded, and never added to the buckets afterwards.
     ///
     /// # Errors
@@ -77,22 +95,28 @@ impl Cache {
         outbox: &Marks,
     ) -> Result<Lost> {
         const ACTION: &str = "mark buckets";
-        let mut lost = Lost { next: self.keys.buckets(), ..Lost::default() };
-        for buckets in pieces(from..self.keys.buckets()) {
-            let next = buckets.end;
+        let mut lost = Lost { from, ..Lost::default() };
+        let until = self.keys.buckets().min(from.saturating_add(BUCKETS_MAX));
+        for buckets in pieces(from..until) {
             let call =
                 |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("begin").number(run).number(outbox);
-            let calls: Vec<Call> = buckets.clone().map(call).collect();
-            for (bucket, answer) in buckets.zip(self.eval_each(ACTION, &calls).await?) {
+            let calls: Vec<Call> = buckets.map(call).collect();
+            for answer in self.eval_each(ACTION, &calls).await? {
                 let answer = match answer {
                     // It is no bucket.
-                    Err(error) if error.is_for_ever() => continue,
+                    Err(error) if error.is_for_ever() => {
+                        lost.cuts.push(None);
+                        continue;
+                    }
                     answer => answer?,
                 };
                 let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
-                let [cut, fields @ ..] = parts.as_slice() else { continue };
+                let [cut, fields @ ..] = parts.as_slice() else {
+                    lost.cuts.push(None);
+                    continue;
+                };
                 let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
-                lost.buckets.push((bucket, Micros(cut)));
+                lost.cuts.push(Some(cut));
                 for pair in fields.chunks_exact(2) {
                     let [id, value] = pair else { continue };
                     let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
@@ -102,7 +126,6 @@ impl Cache {
                 }
             }
             if lost.held.len() > fields_max {
-                lost.next = next;
                 break;
             }
         }
@@ -113,11 +136,15 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn end_load(&self, name: &str, run: u64, buckets: &[u32]) -> Result<u64> {
-        let call = |bucket: &u32| Call::new(&LOAD, self.keys.counters(name, *bucket)).arg("end").number(run);
-        let calls: Vec<Call> = buckets.iter().map(call).collect();
-        let answers = self.eval("mark buckets", &calls).await?;
-        Ok(answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64)
+    pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
+        let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
+        let (mut ended, mut calls) = (0, buckets.map(call).peekable());
+        while calls.peek().is_some() {
+            let some: Vec<Call> = calls.by_ref().take(super::PIPELINE_COMMANDS_MAX).collect();
+            let answers = self.eval("mark buckets", &some).await?;
+            ended += answers.iter().filter(|answer| **answer == Value::Int(1)).count() as u64;
+        }
+        Ok(ended)
     }
 
     /// Says that nobody has loaded the kind's buckets, and how many of them somebody had.

@@ -18,7 +18,10 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         _ => &[],
     };
     let first = metrics.first().copied().unwrap_or(Metric(1));
-    let samples = (0..MEMBERS_MAX).filter(|members| counters::read_sample(answer, layout, first, *members).is_some());
+    let samples = (0..MEMBERS_MAX).filter(|members| {
+        let members: Vec<(usize, Metric)> = (0..*members).map(|field| (field, first)).collect();
+        counters::read_sample(answer, layout, &members).is_some()
+    });
     let map = SlotMap::read(answer, "asked");
     // What a map says is asked for each command.
     let nodes = map.iter().filter(|map| map.node(0).is_some() || map.node(u16::MAX).is_some());
@@ -33,7 +36,6 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         filters::read_scan(answer).is_some(),
         Shape::read(parts).is_some(),
         sentinel::address(answer).is_some(),
-        counters::count_beside(parts) > 0,
     ];
     could_be.into_iter().filter(|could| *could).count() + samples.count() + nodes.count()
 }

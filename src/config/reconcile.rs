@@ -30,7 +30,7 @@ pub struct Reconcile {
     pub fence_max: Pause,
     /// How far before the last run's cut `changed` begins, for publishes later than `publish_grace`.
     pub overlap: Pause,
-    /// Targets that are compared at one cut at most: about 200 bytes of memory each.
+    /// Rows of `counter` that are compared at one cut at most: about 200 bytes of memory each.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub page_targets: usize,
     /// Milliseconds that a page should take: it is made as large as its measured time allows.

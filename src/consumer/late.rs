@@ -8,18 +8,18 @@ use sqlx::MySqlConnection;
 
 use super::flush::Writer;
 use crate::config::Writes;
-use crate::model::{Metric, Micros, Target};
+use crate::model::{Micros, Number};
 use crate::store::likes::Difference;
 use crate::store::{StoreError, sightings};
 
 /// Targets that one batch keeps at most.
 const KEPT_MAX: usize = 1_000;
 
-/// Differences that are older than that, of numbers that API servers count in Redis, sorted by metric and target.
-fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<(Metric, Target)> {
+/// Differences that are older than that, of numbers that API servers count in Redis, sorted by key.
+fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<Number> {
     let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
-    let mut late: Vec<(Metric, Target)> =
-        differences.iter().filter(is_late).map(|it| (it.metric, it.target)).take(KEPT_MAX).collect();
+    let mut late: Vec<Number> =
+        differences.iter().filter(is_late).map(|it| (it.target, it.metric)).take(KEPT_MAX).collect();
     late.sort_unstable();
     late
 }
@@ -40,11 +40,8 @@ impl Writer {
         // A backlog is as old. But a run lists all since the one before it, and none has begun meanwhile.
         let Some(began) = sightings::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
-        for alike in late.chunk_by(|(a, _), (b, _)| a == b) {
-            let Some((metric, _)) = alike.first() else { continue };
-            let targets: Vec<(Target, i64)> = alike.iter().map(|(_, target)| (*target, 0)).collect();
-            sightings::keep(tx, *metric, &targets).await?;
-        }
+        let late: Vec<(Number, i64)> = late.into_iter().map(|number| (number, 0)).collect();
+        sightings::keep(tx, &late).await?;
         Ok(())
     }
 }
@@ -52,7 +49,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Kind, TargetId};
+    use crate::model::{Kind, Metric, Target, TargetId};
 
     #[test]
     fn only_changes_that_are_old_are_late() {
@@ -64,7 +61,7 @@ mod tests {
         };
         let differences = [of(1, 3, 1, 9), of(1, 1, 1, 9), of(2, 1, 0, 9), of(3, 1, 1, 10), of(4, 1, 1, 9)];
         let found = late(&differences, Micros(10), |it| it.target.id != TargetId(4));
-        let found: Vec<(u8, u64)> = found.iter().map(|(metric, target)| (metric.0, target.id.0)).collect();
+        let found: Vec<(u8, u64)> = found.iter().map(|(target, metric)| (metric.0, target.id.0)).collect();
         assert_eq!(found, [(1, 1), (3, 1)]);
         let many: Vec<Difference> = (0..5_000).map(|id| of(id, 1, 1, 1)).collect();
         assert_eq!(late(&many, Micros(10), |_| true).len(), KEPT_MAX);

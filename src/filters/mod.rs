@@ -75,12 +75,13 @@ use crate::cache::bloom::{self, Shape};
 use crate::cache::keys::KindNames;
 use crate::config::Config;
 use crate::fence::NotNow;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 use crate::runtime::fault;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
+use crate::store::ranges::LAST;
 use crate::store::runs::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
@@ -249,13 +250,14 @@ impl Run<'_> {
         let on = self.on;
         let mut before = ChangedBefore::NEWEST;
         while !self.stop.is_cancelled() {
-            let rows = on.store.changed_targets(on.metric, since, before, PAGE_TARGETS).await?;
-            // A target with several slots may stand there twice, or on another page again, where it is right by then.
-            let named = rows.iter().map(|row| row.target).filter(|target| on.names.get(target.kind).is_some());
-            let targets: Vec<Target> = named.collect::<BTreeSet<_>>().into_iter().collect();
-            let truths = on.store.truths(on.metric, &targets, false).await?;
-            let likes = |target: &Target| truths.get(target).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
-            let pairs: Vec<(Target, u64)> = targets.iter().map(|target| (*target, likes(target))).collect();
+            let rows = on.store.changed_numbers(since, before, PAGE_TARGETS).await?;
+            // A number with several slots may stand there twice, or on another page again, where it is right by then.
+            let numbers = rows.iter().map(|row| row.number);
+            let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
+            let liked: Vec<Number> = liked.collect::<BTreeSet<_>>().into_iter().collect();
+            let (truths, _) = on.store.truths(&liked, None, None).await?;
+            let likes = |number: &Number| truths.get(number).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
+            let pairs: Vec<(Target, u64)> = liked.iter().map(|number| (number.0, likes(number))).collect();
             let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min).collect();
             self.keep(near).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == PAGE_TARGETS) else { break };
@@ -269,16 +271,14 @@ impl Run<'_> {
         let on = self.on;
         for (kind, _) in on.names.all() {
             let mut after = TargetId(0);
-            while !self.stop.is_cancelled() {
-                let range = on.store.list_range(kind, on.metric, after, PAGE_TARGETS).await?;
-                let counted = range.counted.iter().map(|counted| counted.max(&0).unsigned_abs());
-                let mut page: Vec<(Target, u64)> = range.targets.iter().copied().zip(counted).collect();
+            while after < LAST && !self.stop.is_cancelled() {
+                let range = on.store.list_range(kind, after, PAGE_TARGETS).await?;
+                let liked = range.counters.iter().filter(|counted| counted.number.1 == on.metric);
+                let mut page: Vec<(Target, u64)> =
+                    liked.map(|counted| (counted.number.0, counted.value.max(0).unsigned_abs())).collect();
                 // Nearly all targets of a site have fewer. One that had more, and a filter, was seen on its way down.
                 page.retain(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min);
                 self.keep(page).await?;
-                if range.targets.len() < PAGE_TARGETS {
-                    break;
-                }
                 after = range.until;
             }
         }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
-use crate::model::{Micros, Target, UserId};
+use crate::model::{Metric, Micros, Number, UserId};
 use crate::store::counters::Truth;
-use crate::store::watches::{WatchedCount, WatchedEvent};
+use crate::store::watches::{Watched, WatchedCount, WatchedEvent};
 
 /// What one look at a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,40 +88,35 @@ pub fn counted_at<'a>(
     Some(value)
 }
 
-/// What was logged of watched targets.
-pub enum Logged {
-    /// Of likes: events, with the states before them.
-    Likes(Vec<WatchedEvent>),
-    /// Of another metric.
-    Counts(Vec<WatchedCount>),
+/// What was logged of watched numbers.
+pub struct Logged {
+    like: Metric,
+    watched: Watched,
 }
 
 impl Logged {
-    /// Events of likes, in any order.
-    pub fn likes(mut events: Vec<WatchedEvent>) -> Self {
-        events.sort_by_key(|logged| logged.event.target);
-        Self::Likes(events)
+    /// In any order; `like` is the metric of which events are logged with the states before them.
+    pub fn new(like: Metric, mut watched: Watched) -> Self {
+        watched.likes.sort_by_key(|logged| logged.event.target);
+        watched.counts.sort_by_key(|logged| logged.number);
+        Self { like, watched }
     }
 
-    /// Events of another metric, in any order.
-    pub fn counts(mut counts: Vec<WatchedCount>) -> Self {
-        counts.sort_by_key(|logged| logged.target);
-        Self::Counts(counts)
-    }
-
-    /// The target's number as of `cut`, from its value `now`; none where nobody can say.
-    pub fn value_at(&self, target: Target, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
-        match self {
-            Self::Likes(events) => value_at(cut, skew, now, of(events, target, |logged| logged.event.target)),
-            Self::Counts(counts) => counted_at(cut, skew, now, of(counts, target, |logged| logged.target)),
+    /// The number as of `cut`, from its value `now`; none where nobody can say.
+    pub fn value_at(&self, number: Number, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
+        let Watched { likes, counts } = &self.watched;
+        if number.1 == self.like {
+            value_at(cut, skew, now, of(likes, number.0, |logged| logged.event.target))
+        } else {
+            counted_at(cut, skew, now, of(counts, number, |logged| logged.number))
         }
     }
 }
 
-/// Those of the target, of all that are sorted by it.
-fn of<T>(logged: &[T], target: Target, target_of: impl Fn(&T) -> Target) -> &[T] {
-    let from = logged.partition_point(|it| target_of(it) < target);
-    let until = logged.partition_point(|it| target_of(it) <= target);
+/// Those with the key, of all that are sorted by it.
+fn of<T, K: Ord>(logged: &[T], key: K, key_of: impl Fn(&T) -> K) -> &[T] {
+    let from = logged.partition_point(|it| key_of(it) < key);
+    let until = logged.partition_point(|it| key_of(it) <= key);
     logged.get(from..until).unwrap_or_default()
 }
 
@@ -149,7 +144,7 @@ mod tests {
     use crate::consumer::settle::{newest, settle};
     use crate::event::{CountEvent, EventId, SetEvent};
     use crate::marks::Marks;
-    use crate::model::{Kind, Metric, Target, TargetId};
+    use crate::model::{Kind, Target, TargetId};
     use crate::store::likes::{Before, State};
     use crate::store::sets::{LastSet, Standing};
 
@@ -248,14 +243,14 @@ mod tests {
             cut in 40..80_i64,
         ) {
             let after: Vec<Change> = after.into_iter().chain(late).collect();
-            let mut number = Number::default();
+            let mut number = Kept::default();
             let mut log = Vec::new();
             number.write(&before);
             for batch in after.chunks(size) {
                 log.extend(number.write(batch));
             }
             let until_cut: Vec<Change> = before.iter().chain(&after).filter(|(at, ..)| *at <= cut).copied().collect();
-            let mut at_cut = Number::default();
+            let mut at_cut = Kept::default();
             at_cut.write(&until_cut);
             let is_set_later = log.iter().any(|it| it.delta.is_none() && it.at > Micros(cut));
             let expected = if is_set_later { None } else { Some(at_cut.value) };
@@ -268,13 +263,13 @@ mod tests {
 
     /// A number as the consumer keeps it.
     #[derive(Default)]
-    struct Number {
+    struct Kept {
         value: i64,
         known: HashMap<(Target, Metric), LastSet>,
         recent: Vec<(Micros, i64)>,
     }
 
-    impl Number {
+    impl Kept {
         const KEY: (Target, Metric) = (TARGET, Metric(3));
 
         /// Writes a batch, and gives what is logged of it.
@@ -297,8 +292,12 @@ mod tests {
             };
             let standing = settled.won.iter().map(standing).collect();
             self.value += settled.differences(&standing).unwrap().iter().map(|it| it.delta).sum::<i64>();
-            let added = settled.live.iter().map(|it| WatchedCount { target, at: it.at, delta: Some(it.delta) });
-            let set = settled.won.iter().map(|(_, set)| WatchedCount { target, at: set.at, delta: None });
+            let added = settled.live.iter().map(|it| WatchedCount {
+                number: (target, it.metric),
+                at: it.at,
+                delta: Some(it.delta),
+            });
+            let set = settled.won.iter().map(|(number, set)| WatchedCount { number: *number, at: set.at, delta: None });
             let logged = added.chain(set).collect();
             self.recent.extend(settled.live.iter().map(|it| (it.at, it.delta)));
             self.known.extend(settled.won);
@@ -308,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_counted_value_is_not_known_where_it_was_set_after_the_cut_or_something_is_too_close_to_it() {
-        let logged = |at, delta| WatchedCount { target: TARGET, at: Micros(at), delta };
+        let logged = |at, delta| WatchedCount { number: Kept::KEY, at: Micros(at), delta };
         let value = |skew, counts: &[WatchedCount]| counted_at(Micros(100), Duration::from_micros(skew), 10, counts);
         assert_eq!(value(0, &[logged(100, Some(3)), logged(101, Some(4)), logged(102, Some(-1))]), Some(7));
         assert_eq!(value(0, &[logged(100, None), logged(101, Some(4))]), Some(6));

@@ -1,4 +1,4 @@
-//! One look at some targets: sample, fence, read, judge.
+//! One look at some numbers: sample, fence, read, judge.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
 use crate::marks::Marks;
-use crate::model::Target;
+use crate::model::{Metric, Number};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 
-/// What one look at one target saw.
+/// What one look at one number saw.
 #[derive(Clone, Debug)]
 pub(super) struct Look {
     pub sample: Sample,
@@ -26,46 +26,58 @@ pub(super) struct Look {
     pub truth: Truth,
 }
 
-/// One look at targets, without those that are unknown.
+/// One look at numbers, without those that are unknown.
 #[derive(Default)]
 pub(super) struct Looks {
-    pub looks: BTreeMap<Target, Look>,
+    pub looks: BTreeMap<Number, Look>,
     /// What MySQL says of all of them.
-    pub truths: HashMap<Target, Truth>,
+    pub truths: HashMap<Number, Truth>,
 }
 
 impl Run<'_> {
-    /// One look at targets that are sorted by key. The fence is sent `grace` after the sample; for what the daemon adds to Redis there is none.
-    pub(super) async fn look(&mut self, targets: &[Target], grace: Duration) -> Result<Looks> {
-        let needs_fence = targets.iter().any(|target| !self.is_by_daemon(target.kind));
-        let applied = self.applied(targets.iter().any(|target| self.is_by_daemon(target.kind))).await?;
-        let Some(samples) = self.sample(targets).await? else { return Ok(Looks::default()) };
+    /// One look at numbers that are sorted by key. The fence is sent `grace` after the sample; for what the daemon adds to Redis there is
+    /// none. Like records of the metric `recounted` are counted.
+    pub(super) async fn look(
+        &mut self,
+        numbers: &[Number],
+        grace: Duration,
+        recounted: Option<Metric>,
+    ) -> Result<Looks> {
+        let applied = self.applied(numbers.iter().any(|number| self.is_by_daemon(*number))).await?;
+        let Some(samples) = self.sample(numbers).await? else { return Ok(Looks::default()) };
         let taken = Instant::now();
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
-        if needs_fence {
+        if numbers.iter().any(|number| !self.is_by_daemon(*number)) {
             self.fence(grace).await?;
         }
         let began = Instant::now();
-        let (truths, waiting) = match applied {
-            None => (self.on.store.truths(self.metric, targets, self.recounts()).await?, Waiting::default()),
-            Some(applied) => {
-                let (truths, since) = self.on.store.truths_since(self.metric, targets, &applied).await?;
-                (truths, Waiting::new(since, applied))
-            }
-        };
+        let (truths, since) = self.on.store.truths(numbers, recounted, applied.as_ref()).await?;
+        let waiting = Waiting::new(since, applied.unwrap_or_default());
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
-        let skew = self.on.limits.skew();
-        let look = |(target, sample): (Target, Sample)| {
-            let truth = truths.get(&target).copied();
-            let verdict = if self.is_by_daemon(target.kind) {
-                judge_waiting(&sample, truth, waiting.of(target, &sample.marks))
-            } else {
-                judge(&sample, truth.as_ref(), skew)
-            };
-            (target, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
+        let look = |(number, sample): (Number, Sample)| {
+            let truth = truths.get(&number).map(|truth| self.as_corrected(number, *truth));
+            let verdict = self.judge(number, &sample, truth, &waiting);
+            (number, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
         };
         let looks = samples.into_iter().map(look).collect();
         Ok(Looks { looks, truths })
+    }
+
+    /// Judges a sample by what MySQL says.
+    pub(super) fn judge(&self, number: Number, sample: &Sample, truth: Option<Truth>, waiting: &Waiting) -> Verdict {
+        if self.is_by_daemon(number) {
+            judge_waiting(sample, truth, waiting.of(number, &sample.marks))
+        } else {
+            judge(sample, truth.as_ref(), self.on.limits.skew())
+        }
+    }
+
+    /// With what a run that isn't dry would have added to `counter`.
+    fn as_corrected(&self, (target, metric): Number, mut truth: Truth) -> Truth {
+        if metric == self.on.metrics.like() && truth.rows.is_none() {
+            truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
+        }
+        truth
     }
 
     /// Up to which rows the outboxes are in Redis, where it matters: to be read before the sample.
@@ -73,17 +85,17 @@ impl Run<'_> {
         Ok(if matters { Some(self.on.store.outbox_applied().await?) } else { None })
     }
 
-    /// The same for busy targets: their events are logged from before the sample until the read. Those that have an event
+    /// The same for busy numbers: their events are logged from before the sample until the read. Those that have an event
     /// within `skew` of the cut stay busy. What the daemon adds to Redis is only looked at again: it was busy because its rows were deleted.
     pub(super) async fn look_watched(
         &mut self,
-        targets: &[Target],
+        numbers: &[Number],
         grace: Duration,
         skew: Duration,
-    ) -> Result<BTreeMap<Target, Look>> {
-        let (again, watched): (Vec<Target>, Vec<Target>) =
-            targets.iter().partition(|target| self.is_by_daemon(target.kind));
-        let mut looks = self.look(&again, grace).await?.looks;
+    ) -> Result<BTreeMap<Number, Look>> {
+        let (again, watched): (Vec<Number>, Vec<Number>) =
+            numbers.iter().partition(|number| self.is_by_daemon(**number));
+        let mut looks = self.look(&again, grace, None).await?.looks;
         if watched.is_empty() {
             return Ok(looks);
         }
@@ -91,55 +103,38 @@ impl Run<'_> {
         let limits = &self.on.limits;
         let seconds = (limits.publish_grace.0 + limits.fence_max.0).as_secs() + 60;
         let partitions = self.on.broker.partitions();
-        self.on.store.watch(watch, self.metric, &watched, partitions, seconds).await?;
+        self.on.store.watch(watch, &watched, partitions, seconds).await?;
         let samples = self.sample(&watched).await?.unwrap_or_default();
         let taken = Instant::now();
         fault::point("reconcile:sampled-watched");
         self.fence(grace).await?;
         let began = Instant::now();
-        let read = self.read_watched(&watched, watch, partitions).await?;
+        let read = self.on.store.watched(&watched, watch, partitions).await?;
         self.on.unwatch(self.number).await;
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let (truths, logged) =
             read.context("the watch ended too early: the process was frozen, or another run has begun")?;
-        looks.extend(samples.into_iter().map(|(target, sample)| {
-            let mut truth = truths.get(&target).copied().unwrap_or_default();
-            // What a run that isn't dry would have added.
-            truth.counted += self.uncorrected.get(&target).copied().filter(|_| self.is_like()).unwrap_or_default();
-            let verdict = match logged.value_at(target, sample.cut, skew, truth.counted) {
+        let logged = Logged::new(self.on.metrics.like(), logged);
+        looks.extend(samples.into_iter().map(|(number, sample)| {
+            let truth = self.as_corrected(number, truths.get(&number).copied().unwrap_or_default());
+            let verdict = match logged.value_at(number, sample.cut, skew, truth.counted) {
                 Some(value) => Verdict::Drift(sample.value - value),
                 None => Verdict::Busy,
             };
-            (target, Look { sample, taken, verdict, truth })
+            (number, Look { sample, taken, verdict, truth })
         }));
         Ok(looks)
     }
 
-    /// What MySQL says now, and what was logged since the watch began; none where it has ended too early.
-    async fn read_watched(
-        &self,
-        targets: &[Target],
-        watch: u64,
-        partitions: u16,
-    ) -> Result<Option<(HashMap<Target, Truth>, Logged)>> {
-        let (store, metric) = (&self.on.store, self.metric);
-        if self.is_like() {
-            let read = store.watched(metric, targets, watch, partitions).await?;
-            return Ok(read.map(|(truths, events)| (truths, Logged::likes(events))));
-        }
-        let read = store.watched_counts(metric, targets, watch, partitions).await?;
-        Ok(read.map(|(truths, counts)| (truths, Logged::counts(counts))))
-    }
-
     /// Samples Redis, without what is unknown; none where nothing is left.
-    async fn sample(&mut self, targets: &[Target]) -> Result<Option<BTreeMap<Target, Sample>>> {
+    async fn sample(&mut self, numbers: &[Number]) -> Result<Option<BTreeMap<Number, Sample>>> {
         let began = Instant::now();
-        let samples = self.on.cache.sample(&self.on.names, self.metric, targets).await?;
+        let samples = self.on.cache.sample(&self.on.names, numbers).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
-        let number = self.number;
-        let known = |(target, sample): (&Target, Option<Sample>)| Some((*target, sample?));
-        let samples: BTreeMap<Target, Sample> =
-            targets.iter().zip(samples).filter_map(known).filter(|(_, sample)| is_known(sample, number)).collect();
+        let run = self.number;
+        let known = |(number, sample): (&Number, Option<Sample>)| Some((*number, sample?));
+        let samples: BTreeMap<Number, Sample> =
+            numbers.iter().zip(samples).filter_map(known).filter(|(_, sample)| is_known(sample, run)).collect();
         Ok(if samples.is_empty() { None } else { Some(samples) })
     }
 }

@@ -88,7 +88,7 @@ impl Lookout {
         };
         let mut lost = 0;
         for (kind, name) in kinds.all() {
-            let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket);
+            let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket).collect::<Vec<_>>();
             lost += self.cache.unloaded(name, range.clone().chain(noted)).await?.lost;
         }
         *seen = Seen { data_set: Some(data_set), next: range.end };

@@ -60,7 +60,7 @@ use crate::cache::keys::KindNames;
 use crate::caution::{Brake, Braked};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::fence::{Fences, NotNow};
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 use crate::runtime::show::{self, Show};
 use crate::store::Store;
 use crate::store::jobs::number_of;
@@ -174,8 +174,6 @@ struct Run<'a> {
     number: u64,
     /// What Redis had when the run began.
     data_set: String,
-    /// The metric that is compared now: one after the other.
-    metric: Metric,
     /// How many numbers (fences, watches, repairs) the run has used.
     used: u64,
     lists_all: bool,
@@ -189,8 +187,8 @@ struct Run<'a> {
     makes_way: Option<&'static str>,
     /// What a dry run would have added to rows of `counter`.
     uncorrected: HashMap<Target, i64>,
-    /// The last number of the last page.
-    reached: (Target, Metric),
+    /// The last target of the last page.
+    reached: Target,
     stop: &'a CancellationToken,
     began: Instant,
     /// Whether nothing was off in the part that a resumed run goes on from.
@@ -200,8 +198,8 @@ struct Run<'a> {
     /// Whether there was room to note all that the next run must look at.
     all_kept: bool,
     pending: Pending,
-    /// By bucket of the kind that a full run is at: its known targets of which Redis' number is not zero.
-    counted_seen: HashMap<u32, u32>,
+    /// By bucket of the kind that a full run is at: how many numbers that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
+    counted_seen: Vec<u16>,
     report: Report,
 }
 
@@ -268,14 +266,13 @@ impl Reconciler {
             progress,
             number,
             data_set: self.cache.data_set().await.context("ask Redis which data set it has")?,
-            metric: self.metrics.like(),
             used: 0,
             slice_left: u64::MAX,
             listed: 0,
             gave_up: false,
             makes_way: None,
             uncorrected: HashMap::new(),
-            reached: (Target { kind: Kind(0), id: TargetId(0) }, Metric(0)),
+            reached: Target { kind: Kind(0), id: TargetId(0) },
             lists_all: matches!(order.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
@@ -283,7 +280,7 @@ impl Reconciler {
             cut_short: AtomicBool::new(false),
             all_kept: true,
             pending: Pending::new(),
-            counted_seen: HashMap::new(),
+            counted_seen: Vec::new(),
             report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
         };
         let result = run.compare_all().await;
@@ -408,18 +405,29 @@ impl Run<'_> {
         format!("{}:{}", self.on.kinds.name(target.kind), target.id)
     }
 
-    /// Whether like records are recounted: they are the truth of likes, `counter` is that of all else.
-    fn recounts(&self) -> bool {
-        self.is_like() && matches!(self.order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_))
+    /// The metric of which like records are recounted: they are the truth of likes, `counter` is that of all else. None where `counter` is trusted.
+    fn recounted(&self) -> Option<Metric> {
+        let recounts = matches!(self.order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
+        recounts.then(|| self.on.metrics.like())
     }
 
-    /// Whether the daemon adds the kind's numbers of the metric in hand to Redis.
-    fn is_by_daemon(&self, kind: Kind) -> bool {
-        self.on.rules.of(kind, self.metric).writer == Writes::Daemon
+    /// Whether the daemon adds the number to Redis.
+    fn is_by_daemon(&self, (target, metric): Number) -> bool {
+        self.on.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
-    fn is_like(&self) -> bool {
-        self.metric == self.on.metrics.like()
+    /// All numbers of targets that are sorted by key.
+    fn numbers(&self, targets: impl IntoIterator<Item = Target>) -> Vec<Number> {
+        let metrics = self.on.metrics.codes();
+        targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
+    }
+
+    /// Notes that a number which MySQL knows is not zero in Redis.
+    fn note_seen(&mut self, target: Target) {
+        let bucket = self.on.cache.keys.bucket(target) as usize;
+        if let Some(count) = self.counted_seen.get_mut(bucket) {
+            *count = count.wrapping_add(1);
+        }
     }
 
     fn next_number(&mut self) -> u64 {

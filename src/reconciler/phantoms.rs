@@ -10,9 +10,12 @@ use super::Run;
 use super::report::Steps;
 use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
-use crate::model::{Kind, Target};
+use crate::model::{Kind, Metric, Number};
 use crate::store::counters::Truth;
 use crate::vitals::vitals;
+
+/// Buckets whose numbers are counted between two waits: some tens of milliseconds of Redis.
+const COUNTED_BUCKETS: usize = 4_096;
 
 /// Buckets whose fields are listed at once: about 16,000 ids.
 const LISTED_BUCKETS: usize = 128;
@@ -21,50 +24,59 @@ const LISTED_BUCKETS: usize = 128;
 const SCANNED_TARGETS: usize = 10_000;
 
 impl Run<'_> {
-    /// Searches the buckets in which another number of targets count than the samples of all known targets have found there: one
+    /// Searches the buckets in which another number of numbers count than the samples of all known ones have found there: one
     /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
     pub(super) async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
         if !self.on.cache.is_packed() {
-            return self.compare_phantom_keys(name, kind).await;
+            for metric in self.on.metrics.codes() {
+                self.compare_phantom_keys(name, kind, metric).await?;
+            }
+            return Ok(());
         }
-        let (began, all) = (Instant::now(), 0..self.on.cache.keys.buckets());
-        let is_only = self.on.metrics.0.len() == 1;
-        let mut counts = Vec::new();
-        if is_only || self.is_like() {
-            let sizes = self.on.cache.bucket_sizes(name, all.clone()).await?;
-            self.warn_of_full_buckets(name, sizes.iter().map(|size| size.fields).max().unwrap_or(0)).await;
-            counts = sizes.iter().map(|size| (size.bucket, size.targets)).collect();
-        }
-        if !is_only {
-            // A target has a field for all of its numbers.
-            counts = self.on.cache.count_numbers(name, self.metric, all).await?;
-        }
-        Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
+        let metrics = self.on.metrics.codes();
+        let (mut most, mut from, mut suspects) = (0, 0, Vec::new());
         let seen = std::mem::take(&mut self.counted_seen);
-        let more = |(bucket, count): &(u32, u64)| *count != u64::from(seen.get(bucket).copied().unwrap_or(0));
-        let suspects = counts.into_iter().filter(more).map(|(bucket, _)| bucket).collect::<Vec<_>>();
+        for seen in seen.chunks(COUNTED_BUCKETS) {
+            self.wait().await?;
+            if self.is_over() {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let until = from + u32::try_from(seen.len())?;
+            let sizes = self.on.cache.bucket_sizes(name, &metrics, from..until).await?;
+            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
+            for (bucket, (size, seen)) in (from..until).zip(sizes.iter().zip(seen)) {
+                most = size.fields.max(most);
+                if size.numbers % (1 << u16::BITS) != u64::from(*seen) {
+                    suspects.push(bucket);
+                }
+            }
+            from = until;
+        }
+        drop(seen);
+        self.warn_of_full_buckets(name, most).await;
         self.compare_phantoms_in(name, kind, &suspects).await
     }
 
     /// Searches all keys, where each target or number has one.
-    async fn compare_phantom_keys(&mut self, name: &str, kind: Kind) -> Result<()> {
+    async fn compare_phantom_keys(&mut self, name: &str, kind: Kind, metric: Metric) -> Result<()> {
         let (mut phantoms, mut next) = (Vec::new(), Some("0".to_owned()));
-        let mut targets = Vec::new();
+        let mut numbers = Vec::new();
         while let Some(from) = next
             && !self.is_over()
         {
             let began = Instant::now();
-            let (found, to) = self.on.cache.scan_targets((name, kind), self.metric, &from).await?;
+            let (found, to) = self.on.cache.scan_targets((name, kind), metric, &from).await?;
             next = to;
-            targets.extend(found);
-            if targets.len() >= SCANNED_TARGETS || next.is_none() {
-                targets.sort_unstable();
-                targets.dedup();
-                let unknown = self.unknown_to_mysql(std::mem::take(&mut targets)).await?;
+            numbers.extend(found.into_iter().map(|target| (target, metric)));
+            if numbers.len() >= SCANNED_TARGETS || next.is_none() {
+                numbers.sort_unstable();
+                numbers.dedup();
+                let unknown = self.unknown_to_mysql(std::mem::take(&mut numbers)).await?;
                 // A key stays when its number is repaired to zero.
-                let samples = self.on.cache.sample(&self.on.names, self.metric, &unknown).await?;
-                let counts = |(target, sample): (Target, Option<Sample>)| {
-                    Some(target).filter(|_| sample.is_some_and(|it| it.value != 0))
+                let samples = self.on.cache.sample(&self.on.names, &unknown).await?;
+                let counts = |(number, sample): (Number, Option<Sample>)| {
+                    Some(number).filter(|_| sample.is_some_and(|it| it.value != 0))
                 };
                 phantoms.extend(unknown.into_iter().zip(samples).filter_map(counts));
             }
@@ -72,6 +84,7 @@ impl Run<'_> {
             if phantoms.len() >= self.pace.page() {
                 self.compare_found(&mut phantoms).await?;
             }
+            self.wait().await?;
         }
         self.compare_found(&mut phantoms).await
     }
@@ -85,14 +98,15 @@ impl Run<'_> {
     }
 
     async fn compare_phantoms_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
-        let mut phantoms = Vec::new();
+        let (metrics, mut phantoms) = (self.on.metrics.codes(), Vec::new());
         for some in buckets.chunks(LISTED_BUCKETS) {
+            self.wait().await?;
             if self.is_over() {
                 break;
             }
             let began = Instant::now();
-            let targets = self.on.cache.targets_in((name, kind), self.metric, some).await?;
-            phantoms.extend(self.unknown_to_mysql(targets).await?);
+            let numbers = self.on.cache.numbers_of((name, kind), &metrics, some).await?;
+            phantoms.extend(self.unknown_to_mysql(numbers).await?);
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
             if phantoms.len() >= self.pace.page() {
                 self.compare_found(&mut phantoms).await?;
@@ -116,21 +130,21 @@ impl Run<'_> {
         }
     }
 
-    async fn compare_found(&mut self, phantoms: &mut Vec<Target>) -> Result<()> {
+    async fn compare_found(&mut self, phantoms: &mut Vec<Number>) -> Result<()> {
         phantoms.sort_unstable();
         phantoms.dedup();
         self.report.phantoms += phantoms.len() as u64;
         self.compare_these(&std::mem::take(phantoms)).await
     }
 
-    /// Those of `targets`, sorted by key, that have neither a counter nor a like record.
-    async fn unknown_to_mysql(&self, mut targets: Vec<Target>) -> Result<Vec<Target>> {
-        // Counters first: they are few point reads each, and nearly every target has one.
-        for recount in [false, true].into_iter().filter(|recount| !recount || self.is_like()) {
-            let truths = self.on.store.truths(self.metric, &targets, recount).await?;
+    /// Those of `numbers`, sorted by key, that have neither a counter nor a like record.
+    async fn unknown_to_mysql(&self, mut numbers: Vec<Number>) -> Result<Vec<Number>> {
+        // Counters first: they are few point reads each, and nearly every number has one.
+        for recounted in [None, Some(self.on.metrics.like())] {
+            let (truths, _) = self.on.store.truths(&numbers, recounted, None).await?;
             let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
-            targets.retain(|target| !truths.get(target).is_some_and(is_known));
+            numbers.retain(|number| !truths.get(number).is_some_and(is_known));
         }
-        Ok(targets)
+        Ok(numbers)
     }
 }

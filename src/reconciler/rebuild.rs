@@ -9,14 +9,14 @@
 //! Likes whose publish came later than the fence are missing in what was loaded. The comparison that follows finds
 //! them: their `at` is within `overlap`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tracing::{info, warn};
 
 use super::drift::Verdict;
-use super::look::Looks;
+use super::look::Look;
 use super::page::WATCHED_MAX;
 use super::report::{LISTED_MAX, Steps};
 use super::{JOB, Mode, Run};
@@ -24,14 +24,18 @@ use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::cache::load::{Lost, Unloaded};
 use crate::config::{Ruled, Writes};
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Micros, Number, TargetId};
 use crate::runtime::fault;
+use crate::store::ranges::{LAST, Range};
 
-/// Counters that are read and added at once: 8,192 buckets get some 12 of them each.
-const PAGE_COUNTERS: usize = 100_000;
+/// Rows that are read and added at once: 8,192 buckets get some 12 of them each.
+const PAGE_ROWS: usize = 100_000;
 
-/// The same where each has a key of its own, and is sampled first.
-const PAGE_KEYS: usize = 20_000;
+/// Numbers that are looked at at once, where a page does not tell what their buckets held.
+const PAGE_LOOKED: usize = 20_000;
+
+/// Busy numbers that are kept in memory at once.
+const BUSY_MAX: usize = 20_000;
 
 /// Loads of a few buckets that a schedule begins within an hour.
 const LOADS_MAX: u64 = 3;
@@ -41,10 +45,36 @@ const FIELDS_MAX: usize = 500_000;
 
 /// The buckets that are being loaded, of one kind.
 struct Loading {
-    /// By bucket: its cut and its state.
-    buckets: HashMap<u32, (Micros, Loaded)>,
-    /// What they held at their cuts, where it was not zero.
-    held: HashMap<(Target, Metric), i64>,
+    /// Which they are, and what they held.
+    lost: Lost,
+    /// By place in `lost.cuts`: the last repair.
+    passes: Vec<u64>,
+    /// Who loads them.
+    run: u64,
+    /// What was written since the buckets' cuts.
+    busy: Vec<Number>,
+}
+
+impl Loading {
+    /// The bucket's cut and state; none where it is not being loaded.
+    fn of(&self, bucket: u32) -> Option<(Micros, Loaded)> {
+        let place = bucket.checked_sub(self.lost.from)? as usize;
+        let cut = (*self.lost.cuts.get(place)?)?;
+        Some((Micros(cut.get()), Loaded::Loading { generation: self.run, pass: *self.passes.get(place)? }))
+    }
+
+    fn note(&mut self, bucket: u32, pass: u64) {
+        if let Some(last) = bucket.checked_sub(self.lost.from).and_then(|place| self.passes.get_mut(place as usize)) {
+            *last = pass;
+        }
+    }
+
+    /// Leaves the bucket as it is.
+    fn leave(&mut self, bucket: u32) {
+        if let Some(cut) = bucket.checked_sub(self.lost.from).and_then(|place| self.lost.cuts.get_mut(place as usize)) {
+            *cut = None;
+        }
+    }
 }
 
 impl Run<'_> {
@@ -119,141 +149,159 @@ impl Run<'_> {
         let (cache, metrics) = (&self.on.cache, self.on.metrics.codes());
         // Read before: what is committed by then is loaded, and never added to these buckets, however late it is sent.
         let outbox = self.on.store.outbox_numbers().await?;
-        let Lost { buckets, held, next } =
-            cache.begin_load((name, kind), &metrics, self.number, from, FIELDS_MAX, &outbox).await?;
-        if buckets.is_empty() {
+        let lost = cache.begin_load((name, kind), &metrics, self.number, from, FIELDS_MAX, &outbox).await?;
+        let next = lost.next();
+        if lost.buckets().next().is_none() {
             return Ok(next);
         }
-        let loading = Loaded::Loading { generation: self.number, pass: 0 };
-        let buckets = buckets.into_iter().map(|(bucket, cut)| (bucket, (cut, loading))).collect();
-        let mut loading = Loading { buckets, held };
-        if self.on.cache.is_packed() {
-            // For all metrics that are counted at once: the cuts are the buckets'.
-            self.fence(Duration::ZERO).await?;
-        }
-        for metric in self.on.metrics.codes() {
-            self.metric = metric;
-            self.load_metric(kind, &mut loading).await?;
+        let passes = vec![0; lost.cuts.len()];
+        let mut loading = Loading { lost, passes, run: self.number, busy: Vec::new() };
+        self.fence_patiently().await?;
+        let mut range = self.on.store.list_range(kind, TargetId(0), PAGE_ROWS).await?;
+        loop {
+            let after = range.until;
+            let (repairs, looked) = self.lacking(&mut loading, range);
+            // The next page is read while this one is added.
+            let on = self.on;
+            let following = async { Ok(on.store.list_range(kind, after, PAGE_ROWS).await?) };
+            let ((), following) = tokio::try_join!(self.add(&mut loading, &repairs), following)?;
+            for some in looked.chunks(PAGE_LOOKED) {
+                self.load_looked(&mut loading, some).await?;
+            }
+            if loading.busy.len() > BUSY_MAX {
+                self.load_busy(&mut loading).await?;
+            }
             if self.is_over() {
                 return Ok(next);
             }
+            if after >= LAST {
+                break;
+            }
+            range = following;
         }
         fault::point("reconcile:loaded");
-        let states = loading.buckets.keys().copied().collect::<Vec<_>>();
-        self.report.buckets_loaded += self.on.cache.end_load(name, self.number, &states).await?;
+        self.end_loads(name, &mut loading).await?;
+        if !loading.busy.is_empty() {
+            self.load_busy(&mut loading).await?;
+            self.load_watched(&mut loading).await?;
+            self.end_loads(name, &mut loading).await?;
+        }
         Ok(next)
     }
 
-    /// Adds what the buckets lacked of one metric.
-    async fn load_metric(&mut self, kind: Kind, loading: &mut Loading) -> Result<()> {
-        // What the daemon adds is judged by each bucket's marks: so it is sampled page by page, too.
-        let busy = if self.on.cache.is_packed() && !self.is_by_daemon(kind) {
-            self.load_packed(kind, loading).await?
-        } else {
-            self.load_keys(kind, loading).await?
-        };
-        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
-        for some in busy.chunks(WATCHED_MAX) {
-            if self.is_over() {
-                break;
+    /// Waits as long as it takes: until the events on the way are in MySQL nobody can say what was lost, and readers ask MySQL meanwhile.
+    async fn fence_patiently(&mut self) -> Result<()> {
+        let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
+        let passed = self.fence(Duration::ZERO).await;
+        self.fences.fence_max = patience;
+        passed
+    }
+
+    /// Says of buckets that they are loaded, but for those with numbers that are busy.
+    async fn end_loads(&mut self, name: &str, loading: &mut Loading) -> Result<()> {
+        let keys = &self.on.cache.keys;
+        let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| keys.bucket(*target)).collect();
+        let ended = loading.lost.buckets().map(|(bucket, _)| bucket).filter(|bucket| !busy.contains(bucket));
+        self.report.buckets_loaded += self.on.cache.end_load(name, self.number, ended).await?;
+        for place in 0..loading.lost.cuts.len() {
+            let bucket = loading.lost.from + u32::try_from(place)?;
+            if !busy.contains(&bucket) {
+                loading.leave(bucket);
             }
-            self.load_busy(loading, some).await?;
         }
         Ok(())
     }
 
-    /// Adds what the buckets lacked at their cuts. Gives those that are busy.
-    async fn load_packed(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
-        let mut busy = Vec::new();
-        let (on, metric, skew) = (self.on, self.metric, self.on.limits.skew());
-        let page = |after| on.store.counted_after(kind, metric, after, PAGE_COUNTERS);
-        let mut truths = page(TargetId(0)).await?;
-        while !self.is_over() {
-            let Some((last, ..)) = truths.last() else { break };
-            let after = *last;
-            let mut repairs = Vec::new();
-            for (id, counted, update_at) in truths {
-                let target = Target { kind, id };
-                let Some((cut, state)) = loading.buckets.get(&self.on.cache.keys.bucket(target)) else { continue };
-                let held = loading.held.remove(&(target, metric)).unwrap_or(0);
-                if update_at > cut.before(skew) {
-                    busy.push(target);
-                } else if counted != held {
-                    repairs.push(self.adding(target, held, counted - held, *state));
-                }
+    /// What the buckets lacked at their cuts of a page, and the numbers of which only a look can say it: those that the daemon adds to Redis are
+    /// judged by each bucket's marks, and keys of targets can't be listed by bucket.
+    fn lacking(&self, loading: &mut Loading, range: Range) -> (Vec<Repair>, Vec<Number>) {
+        let (mut repairs, mut looked) = (Vec::new(), Vec::new());
+        let (keys, skew) = (&self.on.cache.keys, self.on.limits.skew());
+        for counted in range.counters {
+            let number = counted.number;
+            let Some((cut, state)) = loading.of(keys.bucket(number.0)) else { continue };
+            if !self.on.cache.is_packed() || self.is_by_daemon(number) {
+                looked.push(number);
+                continue;
             }
-            // The next page is read while this one is added.
-            let ((), next) = tokio::try_join!(self.add(loading, &repairs), async { Ok(page(after).await?) })?;
-            truths = next;
+            let held = loading.lost.held.remove(&number).unwrap_or(0);
+            if counted.update_at > cut.before(skew) {
+                loading.busy.push(number);
+            } else if counted.value != held {
+                repairs.push(self.adding(number, held, counted.value - held, state));
+            }
         }
-        Ok(busy)
+        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
+        (repairs, looked)
     }
 
-    /// The same where each target or number has a key of its own: Redis can't list a bucket's, so those that MySQL knows are sampled, page
-    /// by page. Gives those that are busy.
-    async fn load_keys(&mut self, kind: Kind, loading: &mut Loading) -> Result<Vec<Target>> {
-        let mut busy = Vec::new();
-        let (on, metric, mut after) = (self.on, self.metric, TargetId(0));
-        while !self.is_over() {
-            let page = on.store.counted_after(kind, metric, after, PAGE_KEYS).await?;
-            let Some((last, ..)) = page.last() else { break };
-            after = *last;
-            let targets: Vec<Target> = page
-                .into_iter()
-                .map(|(id, ..)| Target { kind, id })
-                .filter(|target| loading.buckets.contains_key(&on.cache.keys.bucket(*target)))
-                .collect();
-            let Looks { looks, .. } = self.look(&targets, Duration::ZERO).await?;
-            let mut repairs = Vec::new();
-            for (target, look) in looks {
-                match look.verdict {
-                    Verdict::Drift(0) => {}
-                    Verdict::Drift(drift) => {
-                        repairs.push(self.adding(target, look.sample.value, -drift, look.sample.loaded));
-                    }
-                    Verdict::Busy => busy.push(target),
-                }
-            }
-            self.add(loading, &repairs).await?;
-        }
-        Ok(busy)
+    /// Adds what numbers lack by a sample of their own. Those that are written meanwhile are busy.
+    async fn load_looked(&mut self, loading: &mut Loading, numbers: &[Number]) -> Result<()> {
+        let looks = self.look(numbers, Duration::ZERO, None).await?.looks;
+        loading.busy.extend(looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number));
+        self.add(loading, &self.missing(&looks)).await
     }
 
-    /// Counters that are written while they are loaded.
-    async fn load_busy(&mut self, loading: &mut Loading, targets: &[Target]) -> Result<()> {
-        // Where a producer's clock leaves it open which was first, what it says is taken: a comparison will mend it.
-        let looks = self.look_watched(targets, Duration::ZERO, Duration::ZERO).await?;
-        let repairs: Vec<Repair> = looks
-            .iter()
-            .filter_map(|(target, look)| match look.verdict {
-                Verdict::Drift(drift) if drift != 0 => {
-                    Some(self.adding(*target, look.sample.value, -drift, look.sample.loaded))
-                }
-                _ => None,
-            })
-            .collect();
-        // Of these nobody can say what they were: their buckets stay unknown, until the next run.
-        for (target, _) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
-            loading.buckets.remove(&self.on.cache.keys.bucket(*target));
+    /// Judges what is busy by a new sample: of a long load nearly all of it has come to rest since its cut.
+    async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
+        let mut busy = std::mem::take(&mut loading.busy);
+        busy.sort_unstable();
+        for some in busy.chunks(PAGE_LOOKED) {
+            if self.is_over() {
+                break;
+            }
+            self.load_looked(loading, some).await?;
         }
-        self.add(loading, &repairs).await
+        // Never at rest: they would be in the way of the others.
+        if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
+    }
+
+    /// Numbers that are written all the time. Of those that nobody can judge the buckets stay unknown, until the next run.
+    async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
+        let mut busy = std::mem::take(&mut loading.busy);
+        busy.sort_unstable();
+        for some in busy.chunks(WATCHED_MAX) {
+            if self.is_over() {
+                some.iter().for_each(|(target, _)| loading.leave(self.on.cache.keys.bucket(*target)));
+                continue;
+            }
+            // Where a producer's clock leaves it open which was first, what it says is taken: a comparison will mend it.
+            let looks = self.look_watched(some, Duration::ZERO, Duration::ZERO).await?;
+            for ((target, _), _) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
+                loading.leave(self.on.cache.keys.bucket(*target));
+            }
+            self.add(loading, &self.missing(&looks)).await?;
+        }
+        Ok(())
+    }
+
+    /// What numbers lack that a look could judge.
+    fn missing(&self, looks: &BTreeMap<Number, Look>) -> Vec<Repair> {
+        let missing = |(number, look): (&Number, &Look)| match look.verdict {
+            Verdict::Drift(drift) if drift != 0 => {
+                Some(self.adding(*number, look.sample.value, -drift, look.sample.loaded))
+            }
+            _ => None,
+        };
+        looks.iter().filter_map(missing).collect()
     }
 
     /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.
     async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
+        let keys = &self.on.cache.keys;
         let mut left = repairs.to_vec();
         while !left.is_empty() {
             // As many of each bucket as one call takes; the others with its next state.
             let mut calls: HashMap<u32, usize> = HashMap::new();
             let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
-                let of_bucket = calls.entry(self.on.cache.keys.bucket(repair.target)).or_default();
+                let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
                 *of_bucket += 1;
                 *of_bucket <= CALL_IDS_MAX
             });
             self.add_once(loading, &now).await?;
             let next = |repair: Repair| {
-                let (_, loaded) = loading.buckets.get(&self.on.cache.keys.bucket(repair.target))?;
-                Some(Repair { loaded: *loaded, ..repair })
+                let (_, loaded) = loading.of(keys.bucket(repair.number.0))?;
+                Some(Repair { loaded, ..repair })
             };
             left = later.into_iter().filter_map(next).collect();
         }
@@ -264,18 +312,14 @@ impl Run<'_> {
         let pass = self.next_number();
         fault::point("reconcile:loading");
         let keys = &self.on.cache.keys;
-        for (target, repaired) in self.on.cache.repair(&self.on.names, self.metric, pass, repairs).await? {
+        for ((target, _), repaired) in self.on.cache.repair(&self.on.names, pass, repairs).await? {
             let bucket = keys.bucket(target);
             match repaired {
                 Repaired::Done | Repaired::BelowZero => {
                     self.report.counters_loaded += 1;
-                    if let Some((_, state)) = loading.buckets.get_mut(&bucket) {
-                        *state = state.repaired(pass);
-                    }
+                    loading.note(bucket, pass);
                 }
-                Repaired::Stale => {
-                    loading.buckets.remove(&bucket);
-                }
+                Repaired::Stale => loading.leave(bucket),
             }
         }
         Ok(())
@@ -289,23 +333,14 @@ impl Run<'_> {
         kinds
     }
 
-    /// What is added to a number of the metric in hand, which was `sampled`. It may pass below zero where the daemon counts it, because events
+    /// What is added to a number, which was `sampled`. It may pass below zero where the daemon counts it, because events
     /// come in another order than they happened, and where MySQL has it there. Otherwise it would only by what was taken away since: measure again.
     /// No deadline: a run that takes a load over changes the state of its buckets.
-    pub(super) fn adding(&self, target: Target, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
-        let Ruled { writer, below_zero, .. } = self.on.rules.of(target.kind, self.metric);
+    pub(super) fn adding(&self, number: Number, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
+        let Ruled { writer, below_zero, .. } = self.on.rules.of(number.0.kind, number.1);
         // Of likes there are never less than none: where `counter` says so, it is wrong.
-        let is_below = !self.is_like() && sampled.saturating_add(delta) < 0;
+        let is_below = number.1 != self.on.metrics.like() && sampled.saturating_add(delta) < 0;
         let below_zero = below_zero || writer == Writes::Daemon || is_below;
-        Repair { target, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }
-    }
-
-    /// Each kind's metrics, in the order of their codes.
-    pub(super) fn numbers(&self) -> Vec<(String, Kind, Metric)> {
-        let metrics = self.on.metrics.codes();
-        let of_kind = |(name, kind): (String, Kind)| {
-            metrics.iter().map(|metric| (name.clone(), kind, *metric)).collect::<Vec<_>>()
-        };
-        self.kinds().into_iter().flat_map(of_kind).collect()
+        Repair { number, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::report::Slice;
 use super::{JOB, Mode, Run};
-use crate::model::{Kind, Metric, Target, TargetId};
+use crate::model::{Kind, Target, TargetId};
 use crate::store::ranges::LAST;
 
 /// Rows of `counter` that a slice has at least: small tables need no patience, and statistics may be off.
@@ -21,7 +21,6 @@ const SLICE_MIN: u64 = 10;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
     kind: u8,
-    metric: u8,
     target_id: u64,
     /// The first bucket that is searched next, in every kind.
     bucket: u32,
@@ -37,26 +36,24 @@ impl Run<'_> {
         };
         self.slice_left = self.on.store.estimate_counters().await?.div_ceil(parts).max(SLICE_MIN);
         self.progress.send_modify(|progress| progress.total = Some(self.slice_left));
-        let began = self.place_of((last.kind, last.metric, last.target_id));
-        self.reached = (Target { kind: Kind(last.kind), id: TargetId(last.target_id) }, Metric(last.metric));
+        self.reached = Target { kind: Kind(last.kind), id: TargetId(last.target_id) };
+        let began = self.place_of(self.reached);
         // Buckets first: they are few, and a run whose time is short gets round them, too.
         let bucket = self.search_buckets(last.bucket, parts).await?;
-        let place = |(kind, metric, target_id)| serde_json::to_string(&Place { kind, metric, target_id, bucket });
-        for (_, kind, metric) in self.numbers() {
-            if (kind.0, metric.0) < (last.kind, last.metric) {
+        let place = |Target { kind, id }| serde_json::to_string(&Place { kind: kind.0, target_id: id.0, bucket });
+        for (_, kind) in self.kinds() {
+            if kind.0 < last.kind {
                 continue;
             }
             if self.slice_left == 0 || self.is_over() {
                 break;
             }
-            let goes_on = (kind.0, metric.0) == (last.kind, last.metric);
-            let after = if goes_on { TargetId(last.target_id) } else { TargetId(0) };
-            self.metric = metric;
+            let after = if kind.0 == last.kind { TargetId(last.target_id) } else { TargetId(0) };
             // Noted page by page: a run that is killed loses one.
-            self.compare_known(kind, after, |after, _| place((kind.0, metric.0, after.0))).await?;
+            self.compare_known(kind, after, |after, _| place(Target { kind, id: after })).await?;
         }
         let next = if self.cut_short.load(Ordering::Relaxed) { Some(self.reached) } else { self.next_place() };
-        let next = next.map_or((0, 0, 0), |(target, metric)| (target.kind.0, metric.0, target.id.0));
+        let next = next.unwrap_or(Target { kind: Kind(0), id: TargetId(0) });
         self.report.slice = Some(Slice { after: began, until: self.place_of(next) });
         self.note_checkpoint(&place(next)?).await
     }
@@ -67,8 +64,7 @@ impl Run<'_> {
         let some = u32::try_from(u64::from(buckets).div_ceil(parts)).unwrap_or(buckets);
         let from = if last >= buckets { 0 } else { last };
         let until = buckets.min(from.saturating_add(some));
-        for (name, kind, metric) in self.numbers() {
-            self.metric = metric;
+        for (name, kind) in self.kinds() {
             self.compare_phantoms_of(&name, kind, from..until).await?;
             if self.cut_short.load(Ordering::Relaxed) {
                 return Ok(from);
@@ -77,31 +73,20 @@ impl Run<'_> {
         Ok(until % buckets)
     }
 
-    /// The last number of the slice; none where it was the last one of all.
-    fn next_place(&self) -> Option<(Target, Metric)> {
+    /// The last target of the slice; none where it was the last one of all.
+    fn next_place(&self) -> Option<Target> {
         if self.slice_left > 0 {
             return None;
         }
-        let (Target { kind, id }, metric) = self.reached;
-        if id < LAST {
+        if self.reached.id < LAST {
             return Some(self.reached);
         }
-        let (_, kind, metric) =
-            self.numbers().into_iter().find(|(_, other, number)| (*other, *number) > (kind, metric))?;
-        Some((Target { kind, id: TargetId(0) }, metric))
+        let (_, kind) = self.kinds().into_iter().find(|(_, kind)| *kind > self.reached.kind)?;
+        Some(Target { kind, id: TargetId(0) })
     }
 
     /// A place in words; none where it is before the first target of all.
-    fn place_of(&self, (kind, metric, id): (u8, u8, u64)) -> Option<String> {
-        if kind == 0 {
-            return None;
-        }
-        let target = self.name(Target { kind: Kind(kind), id: TargetId(id) });
-        let metric = Metric(metric);
-        Some(if metric == self.on.metrics.like() {
-            target
-        } else {
-            format!("{target} {}", self.on.metrics.name(metric))
-        })
+    fn place_of(&self, place: Target) -> Option<String> {
+        (place.kind != Kind(0)).then(|| self.name(place))
     }
 }

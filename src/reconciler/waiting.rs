@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use crate::marks::Marks;
-use crate::model::{Addition, Target};
+use crate::model::{Addition, Number};
 use crate::store::outbox::Since;
 
 /// Rows that no sample of a page had, and some that they had.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// By target: a row's partition and number, and what it adds.
-    additions: HashMap<Target, Vec<(u16, u64, i64)>>,
+    /// By number: a row's partition and place in its outbox, and what it adds.
+    additions: HashMap<Number, Vec<(u16, u64, i64)>>,
     /// Rows up to these are deleted.
     pruned: Marks,
     /// Rows up to these were in Redis before it was sampled, whatever a bucket's marks say: they stand in none that the row has nothing for, and
@@ -23,25 +23,25 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Of one metric: what followed `applied`, which was read before the sample.
+    /// What followed `applied`, which was read before the sample.
     pub fn new(since: Since, applied: Marks) -> Self {
-        let mut additions: HashMap<Target, Vec<_>> = HashMap::new();
+        let mut additions: HashMap<Number, Vec<_>> = HashMap::new();
         for row in since.rows {
-            for Addition { target, delta, .. } in row.additions {
-                additions.entry(target).or_default().push((row.partition, row.number, delta));
+            for Addition { target, metric, delta } in row.additions {
+                additions.entry((target, metric)).or_default().push((row.partition, row.number, delta));
             }
         }
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// What a sample of the target lacks whose bucket had `marks`; none where rows are deleted that would tell.
-    pub fn of(&self, target: Target, marks: &Marks) -> Option<i64> {
+    /// What a sample of the number lacks whose bucket had `marks`; none where rows are deleted that would tell.
+    pub fn of(&self, number: Number, marks: &Marks) -> Option<i64> {
         let had = |partition| marks.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
             return None;
         }
-        let additions = self.additions.get(&target).map(Vec::as_slice).unwrap_or_default();
-        Some(additions.iter().filter(|(partition, number, _)| *number > had(*partition)).map(|(.., delta)| delta).sum())
+        let additions = self.additions.get(&number).map(Vec::as_slice).unwrap_or_default();
+        Some(additions.iter().filter(|(partition, row, _)| *row > had(*partition)).map(|(.., delta)| delta).sum())
     }
 }
 
@@ -50,7 +50,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Kind, Metric, Micros, TargetId};
+    use crate::model::{Kind, Metric, Micros, Target, TargetId};
     use crate::store::outbox::OutboxRow;
 
     fn target(id: u64) -> Target {
@@ -86,7 +86,7 @@ mod tests {
             rows.retain(|row| row.number > applied.of(row.partition));
             let waiting = Waiting::new(Since { rows, pruned: applied.clone() }, applied);
             for (id, counted) in counters {
-                let lacks = waiting.of(target(id), &marks[(id % 2) as usize]);
+                let lacks = waiting.of((target(id), Metric(2)), &marks[(id % 2) as usize]);
                 prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
             }
         }
@@ -96,7 +96,7 @@ mod tests {
     fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
         let pruned = Marks::parse("0:5").unwrap();
         let waiting = Waiting::new(Since { rows: Vec::new(), pruned }, Marks::parse("0:3").unwrap());
-        assert_eq!(waiting.of(target(1), &Marks::parse("0:4").unwrap()), None);
-        assert_eq!(waiting.of(target(1), &Marks::parse("0:5").unwrap()), Some(0));
+        assert_eq!(waiting.of((target(1), Metric(2)), &Marks::parse("0:4").unwrap()), None);
+        assert_eq!(waiting.of((target(1), Metric(2)), &Marks::parse("0:5").unwrap()), Some(0));
     }
 }

@@ -12,7 +12,7 @@ use super::page::PENDING_MAX;
 use super::range::read_range;
 use super::report::{Report, Steps};
 use super::{JOB, Mode, Run};
-use crate::model::{Kind, Micros, Target, TargetId};
+use crate::model::{Kind, Micros, Number, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
 use crate::store::ranges::Range;
@@ -23,8 +23,7 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Targets that one run looks at first, because they were kept for it.
 const SEEN_MAX: usize = 5_000;
 
-/// How far a full run has come: the kind's numbers of this metric are compared up to this target, and all of the metrics and kinds
-/// before it, with their phantoms.
+/// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their phantoms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
@@ -34,7 +33,6 @@ struct Checkpoint {
     /// When the run began that went from the first target on, by Redis' clock.
     began: i64,
     kind: u8,
-    metric: u8,
     target_id: u64,
 }
 
@@ -45,12 +43,7 @@ impl Run<'_> {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
             self.listed = targets.len() as u64;
             self.report.in_flight = Some(self.fences.waiting().await?);
-            let targets: Vec<Target> = targets.into_iter().collect();
-            for metric in self.on.metrics.codes() {
-                self.metric = metric;
-                self.compare_these(&targets).await?;
-            }
-            return Ok(());
+            return self.compare_these(&self.numbers(targets)).await;
         }
         self.unload_stale().await?;
         self.rebuild().await?;
@@ -63,9 +56,9 @@ impl Run<'_> {
         }
     }
 
-    /// Compares `targets`, sorted by key, to the end.
-    pub(super) async fn compare_these(&mut self, targets: &[Target]) -> Result<()> {
-        let mut rest = targets;
+    /// Compares `numbers`, sorted by key, to the end.
+    pub(super) async fn compare_these(&mut self, numbers: &[Number]) -> Result<()> {
+        let mut rest = numbers;
         while !rest.is_empty() && !self.is_over() {
             let (page, after) = rest.split_at(rest.len().min(self.pace.page()));
             self.compare_paced(page).await?;
@@ -79,22 +72,13 @@ impl Run<'_> {
         let until = self.fenced_now().await?;
         let from = self.compared_until(until).await?;
         let start = from.before(self.on.limits.overlap.0).max(Micros(0));
-        let mut total = 0;
-        for metric in self.on.metrics.codes() {
-            total += self.on.store.count_changed(metric, start).await?;
-        }
+        let total = self.on.store.count_changed(start).await?;
         self.progress.send_modify(|progress| progress.total = Some(total));
-        let mut seen = Vec::new();
-        for metric in self.on.metrics.codes() {
-            self.metric = metric;
-            seen.push((metric, self.compare_changed_of(start).await?));
-        }
+        let seen = self.compare_changed_since(start).await?;
         let complete = self.is_complete();
         self.report.cut = Some(if complete { until.0 } else { from.0 });
         if complete && !self.report.dry_run {
-            for (metric, seen) in seen {
-                self.on.store.forget_drift_seen(metric, &seen).await?;
-            }
+            self.on.store.forget_drift_seen(&seen).await?;
             self.note_compared(until).await?;
         }
         Ok(())
@@ -119,10 +103,10 @@ impl Run<'_> {
         self.on.cache.note_compared(cut).await.context("note the cut in Redis")
     }
 
-    /// Compares what changed of one metric; gives what was kept for this run.
-    async fn compare_changed_of(&mut self, start: Micros) -> Result<Vec<(Target, Micros)>> {
-        let seen = self.on.store.drift_seen(self.metric, SEEN_MAX).await?;
-        let first: Vec<Target> = seen.iter().map(|(target, _)| *target).collect();
+    /// Compares what changed, after what was kept for this run; gives the latter.
+    async fn compare_changed_since(&mut self, start: Micros) -> Result<Vec<(Number, Micros)>> {
+        let seen = self.on.store.drift_seen(SEEN_MAX).await?;
+        let first: Vec<Number> = seen.iter().map(|(number, _)| *number).collect();
         // Not settled by themselves: what is off of them is few of all that is compared, or too much.
         for page in first.chunks(self.pace.page()) {
             if self.is_over() {
@@ -133,12 +117,12 @@ impl Run<'_> {
         let mut before = ChangedBefore::NEWEST;
         while !self.is_over() {
             let (limit, began) = (self.pace.page(), Instant::now());
-            let rows = self.on.store.changed_targets(self.metric, start, before, limit).await?;
+            let rows = self.on.store.changed_numbers(start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
             self.listed += rows.len() as u64;
-            let targets: BTreeSet<Target> =
-                rows.iter().map(|row| row.target).filter(|it| first.binary_search(it).is_err()).collect();
-            self.compare_paced(&targets.into_iter().collect::<Vec<_>>()).await?;
+            let numbers: BTreeSet<Number> =
+                rows.iter().map(|row| row.number).filter(|it| first.binary_search(it).is_err()).collect();
+            self.compare_paced(&numbers.into_iter().collect::<Vec<_>>()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == limit) else { break };
             before = *last;
         }
@@ -159,21 +143,20 @@ impl Run<'_> {
         // For the bar alone. Of what is left of a run nobody knows it.
         let total = self.on.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
         self.progress.send_modify(|progress| progress.total = total);
-        for (name, kind, metric) in self.numbers() {
-            let place = resumed.as_ref().map(|checkpoint| (checkpoint.kind, checkpoint.metric));
+        for (name, kind) in self.kinds() {
             let after = match &resumed {
-                Some(checkpoint) if place == Some((kind.0, metric.0)) => TargetId(checkpoint.target_id),
-                Some(_) if place > Some((kind.0, metric.0)) => continue,
+                Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
+                Some(checkpoint) if checkpoint.kind > kind.0 => continue,
                 _ => TargetId(0),
             };
             if self.is_over() {
                 break;
             }
-            self.metric = metric;
-            self.counted_seen.clear();
+            self.counted_seen =
+                if self.on.cache.is_packed() { vec![0; self.on.cache.keys.buckets() as usize] } else { Vec::new() };
             self.compare_known(kind, after, |after, clean| {
-                let (layout, kind, metric) = (layout.clone(), kind.0, metric.0);
-                serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind, metric, target_id: after.0 })
+                let (layout, kind) = (layout.clone(), kind.0);
+                serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind, target_id: after.0 })
             })
             .await?;
             if self.is_over() {
@@ -234,13 +217,13 @@ impl Run<'_> {
         let mut reached = after;
         let mut next = self.sample_range(kind, after).await?;
         while let Some(sampled) = next {
-            let (read, targets, sampling) = (self.reading(), sampled.range.targets.len(), sampled.took);
-            let (after, place) = (sampled.range.until, sampled.range.targets.last().copied());
+            let (on, rows, sampling) = (self.on, sampled.rows, sampled.took);
+            let (after, place) = (sampled.range.until, sampled.range.counters.last().map(|last| last.number.0));
             let ((recount, took), following) =
-                tokio::try_join!(read_range(read, &sampled), self.sample_range(kind, after))?;
+                tokio::try_join!(read_range(on, &sampled), self.sample_range(kind, after))?;
             Steps::add(&mut self.report.steps_ms.read, took);
             match recount {
-                Some(recount) => self.judge_range(sampled, recount),
+                Some(recount) => self.judge_range(sampled, recount).await?,
                 None => {
                     self.compare_uncounted(&sampled.range).await?;
                     if self.is_over() {
@@ -249,7 +232,7 @@ impl Run<'_> {
                 }
             }
             fault::point("reconcile:compared");
-            self.pace.note(&self.on.limits, targets, took.max(sampling));
+            self.pace.note(&self.on.limits, usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
             reached = after;
             self.show(place);
             if self.pending.len() >= PENDING_MAX || settled.elapsed() > SETTLE_EVERY {
@@ -260,7 +243,7 @@ impl Run<'_> {
             next = following;
         }
         self.settle().await?;
-        self.reached = (Target { kind, id: reached }, self.metric);
+        self.reached = Target { kind, id: reached };
         self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await
     }
 
@@ -286,22 +269,23 @@ impl Run<'_> {
     /// Compares a range in which `counter` lacks many targets, which it gets by this.
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let (kind, mut after, until, mut ended) = (range.kind, range.after, range.until, false);
-        let mut without: BTreeSet<Target> = range.targets.iter().copied().collect();
+        let like = self.on.metrics.like();
+        let mut without: BTreeSet<Number> = range.counters.iter().map(|counted| counted.number).collect();
         while !ended && !self.is_over() {
             let limit = self.pace.page().min(PENDING_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
             ended = liked.len() < limit;
             after = liked.last().copied().unwrap_or(after);
-            let targets: Vec<Target> = liked.into_iter().map(|id| Target { kind, id }).collect();
-            without.retain(|target| targets.binary_search(target).is_err());
-            self.compare_paced(&targets).await?;
+            let numbers: Vec<Number> = liked.into_iter().map(|id| (Target { kind, id }, like)).collect();
+            without.retain(|number| numbers.binary_search(number).is_err());
+            self.compare_paced(&numbers).await?;
         }
         // Those that have a counter, but no like records.
         self.compare_these(&without.into_iter().collect::<Vec<_>>()).await
     }
 
     /// Compares one page when the servers have time for it.
-    async fn compare_paced(&mut self, page: &[Target]) -> Result<()> {
+    async fn compare_paced(&mut self, page: &[Number]) -> Result<()> {
         // Somebody waits for an answer about a few targets.
         if !self.lists_all {
             self.wait().await?;
@@ -313,7 +297,7 @@ impl Run<'_> {
         self.compare(page).await?;
         fault::point("reconcile:compared");
         self.pace.note(&self.on.limits, page.len(), began.elapsed());
-        self.show(page.last().copied());
+        self.show(page.last().map(|(target, _)| *target));
         if self.pending.len() >= PENDING_MAX {
             self.settle().await?;
         }

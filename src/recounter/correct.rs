@@ -28,7 +28,7 @@ impl Run<'_> {
             self.report.targets.push(TargetReport { target: name, truth, counter: counted, added });
         }
         if !self.order.dry_run {
-            self.intents.push(Intent { target, before: sight.counted, added });
+            self.intents.push(Intent { number: (target, self.on.metric), before: sight.counted, added });
         }
     }
 
@@ -54,7 +54,7 @@ impl Run<'_> {
         let pass = self.next_number();
         let mut intents = std::mem::take(&mut self.intents);
         // They come in the order in which they were decided; everybody locks rows in that of their keys.
-        intents.sort_unstable_by_key(|intent| intent.target);
+        intents.sort_unstable_by_key(|intent| intent.number);
         for chunk in intents.chunks(CHUNK) {
             if self.stop.is_cancelled() {
                 return Err(stopped());

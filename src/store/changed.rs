@@ -5,21 +5,23 @@ use sqlx::mysql::MySqlRow;
 
 use super::counters::target;
 use super::{Result, Store, Tried, datetime};
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 
 /// Where the last page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChangedBefore {
     /// The last row's `update_span`.
     pub span: Span,
-    /// The last row's target.
-    pub target: Target,
+    /// The last row's number.
+    pub number: Number,
 }
 
 impl ChangedBefore {
     /// Before the first page.
-    pub const NEWEST: Self =
-        Self { span: Span(u32::MAX as u64), target: Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) } };
+    pub const NEWEST: Self = Self {
+        span: Span(u32::MAX as u64),
+        number: (Target { kind: Kind(u8::MAX), id: TargetId(u64::MAX) }, Metric(u8::MAX)),
+    };
 }
 
 /// Five minutes, numbered since the epoch: the column `update_span`, in which the index of what changed lately is kept.
@@ -41,13 +43,12 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn count_changed(&self, metric: Metric, since: Micros) -> Result<u64> {
+    pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| async move {
-            let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE update_span >= ? AND metric = ?")
+            let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE update_span >= ?")
                 .bind(Span::of(since).0)
-                .bind(metric.0)
                 .fetch_one(connection)
                 .await
                 .tried(ACTION)?;
@@ -56,7 +57,7 @@ impl Store {
         .await
     }
 
-    /// The next page of counter rows that changed since `since`, newest first: a target with several slots may come
+    /// The next page of counter rows that changed since `since`, newest first: a number with several slots may come
     /// twice. Fewer than `limit` rows mean the end.
     ///
     /// Newest first, because a row that changes meanwhile moves to where the pages came from: the list ends however much
@@ -64,38 +65,33 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn changed_targets(
+    pub async fn changed_numbers(
         &self,
-        metric: Metric,
         since: Micros,
         before: ChangedBefore,
         limit: usize,
     ) -> Result<Vec<ChangedBefore>> {
-        const ACTION: &str = "list changed targets";
+        const ACTION: &str = "list changed counters";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            // The span is in each branch, or the index would be read from the span's newest entry on for every page.
+            // The span in each branch: the server goes on in the index where the last page ended.
             let rows = sqlx::query(
-                "SELECT CAST(update_span AS UNSIGNED), kind, target_id FROM counter \
-                 WHERE update_at >= ? AND metric = ? \
-                   AND ((update_span >= ? AND update_span < ?) OR (update_span = ? AND kind < ?) \
-                        OR (update_span = ? AND kind = ? AND target_id < ?)) \
-                 ORDER BY update_span DESC, kind DESC, target_id DESC LIMIT ?",
-            )
-            .bind(datetime(since))
-            .bind(metric.0)
-            .bind(Span::of(since).0)
-            .bind(before.span.0)
-            .bind(before.span.0)
-            .bind(before.target.kind.0)
-            .bind(before.span.0)
-            .bind(before.target.kind.0)
-            .bind(before.target.id.0)
-            .bind(limit as u64)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-            let read = |row: &MySqlRow| Ok(ChangedBefore { span: Span(row.try_get(0)?), target: target(row, 1)? });
+                "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \
+                 WHERE update_at >= ? AND ((update_span >= ? AND update_span < ?) \
+                   OR (update_span = ? AND kind < ?) \
+                   OR (update_span = ? AND kind = ? AND target_id < ?) \
+                   OR (update_span = ? AND kind = ? AND target_id = ? AND metric < ?)) \
+                 ORDER BY update_span DESC, kind DESC, target_id DESC, metric DESC LIMIT ?",
+            );
+            let ChangedBefore { span: Span(span), number: (Target { kind, id }, metric) } = before;
+            let rows = rows.bind(datetime(since)).bind(Span::of(since).0).bind(span);
+            let rows = rows.bind(span).bind(kind.0);
+            let rows = rows.bind(span).bind(kind.0).bind(id.0);
+            let rows = rows.bind(span).bind(kind.0).bind(id.0).bind(metric.0);
+            let rows = rows.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
+            let read = |row: &MySqlRow| {
+                Ok(ChangedBefore { span: Span(row.try_get(0)?), number: (target(row, 1)?, Metric(row.try_get(3)?)) })
+            };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
         })
         .await

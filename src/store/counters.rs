@@ -11,7 +11,7 @@ use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 
 /// A target's number as MySQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,65 +44,30 @@ impl Store {
         .await
     }
 
-    /// The numbers of `targets`, sorted by key, all as of one instant. With `rows`, like records are recounted too.
+    /// What MySQL says of `numbers`, sorted by key, all as of one instant. Like records of those of the metric `recounted` are counted, too, and the
+    /// rows of the outboxes after `applied` are read.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn truths(&self, metric: Metric, targets: &[Target], rows: bool) -> Result<HashMap<Target, Truth>> {
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| read_truths(connection, metric, targets, rows)).await
-    }
-
-    /// The same, with the rows of the outboxes after those numbers, as of the same instant.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn truths_since(
+    pub async fn truths(
         &self,
-        metric: Metric,
-        targets: &[Target],
-        since: &Marks,
-    ) -> Result<(HashMap<Target, Truth>, Since)> {
+        numbers: &[Number],
+        recounted: Option<Metric>,
+        applied: Option<&Marks>,
+    ) -> Result<(HashMap<Number, Truth>, Since)> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
-            let truths = read_counted(&mut tx, metric, targets).await?;
-            let since = outbox::read_since(&mut tx, since, metric).await?;
+            let mut truths = read_counted(&mut tx, numbers).await?;
+            if let Some(like) = recounted {
+                recount(&mut tx, like, numbers, &mut truths).await?;
+            }
+            let since = match applied {
+                Some(applied) => outbox::read_since(&mut tx, applied).await?,
+                None => Since::default(),
+            };
             tx.commit().await.tried("read counters")?;
             Ok((truths, since))
-        })
-        .await
-    }
-
-    /// The next counters of `kind` in order of id, after `after`, each with the newest `at` that was applied.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn counted_after(
-        &self,
-        kind: Kind,
-        metric: Metric,
-        after: TargetId,
-        limit: usize,
-    ) -> Result<Vec<(TargetId, i64, Micros)>> {
-        const ACTION: &str = "read counters";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut rows = sqlx::query(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-                 WHERE kind = ? AND target_id > ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
-            )
-            .bind(kind.0)
-            .bind(after.0)
-            .bind(metric.0)
-            .bind(limit as u64)
-            .fetch(connection);
-            let mut counters = Vec::new();
-            while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
-                counters.push((TargetId(row.try_get(0).tried(ACTION)?), row.try_get(1).tried(ACTION)?, update_at));
-            }
-            Ok(counters)
         })
         .await
     }
@@ -112,8 +77,8 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, metric: Metric, intent: Intent) -> Result<()> {
-        let Intent { target, added, .. } = intent;
+    pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, intent: Intent) -> Result<()> {
+        let Intent { number: (target, metric), added, .. } = intent;
         const ACTION: &str = "correct a counter";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -131,7 +96,7 @@ impl Store {
             .execute(&mut *tx)
             .await
             .tried(ACTION)?;
-            repairs::note_corrections(&mut tx, run, pass, metric, &[intent]).await?;
+            repairs::note_corrections(&mut tx, run, pass, &[intent]).await?;
             tx.commit().await.tried(ACTION)
         })
         .await
@@ -177,42 +142,30 @@ pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<s
     Ok(tx)
 }
 
-async fn read_truths(
-    connection: &mut MySqlConnection,
-    metric: Metric,
-    targets: &[Target],
-    rows: bool,
-) -> Result<HashMap<Target, Truth>> {
-    let mut tx = begin_snapshot(connection).await?;
-    let mut truths = read_counted(&mut tx, metric, targets).await?;
-    if rows {
-        recount(&mut tx, targets, &mut truths).await?;
-    }
-    tx.commit().await.tried("read counters")?;
-    Ok(truths)
-}
-
+/// Of `numbers`, sorted by key, those that have a counter.
 pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
-    metric: Metric,
-    targets: &[Target],
-) -> Result<HashMap<Target, Truth>> {
+    numbers: &[Number],
+) -> Result<HashMap<Number, Truth>> {
     const ACTION: &str = "read counters";
-    let mut truths = HashMap::with_capacity(targets.len());
-    for (kind, ids) in by_kind(targets) {
+    let mut truths = HashMap::with_capacity(numbers.len());
+    for (kind, ids) in by_kind(numbers.iter().map(|(target, _)| *target)) {
         for piece in in_shapes(&ids) {
             let sql = format!(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-                 WHERE kind = ? AND target_id IN {} AND metric = ? GROUP BY target_id",
+                "SELECT target_id, metric, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+                 WHERE kind = ? AND target_id IN {} GROUP BY target_id, metric",
                 placeholders(1, piece.len())
             );
             let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
-            let mut rows = query.bind(metric.0).fetch(&mut *connection);
+            let mut rows = query.fetch(&mut *connection);
             while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                let id = TargetId(row.try_get(0).tried(ACTION)?);
-                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
-                let counted = row.try_get(1).tried(ACTION)?;
-                truths.insert(Target { kind, id }, Truth { counted, rows: None, update_at: Some(update_at) });
+                let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
+                let number = (target, Metric(row.try_get(1).tried(ACTION)?));
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(3).tried(ACTION)?);
+                let counted = row.try_get(2).tried(ACTION)?;
+                if numbers.binary_search(&number).is_ok() {
+                    truths.insert(number, Truth { counted, rows: None, update_at: Some(update_at) });
+                }
             }
         }
     }
@@ -221,14 +174,16 @@ pub(super) async fn read_counted(
 
 async fn recount(
     connection: &mut MySqlConnection,
-    targets: &[Target],
-    truths: &mut HashMap<Target, Truth>,
+    like: Metric,
+    numbers: &[Number],
+    truths: &mut HashMap<Number, Truth>,
 ) -> Result<()> {
     const ACTION: &str = "recount like records";
-    for target in targets {
-        truths.entry(*target).or_default().rows = Some(0);
+    let likes = || numbers.iter().filter(|(_, metric)| *metric == like);
+    for number in likes() {
+        truths.entry(*number).or_default().rows = Some(0);
     }
-    for (kind, ids) in by_kind(targets) {
+    for (kind, ids) in by_kind(likes().map(|(target, _)| *target)) {
         for piece in in_shapes(&ids) {
             let sql = format!(
                 "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
@@ -239,7 +194,7 @@ async fn recount(
             let mut rows = query.fetch(&mut *connection);
             while let Some(row) = rows.try_next().await.tried(ACTION)? {
                 let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-                truths.entry(target).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
+                truths.entry((target, like)).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
             }
         }
     }
@@ -250,7 +205,15 @@ pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Targe
     Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
-fn by_kind(targets: &[Target]) -> Vec<(Kind, Vec<u64>)> {
-    let runs = targets.chunk_by(|a, b| a.kind == b.kind);
-    runs.filter_map(|run| Some((run.first()?.kind, run.iter().map(|target| target.id.0).collect()))).collect()
+/// The ids of each kind, once each, of targets that are sorted.
+fn by_kind(targets: impl Iterator<Item = Target>) -> Vec<(Kind, Vec<u64>)> {
+    let mut kinds: Vec<(Kind, Vec<u64>)> = Vec::new();
+    for Target { kind, id } in targets {
+        match kinds.last_mut().filter(|(last, _)| *last == kind) {
+            Some((_, ids)) if ids.last() == Some(&id.0) => {}
+            Some((_, ids)) => ids.push(id.0),
+            None => kinds.push((kind, vec![id.0])),
+        }
+    }
+    kinds
 }

@@ -129,8 +129,8 @@ fn decode(body: &[u8]) -> Option<Vec<Addition>> {
     std::str::from_utf8(body).ok()?.split(' ').map(addition).collect()
 }
 
-/// The rows after those numbers, what they add to this metric, and what was deleted before, in a transaction that sees one instant.
-pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, metric: Metric) -> Result<Since> {
+/// The rows after those numbers, and what was deleted before, in a transaction that sees one instant.
+pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks) -> Result<Since> {
     let (mut rows, mut kept, mut unread) = (Vec::new(), 0, Marks::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
@@ -143,12 +143,8 @@ pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks, 
             let some = read_rows(connection, (partition, after), READ_ROWS, Duration::ZERO).await?;
             let Some(next) = some.last().map(|row| row.number) else { break };
             after = next;
-            rows.extend(some.into_iter().map(|mut row| {
-                row.additions.retain(|addition| addition.metric == metric);
-                row.additions.shrink_to_fit();
-                kept += row.additions.len().max(1);
-                row
-            }));
+            kept += some.iter().map(|row| row.additions.len().max(1)).sum::<usize>();
+            rows.extend(some);
         }
     }
     unread.raise_all(&read_marks(connection, PRUNED).await?);

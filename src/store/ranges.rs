@@ -1,18 +1,32 @@
-//! Ranges of ids, in which a run looks at every target: listed, then counted as of one instant.
+//! Counters in the order of their keys, page by page, and what a page's targets have at one instant.
+//!
+//! A page is bounded by the rows that the server reads, never by those that it finds: a metric that a kind hardly has must cost no more than any
+//! other.
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
-use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use super::changed::Span;
 use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
-use super::{Result, Store, Tried, datetime, micros};
+use super::{Result, Store, Tried, micros};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 
-/// All targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
+/// One number of `counter`: the sum of its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Which number.
+    pub number: Number,
+    /// `SUM(value)`.
+    pub value: i64,
+    /// The newest `at` that was applied.
+    pub update_at: Micros,
+    /// How many rows it has: one for each partition that wrote it.
+    pub rows: u32,
+}
+
+/// All numbers of the targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
 #[derive(Clone, Debug)]
 pub struct Range {
     /// Their kind.
@@ -21,22 +35,18 @@ pub struct Range {
     pub after: TargetId,
     /// It ends with this id.
     pub until: TargetId,
-    /// The targets, sorted by id.
-    pub targets: Vec<Target>,
-    /// Each one's `SUM(value)` over the slots of `counter`, when the range was listed.
-    pub counted: Vec<i64>,
-    /// How many rows of `counter` they have: one for each partition that wrote a target.
-    pub rows: u64,
+    /// The numbers when the range was listed, sorted by key.
+    pub counters: Vec<Counted>,
 }
 
 /// What a range has at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Recount {
-    /// Sorted by id: how many users like each target with like records; of other metrics what `counter` says.
-    pub rows: Vec<(TargetId, i64)>,
-    /// The counters that changed lately, sorted by id: the newest `at` that was applied to each.
-    pub changed: Vec<(TargetId, Micros)>,
-    /// Of a metric that the daemons add to Redis: what followed the rows of the outboxes that were there before the samples.
+    /// What `counter` says, sorted by key.
+    pub counters: Vec<Counted>,
+    /// Sorted by id: how many users like each target with like records.
+    pub likes: Vec<(TargetId, i64)>,
+    /// What followed the rows of the outboxes that were there before the samples, where that was asked for.
     pub since: Since,
 }
 
@@ -46,88 +56,63 @@ const UNCOUNTED_MAX: usize = 10_000;
 /// The highest id that there may be.
 pub const LAST: TargetId = TargetId(i64::MAX as u64);
 
+impl Range {
+    /// How many rows its numbers have.
+    pub fn rows(&self) -> u64 {
+        self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
+    }
+
+    /// Ends the range before the target with which its likes are more than `max`, unless that is its first one: each like is a row to recount.
+    pub fn limit_likes(&mut self, like: Metric, max: i64) {
+        let mut likes = 0_i64;
+        let beyond = self.counters.iter().position(|counted| {
+            likes = likes.saturating_add(if counted.number.1 == like { counted.value.max(0) } else { 0 });
+            likes > max
+        });
+        let beyond = beyond.and_then(|place| self.counters.get(place)).map(|counted| counted.number.0);
+        let Some(beyond) = beyond else { return };
+        let first = self.counters.first().map(|counted| counted.number.0);
+        // A target that alone has more is recounted alone.
+        let keep = self.counters.partition_point(|counted| {
+            if first == Some(beyond) { counted.number.0 <= beyond } else { counted.number.0 < beyond }
+        });
+        if keep < self.counters.len() {
+            self.counters.truncate(keep);
+            self.until = self.counters.last().map_or(self.until, |counted| counted.number.0.id);
+        }
+    }
+}
+
 impl Store {
-    /// The next targets of `kind` that have a counter, in order of id, after `after`. Fewer than `limit` are the last ones:
-    /// their range goes on to the highest id, because there may be like records without a counter.
+    /// The numbers of the next targets of `kind` after that id, from about `limit` rows. A range whose end is [`LAST`] is the last one: there may
+    /// be like records without a counter.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn list_range(&self, kind: Kind, metric: Metric, after: TargetId, limit: usize) -> Result<Range> {
-        const ACTION: &str = "list targets";
+    pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
-            let mut rows = sqlx::query(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED), COUNT(*) FROM counter \
-                 WHERE kind = ? AND target_id > ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
-            )
-            .bind(kind.0)
-            .bind(after.0)
-            .bind(metric.0)
-            .bind(limit as u64)
-            .fetch(connection);
-            let (mut targets, mut counted) = (Vec::with_capacity(limit), Vec::with_capacity(limit));
-            let mut slots = 0_i64;
-            while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                targets.push(Target { kind, id: TargetId(row.try_get_unchecked(0).tried(ACTION)?) });
-                counted.push(row.try_get_unchecked(1).tried(ACTION)?);
-                slots += row.try_get_unchecked::<i64, _>(2).tried(ACTION)?;
-            }
-            let until = targets.last().filter(|_| targets.len() == limit).map_or(LAST, |target| target.id);
-            Ok(Range { kind, after, until, targets, counted, rows: slots.unsigned_abs() })
-        })
-        .await
+        lent.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
-    /// Recounts a range, and reads which of its counters have an `at` after `since`, all as of one instant. None where too
-    /// many targets without a counter lie there.
+    /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
+    /// there.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn recount_range(&self, metric: Metric, range: &Range, since: Option<Micros>) -> Result<Option<Recount>> {
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| recount_range(connection, metric, range, since)).await
-    }
-
-    /// Reads a range's numbers of a metric of which `counter` is the truth, and which of them have an `at` after `since`, all as of one
-    /// instant; and the rows of the outboxes after `applied`, where that is asked for.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn count_range(
-        &self,
-        metric: Metric,
-        range: &Range,
-        since: Option<Micros>,
-        applied: Option<&Marks>,
-    ) -> Result<Recount> {
-        const ACTION: &str = "read counters";
+    pub async fn recount_range(&self, range: &Range, applied: Option<&Marks>) -> Result<Option<Recount>> {
+        const ACTION: &str = "recount a range";
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
-            let mut recount = Recount { rows: Vec::with_capacity(range.targets.len()), ..Recount::default() };
-            let mut rows = sqlx::query(
-                "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-                 WHERE kind = ? AND target_id BETWEEN ? AND ? AND metric = ? GROUP BY target_id ORDER BY target_id",
-            )
-            .bind(range.kind.0)
-            .bind(range.after.0 + 1)
-            .bind(range.until.0)
-            .bind(metric.0)
-            .fetch(&mut *tx);
-            while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                let id = TargetId(row.try_get_unchecked(0).tried(ACTION)?);
-                let update_at = micros(row.try_get::<NaiveDateTime, _>(2).tried(ACTION)?);
-                recount.rows.push((id, row.try_get_unchecked(1).tried(ACTION)?));
-                if since.is_some_and(|since| update_at > since) {
-                    recount.changed.push((id, update_at));
-                }
-            }
-            drop(rows);
-            if let Some(applied) = applied {
-                recount.since = outbox::read_since(&mut tx, applied, metric).await?;
-            }
+            let counters = read_counters(&mut tx, range.kind, (range.after, range.until), usize::MAX >> 1).await?;
+            let targets = range.counters.chunk_by(|a, b| a.number.0 == b.number.0).count();
+            let Some(likes) = read_likes(&mut tx, range, targets + UNCOUNTED_MAX).await? else { return Ok(None) };
+            let since = match applied {
+                Some(applied) => outbox::read_since(&mut tx, applied).await?,
+                None => Since::default(),
+            };
             tx.commit().await.tried(ACTION)?;
-            Ok(recount)
+            Ok(Some(Recount { counters, likes, since }))
         })
         .await
     }
@@ -165,59 +150,113 @@ impl Store {
     }
 }
 
-async fn recount_range(
+/// The numbers of the next targets of `kind` in a range of ids, from about `limit` rows.
+///
+/// # Errors
+/// MySQL's.
+pub(super) async fn list_range(
     connection: &mut MySqlConnection,
-    metric: Metric,
-    range: &Range,
-    since: Option<Micros>,
-) -> Result<Option<Recount>> {
-    const ACTION: &str = "recount like records";
-    let mut tx = begin_snapshot(connection).await?;
-    let mut recount = Recount::default();
-    if let Some(since) = since {
-        recount.changed = changed_since(&mut tx, metric, range, since).await?;
+    kind: Kind,
+    (after, end): (TargetId, TargetId),
+    limit: usize,
+) -> Result<Range> {
+    let mut counters = read_counters(connection, kind, (after, end), limit + 1).await?;
+    let ids = counters.first().zip(counters.last()).map(|(first, last)| (first.number.0.id, last.number.0.id));
+    let mut range = Range { kind, after, until: end, counters: Vec::new() };
+    if let Some((first, last)) = ids
+        && counters.iter().map(|counted| counted.rows as usize).sum::<usize>() > limit
+    {
+        // The last target may be cut: the next page has all of it. One that alone has more rows than a page is read whole.
+        if first == last {
+            counters = read_counters(connection, kind, (TargetId(last.0 - 1), last), usize::MAX >> 1).await?;
+        } else {
+            counters.truncate(counters.partition_point(|counted| counted.number.0.id < last));
+        }
+        range.until = counters.last().map_or(last, |counted| counted.number.0.id);
     }
-    let limit = range.targets.len() + UNCOUNTED_MAX;
+    range.counters = counters;
+    Ok(range)
+}
+
+/// The numbers above the first id, up to the second one, from `limit` rows.
+async fn read_counters(
+    connection: &mut MySqlConnection,
+    kind: Kind,
+    (after, until): (TargetId, TargetId),
+    limit: usize,
+) -> Result<Vec<Counted>> {
+    const ACTION: &str = "read counters";
+    let mut rows = sqlx::query(
+        "SELECT target_id, metric, value, update_at FROM counter WHERE kind = ? AND target_id > ? AND target_id <= ? \
+         ORDER BY kind, target_id, metric, slot LIMIT ?",
+    )
+    .bind(kind.0)
+    .bind(after.0)
+    .bind(until.0)
+    .bind(limit as u64)
+    .fetch(connection);
+    let mut counters: Vec<Counted> = Vec::new();
+    while let Some(row) = rows.try_next().await.tried(ACTION)? {
+        let target = Target { kind, id: TargetId(row.try_get_unchecked(0).tried(ACTION)?) };
+        let number = (target, Metric(row.try_get_unchecked(1).tried(ACTION)?));
+        let value: i64 = row.try_get_unchecked(2).tried(ACTION)?;
+        let update_at = micros(row.try_get::<NaiveDateTime, _>(3).tried(ACTION)?);
+        match counters.last_mut().filter(|last| last.number == number) {
+            Some(last) => {
+                last.value = last.value.saturating_add(value);
+                last.update_at = last.update_at.max(update_at);
+                last.rows += 1;
+            }
+            None => counters.push(Counted { number, value, update_at, rows: 1 }),
+        }
+    }
+    Ok(counters)
+}
+
+async fn read_likes(
+    connection: &mut MySqlConnection,
+    range: &Range,
+    limit: usize,
+) -> Result<Option<Vec<(TargetId, i64)>>> {
+    const ACTION: &str = "recount like records";
     // A sum of decimals and each comparison cost a tenth of the whole scan.
     let mut rows = sqlx::query(
         "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
-         WHERE kind = ? AND target_id BETWEEN ? AND ? GROUP BY target_id ORDER BY target_id LIMIT ?",
-    )
-    .bind(range.kind.0)
-    .bind(range.after.0 + 1)
-    .bind(range.until.0)
-    .bind(limit as u64)
-    .fetch(&mut *tx);
-    recount.rows.reserve(range.targets.len());
-    while let Some(row) = rows.try_next().await.tried(ACTION)? {
-        let liked = (TargetId(row.try_get_unchecked(0).tried(ACTION)?), row.try_get_unchecked(1).tried(ACTION)?);
-        recount.rows.push(liked);
-    }
-    drop(rows);
-    tx.commit().await.tried(ACTION)?;
-    Ok(if recount.rows.len() < limit { Some(recount) } else { None })
-}
-
-async fn changed_since(
-    connection: &mut MySqlConnection,
-    metric: Metric,
-    range: &Range,
-    since: Micros,
-) -> Result<Vec<(TargetId, Micros)>> {
-    const ACTION: &str = "read what changed lately";
-    let rows = sqlx::query(
-        "SELECT target_id, MAX(update_at) FROM counter WHERE kind = ? AND target_id > ? AND target_id <= ? \
-           AND metric = ? AND update_span >= ? AND update_at > ? GROUP BY target_id ORDER BY target_id",
+         WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",
     )
     .bind(range.kind.0)
     .bind(range.after.0)
     .bind(range.until.0)
-    .bind(metric.0)
-    .bind(Span::of(since).0)
-    .bind(datetime(since))
-    .fetch_all(connection)
-    .await
-    .tried(ACTION)?;
-    let read = |row: &MySqlRow| Ok((TargetId(row.try_get(0)?), micros(row.try_get(1)?)));
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+    .bind(limit as u64)
+    .fetch(connection);
+    let mut likes = Vec::new();
+    while let Some(row) = rows.try_next().await.tried(ACTION)? {
+        likes.push((TargetId(row.try_get_unchecked(0).tried(ACTION)?), row.try_get_unchecked(1).tried(ACTION)?));
+    }
+    Ok(if likes.len() < limit { Some(likes) } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_ends_before_the_target_with_too_many_likes() {
+        let counted = |(id, metric, value)| Counted {
+            number: (Target { kind: Kind(1), id: TargetId(id) }, Metric(metric)),
+            value,
+            update_at: Micros(0),
+            rows: 1,
+        };
+        for (numbers, kept, until) in [
+            (vec![(1, 1, 60), (1, 2, 900), (2, 1, 40), (3, 2, 500)], 4, 9),
+            (vec![(1, 1, 60), (1, 2, 900), (2, 1, 41), (2, 2, 1), (3, 1, 1)], 2, 1),
+            (vec![(1, 1, 101), (1, 2, 1), (2, 1, 1)], 2, 1),
+        ] {
+            let counters = numbers.into_iter().map(counted).collect();
+            let mut range = Range { kind: Kind(1), after: TargetId(0), until: TargetId(9), counters };
+            range.limit_likes(Metric(1), 100);
+            assert_eq!((range.counters.len(), range.until), (kept, TargetId(until)));
+        }
+    }
 }

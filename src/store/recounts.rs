@@ -6,21 +6,26 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
 use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, TypeInfo};
 
 use super::counters::begin_snapshot;
-use super::ranges::LAST;
+use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
-use super::{Result, Store, StoreError, Tried, in_shapes, jobs, micros, outbox, sightings};
+use super::{Result, Store, StoreError, Tried, in_shapes, jobs, outbox, sightings};
 use crate::config::Writes;
 use crate::marks::CORRECTIONS;
-use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
+use crate::model::{Addition, Kind, Metric, Micros, Number, TargetId};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
+
+/// Rows of `counter` that one statement reads.
+const STATEMENT_ROWS: usize = 20_000;
+
+/// Rows of `counter` that are read for one page: seconds.
+const ROWS_MAX: u64 = 1_000_000;
 
 /// How often a correction is tried that a rival's transaction was in the way of.
 const TRIES: u32 = 10;
@@ -237,11 +242,8 @@ async fn ask(
     limit_time(&mut tx, Some(question.query_max)).await?;
     let mut truths = run(&mut tx, question).await?;
     limit_time(&mut tx, None).await?;
-    let mut end = truths.last().filter(|_| truths.len() >= question.limit).map_or(until, |(id, _)| until.min(*id));
-    let counters = counters_between(&mut tx, (kind, metric), (question.after, end), question.limit).await?;
-    if let Some((last, ..)) = counters.last().filter(|_| counters.len() >= question.limit) {
-        end = *last;
-    }
+    let end = truths.last().filter(|_| truths.len() >= question.limit).map_or(until, |(id, _)| until.min(*id));
+    let (counters, end) = counters_between(&mut tx, (kind, metric), (question.after, end), question.limit).await?;
     truths.retain(|(id, _)| *id <= end);
     tx.commit().await.tried("read counters")?;
     Ok(Answer { truths, counters, until: end })
@@ -306,30 +308,28 @@ fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
     Ok((target, value.map_err(|_| wrong(format!("the query returns {whole} for target {id}: that is no integer")))?))
 }
 
+/// As many counters of the metric as are wanted, up to the last id, and where they end: earlier where the kind's other metrics have many rows.
 async fn counters_between(
     connection: &mut MySqlConnection,
     (kind, metric): (Kind, Metric),
     (after, until): (TargetId, TargetId),
     limit: usize,
-) -> Result<Vec<(TargetId, i64, Micros)>> {
-    const ACTION: &str = "read counters";
-    let rows = sqlx::query(
-        "SELECT target_id, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
-         WHERE kind = ? AND target_id > ? AND target_id <= ? AND metric = ? GROUP BY target_id ORDER BY target_id LIMIT ?",
-    )
-    .bind(kind.0)
-    .bind(after.0)
-    .bind(until.0)
-    .bind(metric.0)
-    .bind(limit as u64)
-    .fetch_all(connection)
-    .await
-    .tried(ACTION)?;
-    let read = |row: &MySqlRow| {
-        let update_at = micros(row.try_get::<NaiveDateTime, _>(2)?);
-        Ok((TargetId(row.try_get(0)?), row.try_get(1)?, update_at))
-    };
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+) -> Result<(Vec<(TargetId, i64, Micros)>, TargetId)> {
+    let (mut counters, mut end, mut read) = (Vec::new(), after, 0);
+    while end < until && read < ROWS_MAX {
+        let range = list_range(connection, kind, (end, until), STATEMENT_ROWS).await?;
+        read += range.rows();
+        for Counted { number: (target, other), value, update_at, .. } in range.counters {
+            if other == metric {
+                counters.push((target.id, value, update_at));
+                if counters.len() >= limit {
+                    return Ok((counters, target.id));
+                }
+            }
+        }
+        end = range.until;
+    }
+    Ok((counters, end))
 }
 
 async fn correct(
@@ -350,35 +350,34 @@ async fn correct(
             vec!["(?, ?, ?, 0, ?, '1970-01-02')"; piece.len()].join(", ")
         );
         let mut query = sqlx::query(AssertSqlSafe(sql));
-        for Intent { target, added, .. } in piece {
+        for Intent { number: (target, _), added, .. } in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(added);
         }
         query.execute(&mut *tx).await.tried(ACTION)?;
     }
-    repairs::note_corrections(&mut tx, run, pass, metric, intents).await?;
-    let untold = tell_redis(&mut tx, metric, writer, intents).await?;
+    repairs::note_corrections(&mut tx, run, pass, intents).await?;
+    let untold = tell_redis(&mut tx, writer, intents).await?;
     tx.commit().await.tried(ACTION)?;
     Ok(untold)
 }
 
 /// Sees to it that Redis follows what was corrected, in the transaction of the correction: what the daemon counts there it adds from its
 /// outbox; at what API servers count the next `changed` reconcile looks first. Gives of how many it can't be told, because too many drifts wait for it.
-async fn tell_redis(
-    connection: &mut MySqlConnection,
-    metric: Metric,
-    writer: Writes,
-    intents: &[Intent],
-) -> Result<u64> {
+async fn tell_redis(connection: &mut MySqlConnection, writer: Writes, intents: &[Intent]) -> Result<u64> {
     match writer {
         Writes::Daemon => {
-            let addition = |intent: &Intent| Addition { target: intent.target, metric, delta: intent.added };
+            let addition = |Intent { number: (target, metric), added, .. }: &Intent| Addition {
+                target: *target,
+                metric: *metric,
+                delta: *added,
+            };
             let additions: Vec<Addition> = intents.iter().map(addition).collect();
             outbox::append(connection, CORRECTIONS, &additions).await?;
             Ok(0)
         }
         Writes::Api => {
-            let seen: Vec<(Target, i64)> = intents.iter().map(|intent| (intent.target, -intent.added)).collect();
-            sightings::keep(connection, metric, &seen).await
+            let seen: Vec<(Number, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
+            sightings::keep(connection, &seen).await
         }
     }
 }

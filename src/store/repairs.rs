@@ -5,13 +5,13 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 use super::{Result, Store, Tried, in_shapes, jobs, placeholders};
-use crate::model::{Metric, Target};
+use crate::model::Number;
 
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// Whose number.
-    pub target: Target,
+    /// Which number.
+    pub number: Number,
     /// The number, as of the cut.
     pub before: i64,
     /// What is added.
@@ -26,13 +26,13 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, metric: Metric, intents: &[Intent]) -> Result<()> {
+    pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, intents: &[Intent]) -> Result<()> {
         const ACTION: &str = "note repairs";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             jobs::hold(&mut tx, job, run).await?;
-            insert(&mut tx, run, pass, metric, "redis", None, intents).await?;
+            insert(&mut tx, run, pass, "redis", None, intents).await?;
             tx.commit().await.tried(ACTION)
         })
         .await
@@ -42,22 +42,22 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn note_outcomes(&self, pass: u64, metric: Metric, outcomes: &[(Target, &'static str)]) -> Result<()> {
+    pub async fn note_outcomes(&self, pass: u64, outcomes: &[(Number, &'static str)]) -> Result<()> {
         const ACTION: &str = "note what became of repairs";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             for outcome in ["done", "below-zero", "stale"] {
-                let those: Vec<Target> =
-                    outcomes.iter().filter(|(_, of)| *of == outcome).map(|(target, _)| *target).collect();
+                let those: Vec<Number> =
+                    outcomes.iter().filter(|(_, of)| *of == outcome).map(|(number, _)| *number).collect();
                 for piece in in_shapes(&those) {
                     let sql = format!(
-                        "UPDATE repair SET outcome = ? WHERE pass = ? AND metric = ? AND (kind, target_id) IN ({})",
-                        placeholders(piece.len(), 2)
+                        "UPDATE repair SET outcome = ? WHERE pass = ? AND (kind, target_id, metric) IN ({})",
+                        placeholders(piece.len(), 3)
                     );
-                    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(outcome).bind(pass).bind(metric.0);
-                    for target in piece {
-                        query = query.bind(target.kind.0).bind(target.id.0);
+                    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(outcome).bind(pass);
+                    for (target, metric) in piece {
+                        query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
                     }
                     query.execute(&mut *tx).await.tried(ACTION)?;
                 }
@@ -103,17 +103,15 @@ pub(super) async fn note_corrections(
     connection: &mut MySqlConnection,
     run: u64,
     pass: u64,
-    metric: Metric,
     intents: &[Intent],
 ) -> Result<()> {
-    insert(connection, run, pass, metric, "mysql", Some("done"), intents).await
+    insert(connection, run, pass, "mysql", Some("done"), intents).await
 }
 
 async fn insert(
     connection: &mut MySqlConnection,
     run: u64,
     pass: u64,
-    metric: Metric,
     store: &'static str,
     outcome: Option<&'static str>,
     intents: &[Intent],
@@ -126,7 +124,7 @@ async fn insert(
             vec![group; piece.len()].join(", ")
         );
         let mut query = sqlx::query(AssertSqlSafe(sql));
-        for Intent { target, before, added } in piece {
+        for Intent { number: (target, metric), before, added } in piece {
             query = query.bind(pass).bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(store).bind(run);
             query = query.bind(*before).bind(*added).bind(outcome);
         }

@@ -6,41 +6,38 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::{Result, Store, Tried, in_shapes, micros, placeholders};
-use crate::model::{Metric, Micros, Target};
+use crate::model::{Metric, Micros, Number};
 
 /// Targets that are kept at most: a run looks at half as many first of all.
 const KEPT_MAX: usize = 10_000;
 
 impl Store {
-    /// Keeps targets, each with by how much Redis is off where that is known, as many as there is room for. Says for how many there was
+    /// Keeps numbers, each with by how much Redis is off where that is known, as many as there is room for. Says for how many there was
     /// none.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn keep_drift_seen(&self, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
+    pub async fn keep_drift_seen(&self, seen: &[(Number, i64)]) -> Result<u64> {
         let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| keep(connection, metric, seen)).await
+        lent.limit(ACTION, |connection| keep(connection, seen)).await
     }
 
-    /// Up to `limit` of the targets that are kept, those that were seen first, sorted by key, with the time at which each
+    /// Up to `limit` of the numbers that are kept, those that were seen first, sorted by key, with the time at which each
     /// was seen last.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn drift_seen(&self, metric: Metric, limit: usize) -> Result<Vec<(Target, Micros)>> {
+    pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(Number, Micros)>> {
         const ACTION: &str = "read which drifts were seen";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
-            let rows = sqlx::query(
-                "SELECT kind, target_id, seen_at FROM drift_seen WHERE metric = ? ORDER BY seen_at LIMIT ?",
-            )
-            .bind(metric.0)
-            .bind(limit as u64)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
-            let read = |row: &MySqlRow| Ok((target(row, 0)?, micros(row.try_get(2)?)));
-            let mut seen: Vec<(Target, Micros)> =
+            let rows = sqlx::query("SELECT kind, target_id, metric, seen_at FROM drift_seen ORDER BY seen_at LIMIT ?")
+                .bind(limit as u64)
+                .fetch_all(connection)
+                .await
+                .tried(ACTION)?;
+            let read = |row: &MySqlRow| Ok(((target(row, 0)?, Metric(row.try_get(2)?)), micros(row.try_get(3)?)));
+            let mut seen: Vec<(Number, Micros)> =
                 rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)?;
             seen.sort_unstable();
             Ok(seen)
@@ -52,19 +49,19 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn forget_drift_seen(&self, metric: Metric, seen: &[(Target, Micros)]) -> Result<()> {
+    pub async fn forget_drift_seen(&self, seen: &[(Number, Micros)]) -> Result<()> {
         const ACTION: &str = "forget drifts that were seen";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             for piece in in_shapes(seen) {
                 let sql = format!(
-                    "DELETE FROM drift_seen WHERE metric = ? AND seen_at <= ? AND (kind, target_id) IN ({})",
-                    placeholders(piece.len(), 2)
+                    "DELETE FROM drift_seen WHERE seen_at <= ? AND (kind, target_id, metric) IN ({})",
+                    placeholders(piece.len(), 3)
                 );
-                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0).bind(super::datetime(newest));
-                for (target, _) in piece {
-                    query = query.bind(target.kind.0).bind(target.id.0);
+                let mut query = sqlx::query(AssertSqlSafe(sql)).bind(super::datetime(newest));
+                for ((target, metric), _) in piece {
+                    query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
                 }
                 query.execute(&mut *connection).await.tried(ACTION)?;
             }
@@ -91,16 +88,16 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
 ///
 /// # Errors
 /// MySQL's.
-pub async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Target, i64)]) -> Result<u64> {
+pub async fn keep(connection: &mut MySqlConnection, seen: &[(Number, i64)]) -> Result<u64> {
     // Those that are there already need no room, and must not be taken for ones that were seen no more.
     for piece in in_shapes(seen) {
         let sql = format!(
-            "UPDATE drift_seen SET seen_at = NOW(6) WHERE metric = ? AND (kind, target_id) IN ({})",
-            placeholders(piece.len(), 2)
+            "UPDATE drift_seen SET seen_at = NOW(6) WHERE (kind, target_id, metric) IN ({})",
+            placeholders(piece.len(), 3)
         );
-        let mut query = sqlx::query(AssertSqlSafe(sql)).bind(metric.0);
-        for (target, _) in piece {
-            query = query.bind(target.kind.0).bind(target.id.0);
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for ((target, metric), _) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
         }
         query.execute(&mut *connection).await.tried(ACTION)?;
     }
@@ -116,7 +113,7 @@ pub async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Tar
             vec!["(?, ?, ?, ?, NOW(6))"; piece.len()].join(", ")
         );
         let mut query = sqlx::query(AssertSqlSafe(sql));
-        for (target, drift) in piece {
+        for ((target, metric), drift) in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(drift);
         }
         query.execute(&mut *connection).await.tried(ACTION)?;
@@ -124,12 +121,12 @@ pub async fn keep(connection: &mut MySqlConnection, metric: Metric, seen: &[(Tar
     let mut without_room = beyond.len() as u64;
     for piece in in_shapes(beyond) {
         let sql = format!(
-            "SELECT COUNT(*) FROM drift_seen WHERE metric = ? AND (kind, target_id) IN ({})",
-            placeholders(piece.len(), 2)
+            "SELECT COUNT(*) FROM drift_seen WHERE (kind, target_id, metric) IN ({})",
+            placeholders(piece.len(), 3)
         );
-        let mut query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql)).bind(metric.0);
-        for (target, _) in piece {
-            query = query.bind(target.kind.0).bind(target.id.0);
+        let mut query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql));
+        for ((target, metric), _) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
         }
         let known = query.fetch_one(&mut *connection).await.tried(ACTION)?;
         without_room = without_room.saturating_sub(known.unsigned_abs());

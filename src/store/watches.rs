@@ -9,7 +9,7 @@ use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
 use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
 use crate::event::{EventId, LikeEvent};
-use crate::model::{Metric, Micros, Number, Target, UserId};
+use crate::model::{Metric, Micros, Number, UserId};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub struct WatchedEvent {
 /// A change of a watched number that isn't likes, since the watch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
-    /// Whose number.
-    pub target: Target,
+    /// Which number.
+    pub number: Number,
     /// The event's `at`.
     pub at: Micros,
     /// What was added; none where the number was set.
@@ -45,83 +45,60 @@ pub struct Logged {
 /// Rows that one statement forgets.
 const UNWATCHED_ROWS: u64 = 10_000;
 
+/// What a watch has logged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Of likes: events, with the states before them.
+    pub likes: Vec<WatchedEvent>,
+    /// Of all else.
+    pub counts: Vec<WatchedCount>,
+}
+
 impl Store {
-    /// What the watch has logged so far and the counters of `targets`, all as of one instant. None where one of the
+    /// What the watch has logged so far and the counters of `numbers`, all as of one instant. None where one of the
     /// `partitions` has not been watched all the time.
     ///
     /// # Errors
     /// MySQL's.
     pub async fn watched(
         &self,
-        metric: Metric,
-        targets: &[Target],
+        numbers: &[Number],
         watch: u64,
         partitions: u16,
-    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedEvent>)>> {
+    ) -> Result<Option<(HashMap<Number, Truth>, Watched)>> {
         let mut lent = self.lend().await?;
         lent.limit("read watched events", |connection| async move {
             let mut tx = begin_snapshot(connection).await?;
             if !is_watched(&mut tx, watch, partitions).await? {
                 return Ok(None);
             }
-            let truths = read_counted(&mut tx, metric, targets).await?;
-            let events = read_watched(&mut tx, watch).await?;
+            let truths = read_counted(&mut tx, numbers).await?;
+            let likes = read_watched(&mut tx, watch).await?;
+            let counts = read_watched_counts(&mut tx, watch).await?;
             tx.commit().await.tried("read watched events")?;
-            Ok(Some((truths, events)))
+            Ok(Some((truths, Watched { likes, counts })))
         })
         .await
     }
 
-    /// The same of a number that isn't likes: the changes of it that the watch has logged.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn watched_counts(
-        &self,
-        metric: Metric,
-        targets: &[Target],
-        watch: u64,
-        partitions: u16,
-    ) -> Result<Option<(HashMap<Target, Truth>, Vec<WatchedCount>)>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read watched counts", |connection| async move {
-            let mut tx = begin_snapshot(connection).await?;
-            if !is_watched(&mut tx, watch, partitions).await? {
-                return Ok(None);
-            }
-            let truths = read_counted(&mut tx, metric, targets).await?;
-            let counts = read_watched_counts(&mut tx, metric, watch).await?;
-            tx.commit().await.tried("read watched counts")?;
-            Ok(Some((truths, counts)))
-        })
-        .await
-    }
-
-    /// Starts to log every event of that number of `targets` in every partition, as `watch`, a number never used before, until
+    /// Starts to log every event of `numbers` in every partition, as `watch`, a number never used before, until
     /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
     /// stays.
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn watch(
-        &self,
-        watch: u64,
-        metric: Metric,
-        targets: &[Target],
-        partitions: u16,
-        seconds: u64,
-    ) -> Result<()> {
+    pub async fn watch(&self, watch: u64, numbers: &[Number], partitions: u16, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
-            for piece in in_shapes(targets) {
+            for piece in in_shapes(numbers) {
                 let sql = format!(
                     "INSERT INTO watched_target (watch, kind, target_id, metric) VALUES {}",
                     placeholders(piece.len(), 4)
                 );
                 let mut query = sqlx::query(AssertSqlSafe(sql));
-                for target in piece {
+                for (target, metric) in piece {
                     query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
                 }
                 query.execute(&mut *tx).await.tried(ACTION)?;
@@ -214,21 +191,16 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u1
     Ok(all && watching == i64::from(partitions))
 }
 
-async fn read_watched_counts(
-    connection: &mut MySqlConnection,
-    metric: Metric,
-    watch: u64,
-) -> Result<Vec<WatchedCount>> {
+async fn read_watched_counts(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedCount>> {
     const ACTION: &str = "read watched counts";
-    let rows =
-        sqlx::query("SELECT kind, target_id, update_at, delta FROM watched_count WHERE watch = ? AND metric = ?")
-            .bind(watch)
-            .bind(metric.0)
-            .fetch_all(connection)
-            .await
-            .tried(ACTION)?;
+    let rows = sqlx::query("SELECT kind, target_id, metric, update_at, delta FROM watched_count WHERE watch = ?")
+        .bind(watch)
+        .fetch_all(connection)
+        .await
+        .tried(ACTION)?;
     let read = |row: &MySqlRow| {
-        Ok(WatchedCount { target: target(row, 0)?, at: micros(row.try_get(2)?), delta: row.try_get(3)? })
+        let number = (target(row, 0)?, Metric(row.try_get(2)?));
+        Ok(WatchedCount { number, at: micros(row.try_get(3)?), delta: row.try_get(4)? })
     };
     rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
 }

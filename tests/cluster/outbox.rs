@@ -2,7 +2,7 @@
 
 use tallyd::cache::keys::KindNames;
 use tallyd::event::encode_count;
-use tallyd::model::{Metric, Micros, Target, TargetId, UserId};
+use tallyd::model::{Metric, Micros, Number, TargetId, UserId};
 
 use super::common::{World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
@@ -20,8 +20,8 @@ fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
 }
 
 async fn in_redis(world: &World) -> Vec<i64> {
-    let targets: Vec<Target> = (1..=TARGETS).map(target).collect();
-    let samples = world.cache.sample(&KindNames::new(&world.config.kinds), VIEW, &targets).await.unwrap();
+    let numbers: Vec<Number> = (1..=TARGETS).map(|id| (target(id), VIEW)).collect();
+    let samples = world.cache.sample(&KindNames::new(&world.config.kinds), &numbers).await.unwrap();
     samples.into_iter().map(|sample| sample.unwrap().value).collect()
 }
 

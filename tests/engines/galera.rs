@@ -203,7 +203,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         let taken = eventually_taken(&there).await;
         assert!(taken > run);
         assert!(write.commit().await.is_err(), "what a former run writes is committed");
-        let late = here.correct_counter("reconcile", run, run << 24, Metric(1), intent()).await;
+        let late = here.correct_counter("reconcile", run, run << 24, intent()).await;
         assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
         sqlx::query(expired).execute(&mut two).await.unwrap();
         let known = format!("SELECT CAST(run AS SIGNED) FROM {}.job_lock WHERE lease_until < NOW(6)", world.name);
@@ -243,5 +243,5 @@ fn store(config: &Config, url: String) -> Store {
 }
 
 fn intent() -> Intent {
-    Intent { target: target(1), before: 0, added: 1 }
+    Intent { number: (target(1), Metric(1)), before: 0, added: 1 }
 }

@@ -10,6 +10,7 @@ mod cell;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use cell::Cell;
 use common::proxy::Proxy;
@@ -186,4 +187,24 @@ async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_m
         }
     })
     .await;
+}
+
+/// A million buckets of which Redis holds none, and hardly anything to load: each costs 16 bytes while it is loaded.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_stays_bounded_while_a_million_buckets_are_loaded() {
+    let world = World::new("memory_load", "[redis]\nbucket_bits = 20\ntimeout_ms = 30000\n").await;
+    let cell = Cell::new(&world.name, memory_max_mib(1));
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__CHANGED_CRON", "* * * * * *")]);
+    cell.holds(&daemon);
+    let loaded = async || daemon.log().contains("\"redis-loaded\"");
+    let until = Instant::now() + Duration::from_secs(240);
+    while !loaded().await {
+        assert!(Instant::now() < until, "the buckets were not loaded in time");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let peak = peak_mib(&daemon);
+    assert!(peak < memory_max_mib(1), "{peak} MiB");
+    cell.was_never_full();
+    assert!(daemon.stop().success());
+    world.close().await;
 }

@@ -99,7 +99,8 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
     let targets: Vec<Target> = (1..=targets).map(target).collect();
     let mut numbers = Numbers::new();
     for metric in [VIEW, COMMENT, FORWARD] {
-        let samples = cache.sample(&names, metric, &targets).await.unwrap();
+        let of_metric: Vec<_> = targets.iter().map(|target| (*target, metric)).collect();
+        let samples = cache.sample(&names, &of_metric).await.unwrap();
         for (target, sample) in targets.iter().zip(samples) {
             numbers.insert((target.id.0, metric.0), sample.unwrap().value);
         }

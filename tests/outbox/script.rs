@@ -25,7 +25,7 @@ async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<A
 
 async fn marks(world: &World, id: u64) -> String {
     let names = KindNames::new(&world.config.kinds);
-    let samples = world.cache.sample(&names, VIEW, &[target(id)]).await.unwrap();
+    let samples = world.cache.sample(&names, &[(target(id), VIEW)]).await.unwrap();
     samples[0].as_ref().unwrap().marks.to_string()
 }
 
@@ -54,10 +54,10 @@ async fn rows_once(name: &str, settings: &str) {
     assert_eq!(in_redis(&world, &world.cache, 3).await, expected);
     let sampled = Marks::parse(&marks(&world, 1).await).unwrap();
     assert_eq!(sampled, Marks::parse("0:9,1:3,2:4,6:2,65535:1").unwrap());
-    let sizes = world.cache.bucket_sizes("video", 0..1).await.unwrap();
+    let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
     // `_o`, seven marks and one more; there is no `_`.
-    let targets = if world.cache.is_packed() { 2 } else { 0 };
-    assert_eq!(sizes, [Size { bucket: 0, targets, fields: targets + 9 }]);
+    let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
+    assert_eq!(sizes, [Size { fields: targets + 9, numbers }]);
     world.close().await;
 }
 
@@ -90,9 +90,9 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     apply(&world, &world.cache, 0, &[(4, vec![add(first, VIEW, 10), add(second, VIEW, 10)])]).await;
     let redis = in_redis(&world, &world.cache, 20).await;
     assert_eq!(redis, [((first, 3), 5), ((second, 3), 10)].into());
-    assert_eq!(world.cache.end_load("video", 1, &[0, 1]).await.unwrap(), 2);
+    assert_eq!(world.cache.end_load("video", 1, 0..2).await.unwrap(), 2);
     let again = world.cache.begin_load(("video", Kind(1)), &[VIEW], 2, 0, 1_000, &outbox).await.unwrap();
-    assert_eq!(again.buckets, []);
+    assert_eq!(again.buckets().count(), 0);
     // A flush takes the marks with the numbers.
     let mut redis = world.redis().await;
     let _: i64 = redis::cmd("DEL").arg(world.cache.keys.counters("video", 0)).query_async(&mut redis).await.unwrap();

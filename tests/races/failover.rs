@@ -46,8 +46,8 @@ async fn a_consumer_that_dies_while_targets_are_watched_leads_to_no_wrong_repair
     let mut stage = Stage::new("failover_watch", "").await;
     drift(&stage.world, target(1), 2).await;
     let samples = ["reconcile:sampled", "reconcile:sampled-again", "reconcile:sampled-watched"];
-    let mut run = stage.run(&["--full"], &[samples[0], samples[1], samples[2], samples[2]]);
-    for user in 50..54 {
+    let mut run = stage.run(&["--full"], &[samples[0], samples[1], samples[2], samples[1], samples[2]]);
+    for user in 50..55 {
         run.paused().await;
         stage.like(1, user).await;
         stage.like(2, user).await;
@@ -57,7 +57,7 @@ async fn a_consumer_that_dies_while_targets_are_watched_leads_to_no_wrong_repair
             fail_over(&mut stage).await;
             stage.like(2, user + 100).await;
         }
-        if user < 53 {
+        if user < 54 {
             run.resume();
         }
     }

@@ -113,8 +113,13 @@ async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_rig
 }
 
 /// Where a run samples: at the first look, at the second one, and at one or two under watch.
-const SAMPLES: [&str; 4] =
-    ["reconcile:sampled", "reconcile:sampled-again", "reconcile:sampled-watched", "reconcile:sampled-watched"];
+const SAMPLES: [&str; 5] = [
+    "reconcile:sampled",
+    "reconcile:sampled-again",
+    "reconcile:sampled-watched",
+    "reconcile:sampled-again",
+    "reconcile:sampled-watched",
+];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_between_every_sample_and_its_fence_are_judged_right_by_the_log() {
@@ -140,14 +145,14 @@ async fn a_drift_under_likes_between_every_sample_and_its_fence_is_repaired_exac
     let mut stage = Stage::new("late_drift", "").await;
     drift(&stage.world, target(1), 4).await;
     let mut run = stage.run(&["--full"], &SAMPLES);
-    for user in 50..54 {
+    for user in 50..55 {
         run.paused().await;
         stage.like(1, user).await;
         match user % 2 {
             0 => stage.unlike(1, 3).await,
             _ => stage.like(1, 3).await,
         }
-        if user < 53 {
+        if user < 54 {
             run.resume();
         }
     }

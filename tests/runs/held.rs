@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
-use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
+use tallyd::model::{Metric, Micros};
 use tallyd::store::Store;
 use tallyd::store::changed::{ChangedBefore, Span};
 
@@ -142,11 +142,11 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
         });
         counted.await.unwrap()
     };
-    let before = ChangedBefore { span: Span::of(at), target: Target { kind: Kind(1), id: TargetId(1_001) } };
+    let before = ChangedBefore { span: Span::of(at), number: (target(1_001), Metric(1)) };
     let counted = read().await;
     let since = at.before(Duration::from_secs(3_600));
-    let page = store.changed_targets(Metric(1), since, before, 500).await.unwrap();
-    let ids: Vec<u64> = page.iter().map(|row| row.target.id.0).collect();
+    let page = store.changed_numbers(since, before, 500).await.unwrap();
+    let ids: Vec<u64> = page.iter().map(|row| row.number.0.id.0).collect();
     assert_eq!(ids, (501..=1_000).rev().collect::<Vec<_>>());
     let rows = read().await - counted;
     assert!(rows <= 501, "{rows} rows were read for a page of 500");

@@ -8,7 +8,9 @@ mod clock;
 mod common;
 mod held;
 mod kept;
+mod load;
 mod replica;
+mod rows;
 mod scrub;
 mod snapshot;
 

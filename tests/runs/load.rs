@@ -1,0 +1,32 @@
+//! Redis lost, and loaded again while events wait.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tallyd::client::Client;
+use tallyd::model::UserId;
+
+use super::common::{assert_redis_equals, lose, target};
+use super::settled;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
+    let (world, daemon, mut model) = settled("patient_load", 20, "[reconcile]\nfence_max = \"2s\"").await;
+    assert!(daemon.stop().success());
+    lose(&world).await;
+    // Nobody writes it before the daemon is back.
+    let client = Client::new(&world.api).unwrap();
+    model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
+    let mut run =
+        world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        assert_eq!(run.try_wait().unwrap(), None, "it gave up");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let daemon = world.daemon();
+    assert!(run.wait().unwrap().success());
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}

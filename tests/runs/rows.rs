@@ -1,0 +1,98 @@
+//! What a run reads of a large table: bounded by rows that the server reads, not by those that it finds.
+
+use tallyd::model::{Kind, TargetId};
+use tallyd::store::Store;
+
+use super::common::World;
+use super::settled;
+
+/// Counters of a metric beside which the others have no row.
+const ROWS: i64 = 20_000;
+
+/// Two more metrics than there are numbers of.
+const SPARSE: &str = "[metrics]\nlike = 1\nshare = 2\nview = 3\n[reconcile]\nrepair_targets_max_percent = 100\n";
+
+async fn filled(name: &str) -> World {
+    let world = World::new(name, SPARSE).await;
+    sqlx::query("SET GLOBAL userstat = 1").execute(&world.pool).await.unwrap();
+    sqlx::query(
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
+         SELECT 1, seq, 2, 0, 1, '2026-01-01' FROM seq_1_to_20000",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    world
+}
+
+/// Rows of `counter` that the server has read until now.
+async fn rows_read(world: &World) -> i64 {
+    let read: Option<i64> = sqlx::query_scalar(
+        "SELECT CAST(ROWS_READ AS SIGNED) FROM information_schema.TABLE_STATISTICS \
+         WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counter'",
+    )
+    .fetch_optional(&world.pool)
+    .await
+    .unwrap();
+    read.unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_without_rows_cost_no_scan_of_the_counters() {
+    let world = filled("sparse").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let before = rows_read(&world).await;
+    // Redis is empty: it is loaded, and then compared.
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!((&report["counters_loaded"], &report["checked"]), (&ROWS.into(), &ROWS.into()), "{report}");
+    assert_eq!((&report["exact"], &report["phantoms"]), (&ROWS.into(), &0.into()), "{report}");
+    // To list and to read them, of the load and of the comparison.
+    let read = rows_read(&world).await - before;
+    assert!(read < ROWS * 9 / 2, "{read} rows of {ROWS} were read");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_counters_reads_no_more_rows_than_it_has() {
+    let world = filled("page_rows").await;
+    let store = Store::new(&world.config.mysql, 2).unwrap();
+    let before = rows_read(&world).await;
+    let range = store.list_range(Kind(1), TargetId(7_000), 100).await.unwrap();
+    // One row more says whether the last target is cut.
+    assert_eq!((range.counters.len(), range.until), (100, TargetId(7_100)));
+    let read = rows_read(&world).await - before;
+    assert!(read <= 102, "{read} rows");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_with_more_rows_than_a_page_is_read_whole() {
+    let world = World::new("whole_target", SPARSE).await;
+    sqlx::query(
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
+         SELECT 1, 5 + seq DIV 100, 1 + seq % 2, seq, 1, '2026-01-01' FROM seq_0_to_119",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let store = Store::new(&world.config.mysql, 2).unwrap();
+    let first = store.list_range(Kind(1), TargetId(0), 30).await.unwrap();
+    let read: Vec<_> = first.counters.iter().map(|counted| (counted.number.1.0, counted.value)).collect();
+    assert_eq!((first.until, read), (TargetId(5), vec![(1, 50), (2, 50)]));
+    let second = store.list_range(Kind(1), first.until, 30).await.unwrap();
+    assert_eq!((second.counters.len(), second.rows(), second.until.0), (2, 20, i64::MAX.unsigned_abs()));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_of_the_buckets_ends_when_its_time_is_over() {
+    let settings = "[redis]\nbucket_bits = 14\n[reconcile]\npause_ms = 1000\n";
+    let (world, daemon, _) = settled("search_over", 0, settings).await;
+    // No counter is compared; four pieces of the buckets are searched, with a pause before each.
+    let report = world.report(&["reconcile", "--full", "--run-time", "2s"]);
+    assert_eq!((&report["ended"], &report["cut"]), (&"time-over".into(), &serde_json::Value::Null), "{report}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
