@@ -95,10 +95,10 @@ async fn isolate(node: &MySqlPool, on: bool) {
     }
 }
 
-/// Waits until a node has applied all that was committed on others: what a commit has answered may still be on its way there.
+/// Waits until a node has applied all that was committed on others: what a commit or a migration has answered may still be on its way there.
 async fn has_caught_up(node: &MySqlPool) {
     sqlx::raw_sql(
-        "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM partition_owner; SET SESSION wsrep_sync_wait = DEFAULT",
+        "SET SESSION wsrep_sync_wait = 1; SELECT COUNT(*) FROM information_schema.SCHEMATA; SET SESSION wsrep_sync_wait = DEFAULT",
     )
     .execute(node)
     .await
@@ -114,6 +114,9 @@ async fn two_daemons_on_two_nodes_lose_and_double_nothing_while_nodes_are_cut_of
     let world =
         World::on(galera.nodes[2].admin_url(), "galera", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 200")
             .await;
+    for pool in &galera.pools {
+        has_caught_up(pool).await;
+    }
     let publisher = world.publisher().await;
     let proxy = Proxy::to(galera.nodes[0].address()).await;
     let moving = format!("mysql://root@{}/{}", proxy.address, world.name);
@@ -174,6 +177,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
     const TRIES: u64 = 8;
     let galera = Galera::start(2).await;
     let world = World::on(galera.nodes[0].admin_url(), "galera_fence", "").await;
+    has_caught_up(&galera.pools[1]).await;
     let (here, there) = (store(&world.config, galera.url(0, &world)), store(&world.config, galera.url(1, &world)));
     let mut one = MySqlConnection::connect(&galera.url(0, &world)).await.unwrap();
     let mut two = MySqlConnection::connect(&galera.url(1, &world)).await.unwrap();
