@@ -35,7 +35,6 @@ pub mod event;
 pub mod fence;
 pub mod filters;
 pub mod job;
-pub mod layouts;
 pub mod marks;
 pub mod model;
 pub mod observer;

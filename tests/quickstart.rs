@@ -218,7 +218,6 @@ async fn the_documented_rights_are_enough() {
     let daemon = empty_the_ledger(&world, &rights).await;
     tallyd(&["check-config"]);
     tallyd(&["show", "video:42"]);
-    tallyd(&["layout", "advise"]);
     tallyd(&["reconcile"]);
     let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");
     let producer_redis = logged_in(world.config.redis.url.expose(), &producer, "choose-another");

@@ -127,12 +127,6 @@ impl Keys {
         [key, former]
     }
 
-    /// `tally:advise...`, as long as the name that it stands for: what is measured for `tallyd layout advise`.
-    pub fn weighed(&self, length: usize) -> String {
-        let name = format!("{}tally:advise", self.prefix);
-        format!("{name:.<length$}")
-    }
-
     /// `filter:{video:3a2f}:42`, its `:config` (named as Redisson names it) and `:added`: a target's Bloom filter, what it is like,
     /// and who likes the target and is not in its bits yet. In the bucket's slot.
     pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {

@@ -231,9 +231,9 @@ mod tests {
 
     #[test]
     fn what_the_daemon_runs_itself_is_asked_for() {
-        // To look at a layout's size, to find the nodes of a Cluster, to note what is missing (the client does), to show settings.
+        // To drop a layout, to find the nodes of a Cluster, to note what is missing (the client does), to read settings.
         // And to ask sentinels for the master, and it if it is.
-        let beside = ["MEMORY", "SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
+        let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));
         for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache")).unwrap() {

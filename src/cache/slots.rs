@@ -73,7 +73,6 @@ pub(super) fn slot_of(command: &Cmd) -> u16 {
     };
     let key = match argument(0) {
         b"EVAL" | b"EVALSHA" => argument(3),
-        b"MEMORY" => argument(2),
         _ => argument(1),
     };
     slot(key)
@@ -121,7 +120,6 @@ mod tests {
         for (command, expected) in [
             (redis::cmd("HLEN").arg("foo"), 12_182),
             (redis::cmd("EVALSHA").arg("hash").arg(2).arg("foo").arg("{foo}:2").arg("bar"), 12_182),
-            (redis::cmd("MEMORY").arg("USAGE").arg("foo"), 12_182),
             (redis::cmd("TIME").arg(""), 0),
         ] {
             assert_eq!(slot_of(command), expected);

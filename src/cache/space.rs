@@ -1,71 +1,38 @@
-//! How much room numbers take in Redis, by its own measure, and which keys a layout has.
+//! What keeps buckets compact in Redis, and which keys a layout has.
 
 use redis::{Cmd, Pipeline, Value};
 
 use super::counters::pieces;
 use super::keys::{KindNames, fields_beside};
-use super::layout::{Form, Layout};
-use super::{Cache, CacheError, Result, text, unexpected};
+use super::layout::{BUCKET_BITS_MAX, Form, Layout};
+use super::{Cache, CacheError, Result, text};
 use crate::model::{Metric, Target};
 
-/// How long what is weighed stays in Redis at most, in seconds: only where the process dies.
-const WEIGHED_KEPT_S: u64 = 60;
+/// The setting for the number of fields up to which Redis keeps a hash compact.
+pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
 
-/// Fields of a hash up to which Redis keeps it compact, unless set otherwise: of Redis 7 and 8 and Valkey 8 and 9.
+/// The default of this setting in Redis 7 and 8 and Valkey 8 and 9.
 pub const LISTPACK_FIELDS: u64 = 512;
 
-/// Something whose room is measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Weighed {
-    /// How long the key's name is.
-    pub name_len: usize,
-    /// Each field of a hash and what it holds; or one value without a field.
-    pub fields: Vec<(String, String)>,
-}
+/// The most targets that a bucket should hold on average: fewer waste room for keys, more cost time.
+pub const FIELDS_MEAN_MAX: f64 = 128.0;
+
+/// The digits of a number of a popular target.
+const DIGITS: u64 = 7;
 
 impl Cache {
-    /// How many bytes each of `things` takes, with the key, and without its place in the table of all keys. They are there for a moment under
-    /// the name of [`Keys::weighed`](super::keys::Keys::weighed).
-    ///
-    /// # Errors
-    /// Redis is away, or doesn't allow MEMORY USAGE.
-    pub async fn weigh(&self, things: &[Weighed]) -> Result<Vec<u64>> {
-        const ACTION: &str = "measure the room of numbers";
-        let mut bytes = Vec::with_capacity(things.len());
-        for some in things.chunks(super::PIPELINE_COMMANDS_MAX / 4) {
-            let mut pipeline = Pipeline::new();
-            for Weighed { name_len, fields } in some {
-                let key = self.keys.weighed(*name_len);
-                match fields.as_slice() {
-                    [(field, value)] if field.is_empty() => pipeline.cmd("SET").arg(&key).arg(value),
-                    fields => pipeline.cmd("HSET").arg(&key).arg(fields),
-                };
-                pipeline.cmd("MEMORY").arg("USAGE").arg(&key).arg("SAMPLES").arg(0);
-                // The memory of a time to live is not what is asked for.
-                pipeline.cmd("EXPIRE").arg(&key).arg(WEIGHED_KEPT_S);
-                pipeline.cmd("UNLINK").arg(&key);
-            }
-            for answer in self.run(ACTION, &pipeline).await?.into_iter().skip(1).step_by(4) {
-                let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
-                let Value::Int(size) = answer else { return Err(unexpected(ACTION, &answer)) };
-                bytes.push(size.unsigned_abs());
-            }
-        }
-        Ok(bytes)
-    }
-
     /// Up to how many fields the servers keep a hash compact: the least of them all; none where they don't tell, or are away.
     pub async fn listpack_fields(&self) -> Option<u64> {
-        self.listpack_fields_told().await.ok().flatten()
+        self.setting(LISTPACK_ENTRIES).await.ok().flatten()
     }
 
-    /// The same; none where the account may not ask.
+    /// The smallest value that any server has for a numeric setting; `None` where the account lacks `CONFIG GET`.
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn listpack_fields_told(&self) -> Result<Option<u64>> {
+    pub async fn setting(&self, name: &str) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
-        command.arg("GET").arg("hash-max-listpack-entries");
+        command.arg("GET").arg(name);
         let limit = |answer: &Value| {
             let pair = match answer {
                 Value::Array(parts) => parts.get(1)?,
@@ -162,11 +129,37 @@ pub fn fields_most(layout: &Layout, mean: f64, partitions: u16) -> u64 {
     (mean + (2.0 * mean * buckets).sqrt() + buckets / 3.0).ceil() as u64 + fields_beside(partitions)
 }
 
+/// The `bucket_bits` that suit this many targets.
+pub fn suited_bits(targets: u64) -> u8 {
+    let buckets = (targets as f64 / FIELDS_MEAN_MAX).max(1.0);
+    buckets.log2().ceil().clamp(0.0, f64::from(BUCKET_BITS_MAX)) as u8
+}
+
+/// The length of a popular target's field. A code is a place in the field, and places without a metric hold a zero.
+pub fn field_bytes(metrics: &[Metric]) -> u64 {
+    let places = metrics.iter().map(|metric| u64::from(metric.0)).max().unwrap_or(0);
+    places * 2 + metrics.len() as u64 * (DIGITS - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cache::layout::{Form, bucket};
     use crate::model::TargetId;
+
+    #[test]
+    fn buckets_hold_up_to_a_hundred_and_twenty_eight_targets() {
+        for (targets, bits) in [(1, 0), (128, 0), (129, 1), (1_048_576, 13), (1_048_577, 14), (u64::MAX, 28)] {
+            assert_eq!(suited_bits(targets), bits, "{targets}");
+        }
+    }
+
+    #[test]
+    fn a_field_is_as_long_as_its_highest_code_has_it() {
+        for (codes, bytes) in [(vec![1], 8), (vec![1, 2, 3], 24), (vec![40], 86), ((1..=8).collect(), 64)] {
+            assert_eq!(field_bytes(&codes.iter().copied().map(Metric).collect::<Vec<_>>()), bytes, "{codes:?}");
+        }
+    }
 
     #[test]
     fn no_bucket_is_larger_than_expected() {

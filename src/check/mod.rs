@@ -225,7 +225,7 @@ pub async fn servers(config: &Config, servers: &Servers) -> Vec<Check> {
     let (rabbitmq, mysql, redis) = tokio::join!(
         rabbitmq::check(config, &servers.broker),
         mysql::check(config, servers),
-        redis::check(config, &servers.cache)
+        redis::check(config, servers)
     );
     [rabbitmq, mysql, redis].concat()
 }

@@ -1,17 +1,26 @@
 //! Redis: is it there, may the account use it, and what could be lost or become large.
 
+use crate::app::Servers;
 use crate::cache::Cache;
-use crate::cache::keys::KindNames;
+use crate::cache::keys::{KindNames, fields_beside};
 use crate::cache::probe::Persistence;
-use crate::cache::space::{LISTPACK_FIELDS, fields_most};
+use crate::cache::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 use crate::config::Config;
-use crate::layouts::FIELDS_MEAN_MAX;
 use crate::model::Micros;
 
 use super::{Check, What, clock};
 
 /// Buckets of each kind whose fields are counted.
 const CHECKED_BUCKETS: u32 = 4_096;
+
+/// With more partitions, their marks are a large part of a bucket.
+const MARKS_MAX: u16 = 32;
+
+/// What a mark takes in a compact bucket, as MEMORY USAGE reports.
+const MARK_BYTES: u64 = 18;
+
+/// The setting for the length of a field up to which Redis keeps a hash compact.
+const LISTPACK_VALUE: &str = "hash-max-listpack-value";
 
 /// The first version that tallyd is tested with.
 const VERSION_MIN: u32 = 7;
@@ -24,7 +33,8 @@ const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
 const REFUSED: &str =
     "make the account and give it its rights, as docs/operations.md says: ACL SETUSER; or mend [redis]";
 
-pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
+pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
+    let cache = &servers.cache;
     if let Err(error) = cache.ping().await {
         return vec![Check::failed(What::RedisAnswers, &error.into(), AWAY, REFUSED)];
     }
@@ -59,7 +69,10 @@ pub(super) async fn check(config: &Config, cache: &Cache) -> Vec<Check> {
         }
         Err(error) => Check::untold(What::RedisClock, &error.into(), SILENT),
     });
-    buckets(config, cache, &mut checks).await;
+    if cache.is_packed() {
+        checks.push(listpack(config, cache).await);
+        checks.extend(buckets(config, servers).await);
+    }
     checks
 }
 
@@ -106,52 +119,72 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     });
 }
 
-/// Past the server's limit a bucket takes ten times the room.
-async fn buckets(config: &Config, cache: &Cache, checks: &mut Vec<Check>) {
-    if !cache.is_packed() {
-        return;
-    }
-    let told = match cache.listpack_fields_told().await {
-        Ok(told) => told,
-        Err(error) => {
-            checks.push(Check::untold(What::RedisListpack, &error.into(), SILENT));
-            return;
-        }
+/// Past the server's limits a bucket takes up to ten times the room, permanently.
+async fn listpack(config: &Config, cache: &Cache) -> Check {
+    let asked = async { anyhow::Ok((cache.setting(LISTPACK_ENTRIES).await?, cache.setting(LISTPACK_VALUE).await?)) };
+    let (entries, bytes) = match asked.await {
+        Ok((Some(entries), Some(bytes))) => (entries, bytes),
+        Ok(_) => return Check::unknown(What::RedisListpack, "the account may not ask (CONFIG GET)"),
+        Err(error) => return Check::untold(What::RedisListpack, &error, SILENT),
     };
-    let limit = told.unwrap_or(LISTPACK_FIELDS);
     let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
-    checks.push(match told {
-        None => Check::unknown(What::RedisListpack, "the account may not ask (CONFIG GET)"),
-        Some(limit) if limit < likely => Check::warning(
+    let longest = field_bytes(&config.metrics.codes());
+    if entries < likely {
+        return Check::warning(
             What::RedisListpack,
             format!(
-                "hash-max-listpack-entries is {limit}: a bucket holds up to {FIELDS_MEAN_MAX} targets on average, and now and then {likely}"
+                "{LISTPACK_ENTRIES} is {entries}: a bucket holds up to {FIELDS_MEAN_MAX} targets on average, and now and then {likely}"
             ),
             "CONFIG SET hash-max-listpack-entries 512, and in the server's configuration",
-        ),
-        Some(limit) => Check::ok(What::RedisListpack, format!("hash-max-listpack-entries is {limit}")),
-    });
-    let mut largest = 0;
-    for (_, kind) in KindNames::new(&config.kinds).all() {
+        );
+    }
+    if bytes < longest {
+        return Check::warning(
+            What::RedisListpack,
+            format!("{LISTPACK_VALUE} is {bytes}: a target whose numbers have seven digits takes {longest} bytes"),
+            format!("CONFIG SET {LISTPACK_VALUE} {longest}, and in the server's configuration; low codes in [metrics]"),
+        );
+    }
+    Check::ok(What::RedisListpack, format!("{LISTPACK_ENTRIES} is {entries}, {LISTPACK_VALUE} is {bytes}"))
+}
+
+/// Compares the number of buckets with MySQL's estimate of the targets, and checks the fullest buckets and the partitions' marks.
+async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec<Check> {
+    let (mut checks, mut largest) = (Vec::new(), 0);
+    let limit = cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);
+    let bits = config.redis.bucket_bits;
+    let raise = || format!("raise bucket_bits, which is {bits}, as docs/layouts.md says");
+    for (code, kind) in KindNames::new(&config.kinds).all() {
+        // If MySQL does not answer, its own checks report that.
+        let targets = store.estimate_targets(code).await.ok().flatten().unwrap_or(0);
+        if suited_bits(targets) > bits {
+            let found =
+                format!("the kind {kind} has about {targets} targets: {} bucket_bits suit them", suited_bits(targets));
+            checks.push(Check::warning(What::RedisBuckets, found, raise()));
+        }
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
             Ok(most) => most,
-            Err(error) => {
-                checks.push(Check::untold(What::RedisBuckets, &error.into(), SILENT));
-                return;
-            }
+            Err(error) => return vec![Check::untold(What::RedisBuckets, &error.into(), SILENT)],
         };
         largest = most.max(largest);
         if most * 10 > limit * 8 {
-            checks.push(Check::warning(
-                What::RedisBuckets,
-                format!(
-                    "a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room"
-                ),
-                format!("raise bucket_bits, which is {}, as docs/layouts.md says", config.redis.bucket_bits),
-            ));
+            let found = format!(
+                "a bucket of the kind {kind} has {most} of {limit} fields, past which it takes ten times the room"
+            );
+            checks.push(Check::warning(What::RedisBuckets, found, raise()));
         }
     }
-    if largest * 10 <= limit * 8 {
+    let partitions = config.amqp.partitions;
+    if partitions > MARKS_MAX {
+        let found = format!(
+            "each bucket holds a mark for each of {partitions} partitions, about {} bytes",
+            fields_beside(partitions) * MARK_BYTES
+        );
+        let fix = "use fewer partitions, or plan for it in Redis' memory: docs/scale.md";
+        checks.push(Check::warning(What::RedisBuckets, found, fix));
+    }
+    if checks.is_empty() {
         checks.push(Check::ok(What::RedisBuckets, format!("the largest has {largest} of {limit} fields")));
     }
+    checks
 }

@@ -1,4 +1,4 @@
-//! `tallyd layout`: how counters are laid out in Redis, and how they move to another layout.
+//! `tallyd layout`: how counters move to another layout.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -14,7 +14,6 @@ use crate::cache::keys::KindNames;
 use crate::cache::layout::Layout;
 use crate::config::{Also, Config, ConfigError, Redis};
 use crate::job::Ran;
-use crate::layouts;
 use crate::reconciler::report::{End, Report};
 use crate::reconciler::{Mode, Order};
 use crate::runtime::shutdown;
@@ -30,12 +29,6 @@ const LOST_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum LayoutCommand {
-    /// Measures what the counters of today would take in each layout, and says which one to choose.
-    Advise {
-        /// How it looks.
-        #[arg(long, value_enum, default_value_t)]
-        format: Format,
-    },
     /// Brings the counters to the second of the two layouts that the API servers count in, while likes go on, and proves it.
     Migrate {
         /// The layout that they are in, for instance packed:13.
@@ -69,12 +62,6 @@ pub(super) enum LayoutCommand {
 
 pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     match command {
-        LayoutCommand::Advise { format } => {
-            let servers = Servers::new(config)?;
-            servers.check(config).await?;
-            print(&layouts::advise(config, &servers.store, &servers.cache).await?, format)?;
-            Ok(EXIT_DONE)
-        }
         LayoutCommand::Migrate { from, to, run_time, force, format } => {
             let order = Order {
                 mode: Mode::Layout,

@@ -9,6 +9,7 @@ pub mod boards;
 pub mod changed;
 pub mod counters;
 mod error;
+mod estimate;
 mod grants;
 pub mod jobs;
 pub mod ledger;

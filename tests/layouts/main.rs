@@ -5,10 +5,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod advised;
 mod moved;
 mod plain;
 mod read;
+mod warned;
 
 use std::sync::Arc;
 

@@ -67,6 +67,7 @@ async fn in_redis_nobody_does_what_administrators_do_or_reads_the_keys_of_others
         for words in [
             vec!["FLUSHALL"],
             vec!["FLUSHDB"],
+            vec!["CONFIG", "GET", "*"],
             vec!["CONFIG", "SET", "maxmemory", "1"],
             vec!["SHUTDOWN", "NOSAVE"],
             vec!["DEBUG", "SLEEP", "0"],

@@ -1,0 +1,76 @@
+//! What check-config warns about: buckets, and the server that holds them.
+
+use serde_json::Value;
+use sqlx::AssertSqlSafe;
+
+use crate::common::private::Private;
+use crate::common::{World, stderr, stdout};
+
+/// Adds counters of targets whose ids are snowflakes, with two numbers each.
+async fn fill(world: &World, targets: u64) {
+    let ids: Vec<u64> = (0..targets).map(|number| (1_700_000_000_000 + number * 7) << 22 | 5 << 12).collect();
+    for ids in ids.chunks(1_000) {
+        let row =
+            |metric: u64| move |id: &u64| format!("(1, {id}, {metric}, 0, {}, NOW(6))", id / 7 % 900 * (3 - metric));
+        let rows: Vec<String> = ids.iter().map(row(1)).chain(ids.iter().map(row(2))).collect();
+        let sql =
+            format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn more_targets_than_the_buckets_suit_are_warned_of() {
+    let world = World::new("advised", "[metrics]\nlike = 1\ncomment = 2\n").await;
+    fill(&world, 10_000).await;
+    sqlx::query("ANALYZE TABLE counter").execute(&world.pool).await.unwrap();
+    let checked = stdout(&world.tallyd(&["check-config"]));
+    // 10,000 targets need 2^7 buckets. The estimate may be half or twice as much, which is one bit.
+    let suited = ["6", "7", "8"].map(|bits| format!("targets: {bits} bucket_bits suit them"));
+    assert!(suited.iter().any(|suited| checked.contains(suited)), "{checked}");
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_server_or_buckets_that_do_not_fit_are_warned_of() {
+    let world = World::new("crowded", "[redis]\nbucket_bits = 0\n").await;
+    assert!(!stdout(&world.tallyd(&["check-config"])).contains("a bucket of the kind"));
+    let mut redis = world.redis().await;
+    let fields: Vec<(u64, u64)> = (1..=420).map(|id| (id, id)).collect();
+    let () = redis::cmd("HSET")
+        .arg(world.cache.keys.counters("video", 0))
+        .arg(fields)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    let checked = stdout(&world.tallyd(&["check-config"]));
+    assert!(checked.contains("a bucket of the kind video has 420 of 512 fields"), "{checked}");
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let compared = world.tallyd(&["reconcile", "--full"]);
+    assert!(stderr(&compared).contains("buckets-full"), "{}", stderr(&compared));
+    assert!(daemon.stop().success());
+
+    let server = Private::start(&["--hash-max-listpack-entries", "128"]).await;
+    let mut command = world.command();
+    let checked = command.env("TALLYD__REDIS__URL", server.url()).arg("check-config").output().unwrap();
+    assert!(stdout(&checked).contains("hash-max-listpack-entries is 128"), "{}{}", stdout(&checked), stderr(&checked));
+    // A place in a field takes two bytes, whether a metric has its code or not.
+    let long = "hash-max-listpack-value is 64: a target whose numbers have seven digits takes 92 bytes";
+    let marked = "a mark for each of 64 partitions, about 1224 bytes";
+    for (name, value, text, warns) in [
+        ("TALLYD__METRICS__SHARE", "40", long, true),
+        ("TALLYD__METRICS__SHARE", "20", "hash-max-listpack-value", false),
+        ("TALLYD__AMQP__PARTITIONS", "64", marked, true),
+        ("TALLYD__AMQP__PARTITIONS", "32", "a mark for each", false),
+    ] {
+        let redis = world.config.redis.url.expose();
+        let environment = [("TALLYD__REDIS__URL", redis), ("TALLYD__METRICS__LIKE", "1"), (name, value)];
+        let output = world.command().envs(environment).args(["check-config", "--format", "json"]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = |check: &Value| check["status"] == "warning" && check["found"].as_str().unwrap().contains(text);
+        assert_eq!(report["checks"].as_array().unwrap().iter().any(found), warns, "{name} {value}: {report:#}");
+    }
+    drop(server);
+    world.close().await;
+}
