@@ -7,6 +7,7 @@
 
 mod nodes;
 pub mod probe;
+mod topology;
 
 use std::future::Future;
 use std::io;
@@ -15,30 +16,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use lapin::message::BasicGetMessage;
-use lapin::options::{
-    BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, ExchangeBindOptions, ExchangeDeclareOptions,
-    QueueBindOptions, QueueDeclareOptions,
-};
+use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
-use lapin::types::{AMQPValue, FieldTable};
+use lapin::types::FieldTable;
 use lapin::uri::AMQPScheme;
-use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties, ExchangeKind};
+use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 
 use nodes::{Node, Nodes};
 
-use crate::config::{Amqp, Identity, QueueType};
+use crate::config::{Amqp, Identity};
 use crate::runtime::tls::{self, Distrust};
 use crate::vitals::vitals;
-
-/// How often a message may come back before the broker sets it aside.
-const RETURNS_MAX: i32 = 20;
-
-/// Bytes that the queue of returned messages holds: what comes then stays where it is.
-const RETURNED_BYTES_MAX: i64 = 1 << 30;
-
-/// The kind of exchange that spreads by hash.
-const CONSISTENT_HASH: &str = "x-consistent-hash";
 
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;
@@ -105,26 +94,6 @@ impl Broker {
         &self.vhost
     }
 
-    /// Where producers publish: a durable topic exchange.
-    pub fn exchange(&self) -> String {
-        format!("{}.events", self.config.prefix)
-    }
-
-    /// The queue of a partition.
-    pub fn queue(&self, partition: u16) -> String {
-        format!("{}.events.{partition}", self.config.prefix)
-    }
-
-    /// Spreads the events over several partitions by the routing key's hash: by user.
-    fn spread(&self) -> String {
-        format!("{}.partitions", self.config.prefix)
-    }
-
-    /// The queue of messages that the broker gave up on after too many returns, and of dead letters without room.
-    pub fn returned(&self) -> String {
-        format!("{}.returned", self.config.prefix)
-    }
-
     /// How many partitions there are.
     pub fn partitions(&self) -> u16 {
         self.config.partitions
@@ -185,111 +154,6 @@ impl Broker {
         let link = self.connect(purpose).await?;
         link.call("switch confirms on", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
         Ok(Publisher(link))
-    }
-
-    /// Makes what is missing of exchanges, queues and bindings, where `[amqp] declare` says so, for as many partitions as are configured.
-    ///
-    /// # Errors
-    /// Something of that name exists and is different, or a right is missing.
-    pub async fn declare(&self, link: &Link) -> Result<()> {
-        self.declare_for(link, self.partitions()).await
-    }
-
-    /// The same for `partitions`. Many may do it at once, and while events are published: what is new is bound before what was there is
-    /// unbound. In between an event may come to two queues, which changes nothing; a moment without any would give it back to its publisher.
-    ///
-    /// # Errors
-    /// Something of that name exists and is different, or a right is missing.
-    pub async fn declare_for(&self, link: &Link, partitions: u16) -> Result<()> {
-        if !self.config.declare {
-            return Ok(());
-        }
-        self.declare_exchange(link, &self.exchange(), ExchangeKind::Topic).await?;
-        for (queue, arguments) in self.queues(partitions) {
-            self.declare_queue(link, &queue, arguments).await?;
-        }
-        if partitions == 1 {
-            return self.bind_queue(link, &self.queue(0), &self.exchange(), "#").await;
-        }
-        let spread = self.spread();
-        let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
-        self.declare_exchange(link, &spread, kind)
-            .await
-            .context("several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange")?;
-        for partition in 0..partitions {
-            // With this kind of exchange the binding key is a weight.
-            self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
-        }
-        let bind = link.channel.exchange_bind(
-            spread.as_str().into(),
-            self.exchange().into(),
-            "#".into(),
-            ExchangeBindOptions::default(),
-            FieldTable::default(),
-        );
-        link.call("bind the exchanges", bind).await?;
-        // What a single partition was bound with: it would get every event once more.
-        let unbind =
-            link.channel.queue_unbind(self.queue(0).into(), self.exchange().into(), "#".into(), FieldTable::default());
-        link.call("unbind the queue", unbind).await
-    }
-
-    async fn declare_exchange(&self, link: &Link, name: &str, kind: ExchangeKind) -> Result<()> {
-        let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        let declare = link.channel.exchange_declare(name.into(), kind, options, FieldTable::default());
-        link.call("declare the exchange", declare).await.with_context(|| format!("exchange {name}"))
-    }
-
-    async fn declare_queue(&self, link: &Link, name: &str, arguments: FieldTable) -> Result<()> {
-        let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
-        link.call("declare the queue", declare).await.map(drop).with_context(|| {
-            format!("queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false")
-        })
-    }
-
-    /// The exchanges and their kinds.
-    fn exchanges(&self) -> Vec<(String, ExchangeKind)> {
-        let spread = (self.spread(), ExchangeKind::Custom(CONSISTENT_HASH.to_owned()));
-        let events = (self.exchange(), ExchangeKind::Topic);
-        if self.partitions() == 1 { vec![events] } else { vec![events, spread] }
-    }
-
-    /// The queues and their arguments: of what was returned too often, and of each partition.
-    fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
-        let queue_type = match self.config.queue_type {
-            QueueType::Quorum => "quorum",
-            QueueType::Classic => "classic",
-        };
-        let mut returned = FieldTable::default();
-        returned.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
-        returned.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(RETURNED_BYTES_MAX));
-        returned.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-        let mut partition = self.dead_lettering();
-        partition.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
-        partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
-        let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
-        std::iter::once((self.returned(), returned)).chain(partitions).collect()
-    }
-
-    /// What the broker returns too often goes to the queue `returned`, and is kept until it has arrived there.
-    fn dead_lettering(&self) -> FieldTable {
-        let mut arguments = FieldTable::default();
-        arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString("".into()));
-        arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(self.returned().into()));
-        if self.config.queue_type == QueueType::Quorum {
-            arguments.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
-            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-            // The default from RabbitMQ 4 on; before it there is none, and a message that kills whoever receives it
-            // would block the partition for ever.
-            arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
-        }
-        arguments
-    }
-
-    async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
-        let options = QueueBindOptions::default();
-        let bind = link.channel.queue_bind(queue.into(), exchange.into(), key.into(), options, FieldTable::default());
-        link.call("bind the queue", bind).await.with_context(|| format!("queue {queue} to exchange {exchange}"))
     }
 }
 

@@ -9,7 +9,8 @@ use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueDeclareOp
 use lapin::types::FieldTable;
 use lapin::{BasicProperties, Channel, ErrorKind, ExchangeKind};
 
-use super::{Broker, CONSISTENT_HASH, Link};
+use super::topology::CONSISTENT_HASH;
+use super::{Broker, Link};
 
 /// No such thing, or unknown.
 const NOT_FOUND: u16 = 404;
