@@ -15,6 +15,7 @@ mod daemons;
 mod kept;
 mod late;
 mod pruned;
+mod refused;
 mod restored;
 mod rivals;
 mod saved;
