@@ -5,10 +5,11 @@ use std::process::Stdio;
 use redis::AsyncCommands;
 use tallyd::client::{Client, OnBoard};
 use tallyd::model::BoardPeriod;
+use tallyd::store::jobs::Lock;
 
 use crate::common::{eventually, stderr};
 use crate::saved::add;
-use crate::{Board, Stage, board, week};
+use crate::{Board, JOB, Stage, board, week};
 
 #[tokio::test]
 async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
@@ -40,6 +41,25 @@ async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
     eventually("it is saved again", async || stage.saved(&at).await == whole).await;
     let told = daemon.log().matches("\"board-lost\"").count();
     assert_eq!(told, 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
+    let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"2s\"\n";
+    let mut stage = Stage::new("daemon_late", settings).await;
+    stage.write(&week("total"), &board(9)).await;
+    let daemon = stage.world.daemon();
+    daemon.logged("\"board-saved\"").await;
+    // Another run holds the lock that a snapshot needs.
+    let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
+    eventually("the lock is free", taken).await;
+    daemon.logged("\"snapshots-late\"").await;
+    // The daemon looks every second, and warns no second time.
+    let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
+    eventually("the snapshot is older still", async || stage.world.count(old).await == 1).await;
+    assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
     assert!(daemon.stop().success());
     stage.close().await;
 }
