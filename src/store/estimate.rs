@@ -21,7 +21,10 @@ impl Store {
             let row = sqlx::query(sql).fetch_one(&mut *connection).await.tried(ACTION)?;
             let (targets, rows): (Option<u64>, Option<u64>) =
                 (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
-            let sql = format!("EXPLAIN SELECT 1 FROM counter FORCE INDEX (PRIMARY) WHERE kind = {}", kind.0);
+            let sql = format!(
+                "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM counter FORCE INDEX (PRIMARY) WHERE kind = {}",
+                kind.0
+            );
             let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.tried(ACTION)?;
             let of_kind: Option<u64> = row.try_get_unchecked("rows").tried(ACTION)?;
             let (Some(targets), Some(rows), Some(of_kind)) = (targets, rows.filter(|rows| *rows > 0), of_kind) else {
