@@ -36,7 +36,7 @@ const AIMS: [(&str, Aim); 4] = [
     ("peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
     ("wide_peak_rss_mib", Aim::AtMost(MEMORY_MAX_MIB)),
     ("longest_statement_ms", Aim::AtMost(STATEMENT_MAX_MS / 10.0)),
-    ("changed_rows_read_per_target", Aim::AtMost(10.0)),
+    ("changed_rows_read_per_target", Aim::AtMost(4.0)),
 ];
 
 /// Fills MySQL in bulk, then runs the real binary on it. One kind of two has no row of one metric of three.
