@@ -63,7 +63,7 @@ impl World {
         store.close().await;
         let pool = MySqlPool::connect(config.mysql.url.expose()).await.context("connect to MySQL")?;
         let link = broker.connect("bench").await?;
-        broker.declare(&link).await?;
+        broker.declare_for(&link, broker.partitions()).await?;
         Ok(Self { name, config, broker, pool, setup, folder, admin_url })
     }
 

@@ -38,16 +38,9 @@ impl Broker {
         format!("{}.returned", self.config.prefix)
     }
 
-    /// Makes what is missing of exchanges, queues and bindings, where `[amqp] declare` says so, for as many partitions as are configured.
-    ///
-    /// # Errors
-    /// Something of that name exists and is different, or a right is missing.
-    pub async fn declare(&self, link: &Link) -> Result<()> {
-        self.declare_for(link, self.partitions()).await
-    }
-
-    /// The same for `partitions`. Many may do it at once, and while events are published: what is new is bound before what was there is
-    /// unbound. In between an event may come to two queues, which changes nothing; a moment without any would give it back to its publisher.
+    /// Declares the exchanges, queues and bindings for `partitions`, if `[amqp] declare` is set. Many daemons can do it while events are
+    /// published, because a new binding comes before the old one goes. In between an event can reach two queues, which changes nothing;
+    /// without any binding the broker would return it to its publisher.
     ///
     /// # Errors
     /// Something of that name exists and is different, or a right is missing.
@@ -107,34 +100,27 @@ impl Broker {
 
     /// The queues and their arguments: of what was returned too often, and of each partition.
     pub(super) fn queues(&self, partitions: u16) -> Vec<(String, FieldTable)> {
-        let queue_type = match self.config.queue_type {
-            QueueType::Quorum => "quorum",
-            QueueType::Classic => "classic",
-        };
+        let text = |value: &str| AMQPValue::LongString(value.into());
+        let is_quorum = self.config.queue_type == QueueType::Quorum;
+        let queue_type = text(if is_quorum { "quorum" } else { "classic" });
         let mut returned = FieldTable::default();
-        returned.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        returned.insert("x-queue-type".into(), queue_type.clone());
         returned.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(RETURNED_BYTES_MAX));
-        returned.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-        let mut partition = self.dead_lettering();
-        partition.insert("x-queue-type".into(), AMQPValue::LongString(queue_type.into()));
+        returned.insert("x-overflow".into(), text("reject-publish"));
+        let mut partition = FieldTable::default();
+        partition.insert("x-queue-type".into(), queue_type);
         partition.insert("x-single-active-consumer".into(), AMQPValue::Boolean(true));
+        partition.insert("x-dead-letter-exchange".into(), text(""));
+        partition.insert("x-dead-letter-routing-key".into(), text(&self.returned()));
+        if is_quorum {
+            // The broker keeps a message until `returned` has it.
+            partition.insert("x-dead-letter-strategy".into(), text("at-least-once"));
+            partition.insert("x-overflow".into(), text("reject-publish"));
+            // RabbitMQ 3 has no default limit: a message that crashes its receiver would block the partition.
+            partition.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
+        }
         let partitions = (0..partitions).map(|number| (self.queue(number), partition.clone()));
         std::iter::once((self.returned(), returned)).chain(partitions).collect()
-    }
-
-    /// What the broker returns too often goes to the queue `returned`, and is kept until it has arrived there.
-    fn dead_lettering(&self) -> FieldTable {
-        let mut arguments = FieldTable::default();
-        arguments.insert("x-dead-letter-exchange".into(), AMQPValue::LongString("".into()));
-        arguments.insert("x-dead-letter-routing-key".into(), AMQPValue::LongString(self.returned().into()));
-        if self.config.queue_type == QueueType::Quorum {
-            arguments.insert("x-dead-letter-strategy".into(), AMQPValue::LongString("at-least-once".into()));
-            arguments.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
-            // The default from RabbitMQ 4 on; before it there is none, and a message that kills whoever receives it
-            // would block the partition for ever.
-            arguments.insert("x-delivery-limit".into(), AMQPValue::LongInt(RETURNS_MAX));
-        }
-        arguments
     }
 
     async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {

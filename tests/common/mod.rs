@@ -215,7 +215,7 @@ impl World {
     /// Makes exchange and queues, as a daemon would, and connects a publisher.
     pub async fn publisher(&self) -> Publisher {
         let link = self.broker.connect("test").await.unwrap();
-        self.broker.declare(&link).await.unwrap();
+        self.broker.declare_for(&link, self.broker.partitions()).await.unwrap();
         self.broker.connect_publisher("test").await.unwrap()
     }
 

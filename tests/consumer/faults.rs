@@ -91,7 +91,7 @@ async fn a_queue_that_is_made_again_at_the_moment_of_its_deletion_is_consumed_ag
     world.drained(&publisher).await;
     let link = world.broker.connect("test").await.unwrap();
     let deleted = link.channel.queue_delete(world.broker.queue(0).into(), Default::default());
-    let (deleted, made) = tokio::join!(deleted, world.broker.declare(&link));
+    let (deleted, made) = tokio::join!(deleted, world.broker.declare_for(&link, world.broker.partitions()));
     deleted.unwrap();
     made.unwrap();
     world.publish(&publisher, &likes(2)).await;

@@ -16,7 +16,7 @@ use crate::{assert_exits, ids};
 /// Declares all queues, and puts messages into that of what came back, as the broker does.
 async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
     let link = world.broker.connect("test").await.unwrap();
-    world.broker.declare(&link).await.unwrap();
+    world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();
     link.channel.confirm_select(Default::default()).await.unwrap();
     for body in bodies {
         let mut death = FieldTable::default();
