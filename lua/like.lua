@@ -40,7 +40,8 @@
 --
 -- A bucket's field holds the metrics in the order of their codes as text, `12,3,0,4`, trailing zeros left out; a target of
 -- which everything is zero has no field. A click is remembered as `at` with "+" for a like or "-" behind it, in two hashes that
--- take turns, so that each one is there for between one and two times ARGV[5].
+-- take turns, so that each one is there for between one and two times ARGV[5]. Beside it, in a field named by target, user and `at`,
+-- is how many further requests were given its event.
 
 -- The numbers of a field; nil where it holds something else.
 local function read(text)
@@ -156,11 +157,17 @@ if KEYS[2] then
     if filter and delta == 1 then
         note_liker()
     end
-    if last and (known == sign or ARGV[7] and ARGV[7] ~= '' and tonumber(string.sub(last, 1, -2)) > at) then
-        return { 0, string.sub(last, 1, -2), loaded and values[place] }
-    end
     if last then
-        at = math.max(at, tonumber(string.sub(last, 1, -2)) + 1)
+        local last_at = string.sub(last, 1, -2)
+        if known == sign then
+            -- Another request publishes the same event: take_back.lua changes nothing until all have failed.
+            local key, others = lately[1] and KEYS[2] or KEYS[3], click .. ':' .. last_at
+            redis.call('HSET', key, others, (redis.call('HGET', key, others) or 0) + 1)
+        end
+        if known == sign or ARGV[7] and ARGV[7] ~= '' and tonumber(last_at) > at then
+            return { 0, last_at, loaded and values[place] }
+        end
+        at = math.max(at, tonumber(last_at) + 1)
     end
     local age = lately[2] and time[1] - lately[2]
     -- Negative: the clock went back, and the hash would keep every click until it has caught up.
@@ -170,13 +177,16 @@ if KEYS[2] then
         redis.call('RENAME', KEYS[2], KEYS[3])
         lately[2] = false
     end
-    redis.call('HSET', KEYS[2], click, string.format('%.0f', at) .. sign)
+    local text = string.format('%.0f', at)
+    redis.call('HSET', KEYS[2], click, text .. sign)
     if not lately[2] then
         redis.call('HSET', KEYS[2], '_', time[1])
         redis.call('EXPIRE', KEYS[2], 3 * ARGV[5])
     end
     if known == sign then
-        return { 0, string.format('%.0f', at), loaded and values[place] }
+        -- Nothing was counted, so nothing can be taken back.
+        redis.call('HSET', KEYS[2], click .. ':' .. text, 1)
+        return { 0, text, loaded and values[place] }
     end
 end
 

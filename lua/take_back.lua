@@ -1,4 +1,5 @@
--- Takes back a like or an unlike that counts and could not be published.
+-- Takes back a like or an unlike that could not be published, unless another request can still publish it. Called once for each answer
+-- of like.lua whose event was not published.
 --
 -- KEYS[1]  where the target's number is, as in like.lua
 -- KEYS[2]  who clicked lately in this bucket
@@ -9,8 +10,9 @@
 -- ARGV[4]  the user's id in decimal
 -- ARGV[5]  the `at` that like.lua gave it
 --
--- Returns 1 where it was taken back: what the user likes is remembered as it was before; 0 where the user has clicked again since, or
--- the click is forgotten: then nothing is changed. A newer click that is published sets the state for both.
+-- Returns 1 where it was taken back: what the user likes is remembered as it was before. 0 where like.lua gave the event to more requests
+-- than have failed, the user has clicked again since, or the click is forgotten: the number is not changed. A newer click that is
+-- published sets the state for both.
 -- A field that is no list of numbers is an error, and nothing is changed.
 
 -- The numbers of a field; nil where it holds something else.
@@ -34,6 +36,11 @@ if not last then
     last = redis.call('HGET', key, field)
 end
 if last ~= mine then
+    return 0
+end
+local others = tonumber(redis.call('HGET', key, field .. ':' .. ARGV[5]) or 0)
+if others > 0 then
+    redis.call('HSET', key, field .. ':' .. ARGV[5], others - 1)
     return 0
 end
 local place = tonumber(ARGV[2])

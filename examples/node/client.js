@@ -166,7 +166,7 @@ export class Client {
       await this.publish(event);
     } catch (error) {
       // What fails here must not hide why the event could not be published.
-      if (changed && (await this.takeBack(event).catch(() => false))) await this.#countOnBoard(event, -delta);
+      if (await this.takeBack(event).catch(() => false)) await this.#countOnBoard(event, -delta);
       throw error;
     }
     return { event, changed };
@@ -191,7 +191,7 @@ export class Client {
     return { changed: result === 1, at, count: count ?? null };
   }
 
-  // Takes back a click that counts and could not be published; no reconcile has to find it then.
+  // Takes back a click that could not be published. True where it no longer counts: nobody else publishes its event.
   async takeBack(event) {
     const { kind, target_id: targetId, user_id: userId, type, at } = event;
     const keys = keysOf(this.#settings, kind, targetId);

@@ -207,7 +207,7 @@ def count(server, event_type, kind, target_id, user_id):
 
 
 def take_back(server, event):
-    """A click that counts and could not be published; no reconcile has to find it then."""
+    """A click that could not be published. True where it no longer counts: nobody else publishes its event."""
     kind, target_id = event["kind"], event["target_id"]
     arguments = (target_id, LIKE, event["type"], event["user_id"], event["at"])
     return call(server, TAKE_BACK_SCRIPT, 3, *keys(kind, target_id), *arguments) == 1
@@ -277,7 +277,7 @@ def click(server, event_type, kind, target_id, user_id):
     except Exception:
         # What fails here must not hide why the event could not be published.
         with contextlib.suppress(redis.exceptions.RedisError):
-            if changed and take_back(server, event):
+            if take_back(server, event):
                 count_on_board(server, event, -delta)
         raise
     return event, changed

@@ -67,10 +67,6 @@ impl Client {
         let Err(source) = (if first.is_err() { self.publish(&counted).await } else { first }) else {
             return Ok(clicked);
         };
-        if matches!(clicked, Clicked::Same { .. }) {
-            // It was counted by an earlier click, or never.
-            return Err(ClientError::NotPublished { counted, taken_back: TakenBack::Overtaken, source });
-        }
         let taken_back = match self.take_back(&counted, boards).await {
             Ok(true) => TakenBack::Yes,
             Ok(false) => TakenBack::Overtaken,
@@ -139,7 +135,8 @@ impl Client {
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
-    /// Takes back what counts and was not published; says whether it did. It doesn't where the user has clicked again since.
+    /// Takes back what was not published, and says whether it did. It doesn't where another request can still publish the same event, or
+    /// the user has clicked again. Call it once for each click.
     ///
     /// # Errors
     /// Redis is away: it may have been taken back.

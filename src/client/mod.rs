@@ -111,8 +111,8 @@ impl Clicked {
 pub enum TakenBack {
     /// It no longer counts: to call again is a new click.
     Yes,
-    /// It is left to a newer click, or to a reconcile: the user has clicked again since, Redis has forgotten the click, or it was
-    /// none that counted.
+    /// It is left to another request that has the same event (a double click), to a newer click, or to a reconcile: Redis has forgotten
+    /// the click, or it was none that counted.
     Overtaken,
     /// Redis could not be asked: it may still count, until a reconcile finds it.
     Unknown,

@@ -6,6 +6,7 @@ use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptio
 use lapin::types::{AMQPValue, FieldTable};
 use redis::AsyncCommands;
 
+use super::common::clicker::held_like;
 use super::common::{World, eventually, target};
 use super::example::{Example, on_board, outcome, three_truths};
 use super::stalling::{Stall, Stalling};
@@ -70,6 +71,30 @@ async fn clients_take_back_what_the_broker_does_not_take() {
         })
         .await;
         assert!(daemon.stop().success());
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_leave_a_double_click_to_the_request_that_publishes_it() {
+    for example in Example::ALL {
+        let world = World::new(&format!("client_double_{}", example.name()), "").await;
+        world.publisher().await;
+        let away = [("AMQP_URL", "amqp://tally:tally@127.0.0.1:1/%2f")];
+        for is_published in [false, true] {
+            let (proxy, first) = held_like(&world, &[]).await;
+            example.refused(&world, &away, &["video", "42", "7"]);
+            assert_eq!(world.redis_counters().await.get(&target(42)), Some(&1), "{example:?}");
+            if is_published {
+                proxy.release();
+                assert!(first.await.unwrap().unwrap().counted().is_some());
+                assert_eq!(example.lines(&world, &["--liked-by", "7", "video", "42"]), ["yes"]);
+            } else {
+                proxy.fail();
+                first.await.unwrap().unwrap_err();
+                assert_taken_back(example, &world).await;
+            }
+        }
         world.close().await;
     }
 }

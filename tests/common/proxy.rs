@@ -98,6 +98,12 @@ impl Proxy {
         std::mem::take(&mut *self.line.open.lock().unwrap()).cancel();
     }
 
+    /// Closes every connection, those to come, too.
+    pub fn fail(&self) {
+        self.lead("127.0.0.1:1".to_owned());
+        self.cut();
+    }
+
     /// Keeps from the callers what the server says, until they are cut.
     pub fn mute(&self) {
         self.line.muted.store(true, Ordering::Relaxed);

@@ -3,9 +3,19 @@
 use redis::AsyncCommands;
 use tallyd::client::{Clicked, Client, ClientError, OnBoard, TakenBack};
 use tallyd::config::ServerUrl;
+use tallyd::event::LikeEvent;
 use tallyd::model::UserId;
 
+use crate::common::clicker::held_like;
 use crate::common::{Model, World, assert_redis_equals, target};
+
+const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
+const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };
+
+/// What the target has on the board.
+async fn points(world: &World) -> Option<f64> {
+    world.redis().await.zscore(world.cache.keys.board("likes", "total"), "42").await.unwrap()
+}
 
 /// A client whose broker is away.
 fn mute(world: &World) -> Client {
@@ -16,19 +26,98 @@ fn mute(world: &World) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
-    let world = World::new("unpublished", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
+    let world = World::new("unpublished", BOARD).await;
     world.publisher().await;
     let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
-    let on = [OnBoard { board: "likes", member: b"42" }];
-    client.count(target(42), UserId(1), true, &on).await.unwrap();
-    let (mut redis, board) = (world.redis().await, world.cache.keys.board("likes", "total"));
+    client.count(target(42), UserId(1), true, &[LIKES]).await.unwrap();
+    let mut redis = world.redis().await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
     for _ in 0..2 {
-        let error = mute.like(target(42), UserId(7), &on).await.unwrap_err();
-        assert!(matches!(error, ClientError::NotPublished { taken_back: TakenBack::Yes, .. }), "{error:?}");
+        assert_eq!(taken_back(mute.like(target(42), UserId(7), &[LIKES]).await), TakenBack::Yes);
         assert_eq!(redis.hget::<_, _, i64>(&key, "42").await.unwrap(), 1);
-        assert_eq!(redis.zscore::<_, _, f64>(&board, "42").await.unwrap(), 1.0);
+        assert_eq!(points(&world).await, Some(1.0));
     }
+    world.close().await;
+}
+
+fn taken_back(clicked: Result<Clicked, ClientError>) -> TakenBack {
+    match clicked {
+        Err(ClientError::NotPublished { taken_back, .. }) => taken_back,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_click_that_its_double_click_has_published_stays_counted() {
+    let world = World::new("unpublished_double", BOARD).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (proxy, first) = held_like(&world, &[LIKES]).await;
+    let Clicked::Same { at, .. } = client.like(target(42), UserId(7), &[LIKES]).await.unwrap() else { panic!() };
+    proxy.fail();
+    assert_eq!(taken_back(first.await.unwrap()), TakenBack::Overtaken, "the double click is published");
+    assert_eq!(taken_back(mute.like(target(42), UserId(7), &[LIKES]).await), TakenBack::Overtaken, "for long");
+    let mut model = Model::default();
+    model.apply(&LikeEvent { target: target(42), user: UserId(7), at, liked: true });
+    world.drained(&publisher).await;
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert_eq!(client.liked(UserId(7), &[target(42)]).await.unwrap(), [true]);
+    assert_eq!(points(&world).await, Some(1.0));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
+    let world = World::new("unpublished_both", BOARD).await;
+    world.publisher().await;
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (proxy, first) = held_like(&world, &[LIKES]).await;
+    let second = mute.like(target(42), UserId(7), &[LIKES]).await;
+    assert_eq!(taken_back(second), TakenBack::Overtaken, "the first one can still be published");
+    assert_eq!(points(&world).await, Some(1.0));
+    proxy.fail();
+    assert_eq!(taken_back(first.await.unwrap()), TakenBack::Yes);
+    assert_eq!(client.liked(UserId(7), &[target(42)]).await.unwrap(), [false]);
+    assert_redis_equals(&world, &Model::default()).await;
+    assert_eq!(points(&world).await, None);
+
+    // Of three clicks the last one that fails takes them back, whoever was first.
+    let (proxy, first) = held_like(&world, &[LIKES]).await;
+    let (other, second) = held_like(&world, &[LIKES]).await;
+    proxy.fail();
+    assert_eq!(taken_back(first.await.unwrap()), TakenBack::Overtaken);
+    assert_eq!(taken_back(mute.like(target(42), UserId(7), &[LIKES]).await), TakenBack::Overtaken);
+    other.fail();
+    assert_eq!(taken_back(second.await.unwrap()), TakenBack::Yes);
+    assert_redis_equals(&world, &Model::default()).await;
+    assert_eq!(points(&world).await, None);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_click_that_mysql_knew_already_is_never_taken_back() {
+    let world = World::new("unpublished_known", BOARD).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let like = client.like(target(42), UserId(7), &[LIKES]).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    let mut redis = world.redis().await;
+    let () = redis.del(&world.cache.keys.recent("video", world.cache.keys.bucket(target(42)))).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(taken_back(mute.like(target(42), UserId(7), &[LIKES]).await), TakenBack::Overtaken);
+    }
+    let mut model = Model::default();
+    model.apply(&like.event);
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    assert_eq!(points(&world).await, Some(1.0));
+    assert!(daemon.stop().success());
     world.close().await;
 }
 
