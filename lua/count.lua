@@ -9,9 +9,11 @@
 -- ARGV[3]  "add" or "set"
 -- ARGV[4]  what is added, or the number that is set: below 2^53, and above -2^53
 -- ARGV[5]  1 where the number may be less than zero, else 0
+-- ARGV[6]  of a change that was taken back and is made again: the `at` that it has. Nothing is changed where a number of the bucket was
+--          set since. Left out otherwise
 --
 -- Returns { result, at, count, added }.
---   result  1: it was changed: publish the event. 0: the change would take the number below zero, or further below. Nothing was changed,
+--   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was changed,
 --           and nothing is to be published
 --   at      this server's clock in microseconds since the epoch as text, which the event must carry as `at`
 --   count   the number after this, or nil where that is unknown, because Redis has lost the bucket (it has no field `_`) or is still
@@ -31,7 +33,7 @@ if not number or number % 1 ~= 0 or math.abs(number) > exact then
 end
 local id, place = ARGV[1], tonumber(ARGV[2])
 local field = string.match(ARGV[2], '^entity:(.+)$')
-local values, before, loaded = {}, nil, nil
+local values, before, loaded, set_at = {}, nil, nil, nil
 
 local function read(text)
     local value = string.match(text, '^%-?%d+$') and tonumber(text)
@@ -39,8 +41,8 @@ local function read(text)
 end
 
 if place then
-    local found, broken = redis.call('HMGET', KEYS[1], id, '_'), false
-    loaded = found[2]
+    local found, broken = redis.call('HMGET', KEYS[1], id, '_', '_s'), false
+    loaded, set_at = found[2], found[3]
     for text in string.gmatch(found[1] and found[1] .. ',' or '', '([^,]*),') do
         values[#values + 1] = read(text)
         broken = broken or not values[#values]
@@ -53,7 +55,7 @@ if place then
     end
     before = values[place]
 else
-    loaded = redis.call('HGET', KEYS[2], '_')
+    loaded, set_at = unpack(redis.call('HMGET', KEYS[2], '_', '_s'))
     local found
     if field then
         found = redis.call('HGET', KEYS[1], field)
@@ -82,6 +84,10 @@ if math.abs(after) > exact or math.abs(added) > exact then
 end
 local time = redis.call('TIME')
 local at = string.format('%.0f', time[1] * 1000000 + time[2])
+set_at = tonumber(set_at or 0)
+if ARGV[6] and set_at >= tonumber(ARGV[6]) then
+    return { 1, ARGV[6], loaded and before, 0 }
+end
 local below = after < 0 and (added < 0 or ARGV[3] == 'set')
 if below and loaded and ARGV[5] ~= '1' then
     return { 0, at, before, 0 }

@@ -48,6 +48,9 @@ pub struct Changed {
     added: i64,
 }
 
+/// What count.lua does: "add" or "set", with which number, and not where a number was set since.
+type Step<'a> = (&'a str, i64, Option<Micros>);
+
 /// What became of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
@@ -74,8 +77,8 @@ pub enum CountError {
     /// there, until a reconcile finds it.
     #[error("count a number")]
     NotCounted(#[source] anyhow::Error),
-    /// The broker didn't confirm the event, twice. It may have it all the same: so try again with [`Client::publish_change`], which
-    /// sends the same event, rather than with a new one.
+    /// The broker didn't confirm the event, twice. It can have it all the same: so try again with [`Client::republish`], which
+    /// sends the same event, and not with a new one.
     #[error("publish a count")]
     NotPublished {
         /// The event.
@@ -94,7 +97,7 @@ impl Client {
     /// `[consumer] future_max`.
     ///
     /// MySQL adds it once for each `event_id`; Redis adds it with each call. So after an error don't call it again for the same happening,
-    /// but [`Client::publish_change`] with what the error holds.
+    /// but [`Client::republish`] with what the error holds.
     ///
     /// # Errors
     /// [`CountError`] says how far it came.
@@ -105,7 +108,7 @@ impl Client {
         delta: i64,
         event_id: &str,
     ) -> Result<Counting, CountError> {
-        self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }).await
+        self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }, None).await
     }
 
     /// Sets a number of the target, where its rule says `settable`; likewise. Of two that are set, the newer `at` wins.
@@ -113,7 +116,7 @@ impl Client {
     /// # Errors
     /// [`CountError`] says how far it came.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
-        self.change(target, metric, Change::Set(value)).await
+        self.change(target, metric, Change::Set(value), None).await
     }
 
     /// Sets a number of the target to zero; likewise.
@@ -121,14 +124,27 @@ impl Client {
     /// # Errors
     /// [`CountError`] says how far it came.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
-        self.change(target, metric, Change::Reset).await
+        self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes the event of a change, and waits until the broker has it on disk. Publishing again is harmless: MySQL applies it once.
+    /// Publishes what [`CountError::NotPublished`] holds: the same event, which MySQL applies once even if it has arrived before. What was
+    /// taken back counts in Redis again.
     ///
     /// # Errors
-    /// The broker is away or didn't confirm.
-    pub async fn publish_change(&self, changed: &Changed) -> Result<()> {
+    /// [`CountError`] says how far it came.
+    pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
+        if taken_back == TakenBack::Yes {
+            return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;
+        }
+        let changed = changed.clone();
+        match self.publish_change(&changed).await {
+            Ok(()) => Ok(Counting::Counted(changed)),
+            Err(source) => Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source }),
+        }
+    }
+
+    /// Publishes the event of a change, and waits until the broker has it on disk.
+    async fn publish_change(&self, changed: &Changed) -> Result<()> {
         let Changed { target, metric, change, at, count, .. } = changed;
         let kind = self.kinds.name(target.kind);
         let names = (kind.as_str(), self.cache.keys.metric(*metric));
@@ -143,11 +159,21 @@ impl Client {
         self.publish_body(&target.id.to_string(), &body).await
     }
 
-    async fn change(&self, target: Target, metric: Metric, change: Change) -> Result<Counting, CountError> {
+    /// Counts, and publishes with `at`, or with the time at which it counts.
+    async fn change(
+        &self,
+        target: Target,
+        metric: Metric,
+        change: Change,
+        at: Option<Micros>,
+    ) -> Result<Counting, CountError> {
         self.check(target, metric, &change).map_err(CountError::NotCounted)?;
         let changed = match self.rules.of(target.kind, metric).writer {
-            Writes::Daemon => Changed { target, metric, change, at: Micros::now(), count: None, added: 0 },
-            Writes::Api => match self.count_now(target, metric, change).await.map_err(CountError::NotCounted)? {
+            Writes::Daemon => {
+                let at = at.unwrap_or_else(Micros::now);
+                Changed { target, metric, change, at, count: None, added: 0 }
+            }
+            Writes::Api => match self.count_now(target, metric, change, at).await.map_err(CountError::NotCounted)? {
                 Counting::Counted(changed) => changed,
                 below => return Ok(below),
             },
@@ -194,15 +220,23 @@ impl Client {
         Ok(())
     }
 
-    /// Changes the number in Redis alone.
-    async fn count_now(&self, target: Target, metric: Metric, change: Change) -> Result<Counting> {
-        let below_zero = self.rules.of(target.kind, metric).below_zero;
+    /// Changes the number in Redis alone. Again, with the `at` of the first time, not where it was set since.
+    async fn count_now(
+        &self,
+        target: Target,
+        metric: Metric,
+        change: Change,
+        first: Option<Micros>,
+    ) -> Result<Counting> {
+        let rule = self.rules.of(target.kind, metric);
         let (word, number) = match &change {
             Change::Add { delta, .. } => ("add", *delta),
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        let call = self.count_call(&self.cache, (target, metric), word, number, below_zero)?;
+        // Sets are noted for the whole bucket: a number that is never set does not wait for those of its neighbours.
+        let since = first.filter(|_| rule.settable);
+        let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
         let Value::Array(parts) = &answer else { anyhow::bail!("count.lua returned something else") };
         match parts.as_slice() {
@@ -210,9 +244,10 @@ impl Client {
             [Value::Int(1), at, count, Value::Int(added)] => {
                 let at = text(at).and_then(|at| at.parse().ok()).context("count.lua returned no time")?;
                 let count = if let Value::Int(count) = count { Some(*count) } else { None };
-                self.count_also((target, metric), word, number).await;
+                self.count_also((target, metric), (word, number, since)).await;
                 self.feed((target, metric), *added).await;
-                Ok(Counting::Counted(Changed { target, metric, change, at: Micros(at), count, added: *added }))
+                let at = first.unwrap_or(Micros(at));
+                Ok(Counting::Counted(Changed { target, metric, change, at, count, added: *added }))
             }
             _ => anyhow::bail!("count.lua returned something else"),
         }
@@ -226,10 +261,11 @@ impl Client {
         // What was set since, by somebody whose event is published, would be taken away: a reconcile mends it.
         ensure!(matches!(changed.change, Change::Add { .. }), "what was set isn't taken back");
         // Whatever has come since: who has counted down from it is published, or takes that back as well.
-        let call = self.count_call(&self.cache, of, "add", -changed.added, true)?;
+        let back = ("add", -changed.added, None);
+        let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;
         self.feed(of, -changed.added).await;
-        self.count_also(of, "add", -changed.added).await;
+        self.count_also(of, back).await;
         Ok(())
     }
 
@@ -248,9 +284,9 @@ impl Client {
     }
 
     /// The same in the second layout, where there is one. Whether it may be was decided in the first one.
-    async fn count_also(&self, of: (Target, Metric), word: &str, number: i64) {
+    async fn count_also(&self, of: (Target, Metric), step: Step<'_>) {
         let Some(also) = &self.also else { return };
-        let Ok(call) = self.count_call(also, of, word, number, true) else { return };
+        let Ok(call) = self.count_call(also, of, step, true) else { return };
         note_also(
             self.cache.eval("count in the second layout", &[call]).await.map(|mut answers| answers.pop()).transpose(),
         );
@@ -260,14 +296,14 @@ impl Client {
         &self,
         cache: &Cache,
         (target, metric): (Target, Metric),
-        word: &str,
-        number: i64,
+        (word, number, since): Step<'_>,
         below_zero: bool,
     ) -> Result<Call> {
         let kind = self.names.get(target.kind);
         let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
         let Place { key, part, bucket } = cache.keys.place(kind, target, metric);
         let call = bucket.into_iter().fold(Call::new(&COUNT, key), Call::key);
-        Ok(call.number(target.id).arg(part).arg(word).number(number).number(u8::from(below_zero)))
+        let call = call.number(target.id).arg(part).arg(word).number(number).number(u8::from(below_zero));
+        Ok(since.into_iter().fold(call, |call, since| call.number(since.0)))
     }
 }

@@ -7,6 +7,7 @@ mod common;
 
 mod counted;
 mod guard;
+mod republished;
 mod servers;
 mod status;
 mod unpublished;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tallyd::client::counts::{Change, Changed, CountError, Counting};
-use tallyd::client::{Clicked, ClientError, Counted};
+use tallyd::client::{Clicked, ClientError, Counted, TakenBack};
 use tallyd::config::Config;
 use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
@@ -200,7 +200,7 @@ impl User {
 
     /// What was not confirmed is sent again as it is by most, as docs/clients.md says; some give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
-        let changed = match counting {
+        let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {
                 self.seat.note(self.who, begin, what, Answer::Done { at: changed.at.0 });
                 self.keep(Old::Change(changed, event));
@@ -214,7 +214,7 @@ impl User {
                 self.seat.note(self.who, begin, what, Answer::NotCounted);
                 return false;
             }
-            Err(CountError::NotPublished { changed, .. }) => *changed,
+            Err(CountError::NotPublished { changed, taken_back, .. }) => (*changed, taken_back),
         };
         self.seat.note(self.who, begin, what, Answer::NotConfirmed { at: changed.at.0 });
         for _ in 0..SENT_AGAIN_MAX {
@@ -222,20 +222,30 @@ impl User {
                 break;
             }
             tokio::time::sleep(AFTER_ERROR).await;
-            if self.publish_again(what, &changed).await {
-                self.keep(Old::Change(changed, event));
-                break;
+            match self.republish(what, &changed, taken_back).await {
+                Ok(Counting::Counted(changed)) => {
+                    self.keep(Old::Change(changed, event));
+                    break;
+                }
+                Ok(Counting::BelowZero { .. }) => break,
+                Err(CountError::NotCounted(_)) => {}
+                Err(CountError::NotPublished { taken_back: now, .. }) => taken_back = now,
             }
         }
         false
     }
 
-    async fn publish_again(&self, what: What, changed: &Changed) -> bool {
-        let begin = crate::history::now();
-        let is_done = self.seat.client.publish_change(changed).await.is_ok();
-        let at = changed.at.0;
-        self.seat.note(self.who, begin, what, if is_done { Answer::Done { at } } else { Answer::NotConfirmed { at } });
-        is_done
+    async fn republish(&self, what: What, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
+        let (begin, at) = (crate::history::now(), changed.at.0);
+        let counting = self.seat.client.republish(changed, taken_back).await;
+        let answer = match &counting {
+            Ok(Counting::Counted(_)) => Answer::Done { at },
+            Ok(Counting::BelowZero { .. }) => Answer::Nothing,
+            Err(CountError::NotCounted(_)) => Answer::NotCounted,
+            Err(CountError::NotPublished { .. }) => Answer::NotConfirmed { at },
+        };
+        self.seat.note(self.who, begin, what, answer);
+        counting
     }
 
     fn keep(&mut self, old: Old) {
@@ -270,7 +280,8 @@ impl User {
                     Change::Set(value) => What::Set { target, metric, value: *value },
                     Change::Reset => What::Set { target, metric, value: 0 },
                 };
-                self.publish_again(what, changed).await
+                // It counts already.
+                self.republish(what, changed, TakenBack::Unknown).await.is_ok()
             }
         }
     }
