@@ -9,8 +9,8 @@
 -- ARGV[3]  "add" or "set"
 -- ARGV[4]  what is added, or the number that is set: below 2^53, and above -2^53
 -- ARGV[5]  1 where the number may be less than zero, else 0
--- ARGV[6]  of a change that was taken back and is made again: the `at` that it has. Nothing is changed where a number of the bucket was
---          set since. Left out otherwise
+-- ARGV[6]  of a number that can be set: 0, or of a change that was taken back and is made again the `at` that it has. Then nothing is
+--          changed where a number of the bucket was set since. Left out for other numbers
 --
 -- Returns { result, at, count, added }.
 --   result  1: publish the event. 0: the change would take the number below zero, or further below. Nothing was changed,
@@ -83,11 +83,18 @@ if math.abs(after) > exact or math.abs(added) > exact then
     return redis.error_reply('ERR count.lua: the number of ' .. id .. ' would no longer be exact')
 end
 local time = redis.call('TIME')
-local at = string.format('%.0f', time[1] * 1000000 + time[2])
+local at = time[1] * 1000000 + time[2]
 set_at = tonumber(set_at or 0)
-if ARGV[6] and set_at >= tonumber(ARGV[6]) then
-    return { 1, ARGV[6], loaded and before, 0 }
+if ARGV[6] and ARGV[6] ~= '0' then
+    at = tonumber(ARGV[6])
+    if set_at >= at then
+        return { 1, ARGV[6], loaded and before, 0 }
+    end
+elseif ARGV[6] and set_at >= at and set_at < at + 300000000 then
+    -- The clock went back, and MySQL takes nothing that is older than a set. A set that is further ahead was refused itself (future_max).
+    at = set_at + 1
 end
+at = string.format('%.0f', at)
 local below = after < 0 and (added < 0 or ARGV[3] == 'set')
 if below and loaded and ARGV[5] ~= '1' then
     return { 0, at, before, 0 }

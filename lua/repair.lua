@@ -16,9 +16,9 @@ if (redis.call('HGET', KEYS[1], '_') or '') ~= ARGV[1] or now[1] * 1000000 + now
     return {}
 end
 now = now[1] * 1000000 + now[2]
--- A set from the future is from before the clock was put back.
+-- A set from the future is from before the clock was put back. Up to five minutes it holds repairs, as lua/count.lua goes on from it.
 local set_at = tonumber(redis.call('HGET', KEYS[1], '_s') or 0)
-if set_at > now then
+if set_at > now + 300000000 then
     set_at = 0
 end
 -- The numbers of a field; nil where it holds something else.

@@ -48,7 +48,7 @@ pub struct Changed {
     added: i64,
 }
 
-/// What count.lua does: "add" or "set", with which number, and not where a number was set since.
+/// What count.lua does: "add" or "set", and with which number. Of one that can be set also since when that must not have happened.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
 /// What became of a change.
@@ -234,8 +234,8 @@ impl Client {
             Change::Set(value) => ("set", *value),
             Change::Reset => ("set", 0),
         };
-        // Sets are noted for the whole bucket: a number that is never set does not wait for those of its neighbours.
-        let since = first.filter(|_| rule.settable);
+        // Sets are noted for the whole bucket: a number that is never set is not compared with those of its neighbours.
+        let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
         let Value::Array(parts) = &answer else { anyhow::bail!("count.lua returned something else") };

@@ -19,9 +19,9 @@ pub const RULES: &str = "[metrics]\nlike = 1\nview = 2\nbalance = 3\nshare = 4\n
                      [[rule]]\nmetric = \"view\"\nwriter = \"api\"\nsettable = true\n\
                      [[rule]]\nmetric = \"balance\"\nwriter = \"api\"\nbelow_zero = true\nsettable = true\n";
 
-const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
+pub const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
 
-fn settings(layout: &str) -> String {
+pub fn settings(layout: &str) -> String {
     format!("{RULES}[redis]\nlayout = \"{layout}\"\n")
 }
 

@@ -1,13 +1,18 @@
 //! A count whose publishing failed is republished: Redis and MySQL say the same again, whether its event had arrived or not.
 
+use std::time::Duration;
+
+use redis::AsyncCommands;
+use tallyd::cache::keys::SET_AT;
 use tallyd::client::counts::{Changed, CountError, Counting};
 use tallyd::client::{Client, TakenBack};
 use tallyd::config::ServerUrl;
-use tallyd::model::Metric;
+use tallyd::event::encode_set;
+use tallyd::model::{Metric, Micros, TargetId, UserId};
 
 use crate::common::proxy::Proxy;
 use crate::common::{World, eventually, target};
-use crate::counted::{BALANCE, RULES, SHARE, VIEW, held, loaded, mute, stored};
+use crate::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
 
 /// What the error holds, and whether it was taken back.
 fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
@@ -77,4 +82,35 @@ async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
     eventually("the daemon counts it", || async { both(&world, SHARE).await == (3, 3) }).await;
     assert!(daemon.stop().success());
     world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
+    for layout in LAYOUTS {
+        let (world, daemon) = loaded(&format!("set_ahead_{layout}"), &settings(layout)).await;
+        let publisher = world.broker.connect_publisher("test").await.unwrap();
+        let client = Client::new(&world.api).unwrap();
+        let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
+        // The same one minute later; then Redis' clock was put back to now.
+        let place = world.cache.keys.place("video", target(42), BALANCE);
+        let bucket = place.bucket.unwrap_or(place.key);
+        let minute = set.at.after(Duration::from_secs(60));
+        let () = world.redis().await.hset(&bucket, SET_AT, minute.0).await.unwrap();
+        let body = encode_set(TargetId(42), ("video", "balance"), 100, minute);
+        world.publish(&publisher, &[(UserId(42), body)]).await;
+        client.add(target(42), BALANCE, 5, "a").await.unwrap().counted().unwrap();
+        world.drained(&publisher).await;
+        assert_eq!(both(&world, BALANCE).await, (105, 105), "{layout}");
+        client.set(target(42), BALANCE, 50).await.unwrap();
+        client.add(target(42), BALANCE, 1, "b").await.unwrap();
+        world.drained(&publisher).await;
+        assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
+        // The daemon refuses what is hours ahead: such a set holds no count.
+        let hour = Micros::now().after(Duration::from_secs(3_600));
+        let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
+        let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();
+        assert!(changed.at < hour, "{layout}");
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
 }
