@@ -78,8 +78,13 @@ impl Place {
     }
 
     /// Copies them back. What is there when the server has ended is whole: it was stopped in order, or comes to itself at its next start.
+    /// The kernel unmounts a little later, and only then is everything written to the image.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
+             tries=0
+             while [ \"$(losetup -j \"$2\")\" ]; do
+                 tries=$((tries + 1)) && [ $tries -lt 600 ] && sleep 0.1 || { echo \"$2 is still mounted\" >&2; exit 1; }
+             done
              mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
              rm -rf \"$1\" && mv \"$1.new\" \"$1\" && umount /mnt && rm -f \"$2\"";
         self.run(script).await
