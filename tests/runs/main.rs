@@ -104,12 +104,12 @@ async fn every_repair_is_noted_with_what_was_before() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_run_whose_time_is_over_is_resumed_where_it_ended() {
-    let pages = "[reconcile]\npage_targets = 10\npause_ms = 100";
+    let pages = "[reconcile]\npage_targets = 10\npause_ms = 400";
     let (world, daemon, model) = settled("run_time", 100, pages).await;
     for id in [5, 95] {
         drift(&world, target(id), 3).await;
     }
-    let first = world.report(&["reconcile", "--run-time", "400ms"]);
+    let first = world.report(&["reconcile", "--run-time", "2s"]);
     assert_eq!(first["ended"], "time-over", "{first}");
     let checked = first["checked"].as_u64().unwrap();
     assert!((10..100).contains(&checked), "{first}");
