@@ -80,7 +80,7 @@ impl Cache {
     }
 
     /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
-    /// hold of `metrics` at that instant: [`BUCKETS_MAX`] of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
+    /// hold of `metrics` at that instant: four million of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
     /// partition's outbox, read before: what these rows have is part of what is loaded, and never added to the buckets afterwards.
     ///
     /// # Errors
