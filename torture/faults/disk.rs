@@ -68,24 +68,20 @@ struct Place {
 }
 
 impl Place {
-    /// Copies the tables into a new file system, and starts the server where it lies over them.
+    /// Copies the tables into a new file system, and starts the server where it lies over them. InnoDB has room for a page before it writes
+    /// it, which a sparse copy would not keep: then a page could not be written back, and the table would be broken.
     async fn move_in(&self) -> Result<()> {
         let script = format!(
-            "used=$(du -sm \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
-             mount -o loop \"$2\" /mnt && cp -a \"$1\"/. /mnt/ && mount --move /mnt \"$1\" && \"$3\" mysql"
+            "used=$(du -sm --apparent-size \"$1\" | cut -f1) && rm -f \"$2\" && truncate -s $((used + {ROOM_MB}))M \"$2\" && mkfs.ext4 -q -F -m 0 \"$2\" &&
+             mount -o loop \"$2\" /mnt && cp -a --sparse=never \"$1\"/. /mnt/ && mount --move /mnt \"$1\" && \"$3\" mysql"
         );
         self.run(&script).await
     }
 
     /// Copies them back. What is there when the server has ended is whole: it was stopped in order, or comes to itself at its next start.
-    /// The kernel unmounts a little later, and only then is everything written to the image.
     async fn move_out(&self) -> Result<()> {
         let script = "[ -e \"$2\" ] || exit 0
-             tries=0
-             while [ \"$(losetup -j \"$2\")\" ]; do
-                 tries=$((tries + 1)) && [ $tries -lt 600 ] && sleep 0.1 || { echo \"$2 is still mounted\" >&2; exit 1; }
-             done
-             mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
+             mount -o loop \"$2\" /mnt && rm -f /mnt/ballast && rm -rf \"$1.new\" && cp -a --sparse=never /mnt \"$1.new\" && rm -rf \"$1.new/lost+found\" &&
              rm -rf \"$1\" && mv \"$1.new\" \"$1\" && umount /mnt && rm -f \"$2\"";
         self.run(script).await
     }
