@@ -27,6 +27,9 @@ const COLD_TARGETS: u64 = 20;
 /// How long it may take until they are right in Redis, though no full reconcile is due.
 const REPAIRED_MAX: Duration = Duration::from_secs(90);
 
+/// How long it may take until the boards that MySQL has lost are archived again: runs are due every 15 seconds.
+const ARCHIVED_MAX: Duration = Duration::from_secs(60);
+
 /// When full reconciles run, in the site's configuration; and never.
 const FULL: (&str, &str) = ("full_cron = \"0,30 * * * * *\"", "full_cron = \"\"");
 
@@ -146,7 +149,29 @@ async fn mysql(site: &Site, _: Dice, hold: Duration) -> Result<()> {
         }
         Ok(())
     };
-    then_undo(begun, undo).await
+    then_undo(begun, undo).await?;
+    archived_again(site).await
+}
+
+/// Waits for a run of the archive after the restore. Until then Redis alone has what was archived since the copy, and a Redis that is emptied
+/// meanwhile loses it: a second loss that nothing can make good.
+async fn archived_again(site: &Site) -> Result<()> {
+    const LAST: &str = "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed'";
+    const DONE: &str =
+        "SELECT CAST(COALESCE(MAX(run), 0) AS UNSIGNED) FROM job_run WHERE mode = 'closed' AND outcome = 'done'";
+    let restored: u64 = sqlx::query_scalar(LAST).fetch_one(site.pool()).await?;
+    let until = Instant::now() + ARCHIVED_MAX;
+    loop {
+        let run: u64 = sqlx::query_scalar(DONE).fetch_one(site.pool()).await?;
+        if run > restored {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < until,
+            "{ARCHIVED_MAX:?} after MySQL came back, no archive is done after run {restored}"
+        );
+        sleep(Duration::from_millis(500)).await;
+    }
 }
 
 async fn take(data: &Path, copy: &Path) -> Result<()> {
