@@ -4,12 +4,13 @@
 -- KEYS[1]  the board's claim
 -- KEYS[2]  the live zset, made anew by what came late, or since
 -- KEYS[3]  the frozen zset, or the restored one
--- KEYS[4]  of a restored one, the mark of its snapshot: gone from the first page on, until the restored zset is the live one
+-- KEYS[4]  of a restored one, the mark of its snapshot: gone from the first page on, until the restored zset is the live one;
+--          of a frozen one, the notes of which periods were frozen
 -- ARGV[1]  the claim of the run that does it
 -- ARGV[2]  how many members at most
 -- ARGV[3]  "plain", "second" or "earliest", as in board.lua
 -- ARGV[4]  how many bits of the score the second number has
--- ARGV[5]  of a restored one, the number that the mark gets
+-- ARGV[5]  of a restored one, the number that the mark gets; of a frozen one, the field of the notes that counts the members moved
 --
 -- Returns how many were moved; -1 where the claim is not this run's (any more); -2 where there is no frozen zset: then
 -- nothing moves, because what came late alone is no board; -4 and less, by how many were moved, where nothing is left and the restored
@@ -24,7 +25,8 @@ end
 if redis.call('EXISTS', KEYS[3]) == 0 then
     return -2
 end
-if KEYS[4] then
+local restored = tonumber(ARGV[5])
+if restored then
     -- From now on it alone has what is moved.
     redis.call('PERSIST', KEYS[3])
     redis.call('UNLINK', KEYS[4])
@@ -57,9 +59,14 @@ for index = 1, #page, 2 do
     end
     redis.call('ZREM', KEYS[2], member)
 end
-if KEYS[4] and redis.call('EXISTS', KEYS[2]) == 0 then
+if restored and redis.call('EXISTS', KEYS[2]) == 0 then
     redis.call('RENAME', KEYS[3], KEYS[2])
     redis.call('SET', KEYS[4], ARGV[5])
     return -4 - #page / 2
+end
+if not restored and #page > 0 then
+    -- With the zset, so that a MySQL that went back is seen to lack what was moved.
+    local moved = tonumber(redis.call('HGET', KEYS[4], ARGV[5]) or '0')
+    redis.call('HSET', KEYS[4], ARGV[5], string.format('%.0f', moved + #page / 2))
 end
 return #page / 2

@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS leaderboard_period (
     copy      TINYINT UNSIGNED NULL COMMENT 'which copy in leaderboard_archive is verified; none before the first is',
     generation BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'of the data in Redis that was archived: the run that first claimed the board there',
     note      BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'the run that had put it back into Redis before it was archived; 0 for none',
+    late_members BIGINT UNSIGNED NOT NULL DEFAULT 0 COMMENT 'how many Redis had moved into the frozen zset before it was archived',
     restored_at DATETIME(6)   NULL COMMENT 'put back into Redis from here',
     ended_at  DATETIME(6)     NULL COMMENT 'gone from Redis',
     pruned_at DATETIME(6)     NULL COMMENT 'gone from leaderboard_archive: archive_keep is over',

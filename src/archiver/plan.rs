@@ -74,7 +74,7 @@ pub(super) fn decide(
     expire_after: Option<Duration>,
     now: Micros,
 ) -> Plan {
-    let BoardKeys { live, frozen, .. } = keys;
+    let BoardKeys { live, frozen, late_members, .. } = keys;
     let Some(row) = row else {
         return match (live || frozen, expire_after) {
             // What is left of a board must not be taken for it. One that is frozen was whole when it was.
@@ -99,7 +99,8 @@ pub(super) fn decide(
         }
         (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
         (PeriodState::Frozen, true, Some(_)) => Plan::Archive,
-        (PeriodState::Done, true, Some(_)) if live => Plan::Archive,
+        // MySQL went back to before what came late was archived.
+        (PeriodState::Done, true, Some(_)) if live || late_members > row.late_members => Plan::Archive,
         (PeriodState::Done, true, Some(expire_after)) => {
             match left(row.restored_at.max(row.done_at), expire_after, now) {
                 Duration::ZERO => Plan::End,
@@ -147,7 +148,7 @@ mod tests {
     fn row(state: PeriodState) -> PeriodRow {
         let copy = (state != PeriodState::Frozen).then_some(0);
         let (tally, done_at) = (Tally::default(), Some(DONE_AT));
-        PeriodRow { state, tally, left_out: 0, done_at, restored_at: None, copy, frozen: FROZEN }
+        PeriodRow { state, tally, left_out: 0, done_at, restored_at: None, copy, frozen: FROZEN, late_members: 4 }
     }
 
     fn decided(
@@ -169,14 +170,14 @@ mod tests {
         at: Micros,
     ) -> Plan {
         let row = state.map(row);
-        decide(BoardKeys { live, frozen, freeze: FROZEN }, row, saved, expire_after, at)
+        decide(BoardKeys { live, frozen, freeze: FROZEN, late_members: 4 }, row, saved, expire_after, at)
     }
 
     #[test]
     fn what_redis_has_from_before_the_freeze_is_raised_and_not_taken_for_what_came_late() {
         use PeriodState::{Done, Ended, Frozen, Pruned};
         let plan = |live, frozen, state, saved, stay| {
-            let keys = BoardKeys { live, frozen, freeze: Freeze { note: None, ..FROZEN } };
+            let keys = BoardKeys { live, frozen, freeze: Freeze { note: None, ..FROZEN }, late_members: 0 };
             decide(keys, Some(row(state)), saved, stay, DONE_AT)
         };
         for saved in [Saved::None, Saved::Marked, Saved::Lost] {
@@ -195,7 +196,7 @@ mod tests {
             (6, None, late),
             (4, Some(7), Plan::Raise),
         ] {
-            let keys = BoardKeys { live: true, frozen: false, freeze: Freeze { generation, note } };
+            let keys = BoardKeys { live: true, frozen: false, freeze: Freeze { generation, note }, late_members: 0 };
             let row = PeriodRow { frozen, ..row(Ended) };
             assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), expected, "{generation} {note:?}");
         }
@@ -240,10 +241,18 @@ mod tests {
     }
 
     #[test]
+    fn a_board_of_which_mysql_lacks_late_members_is_archived_again() {
+        for (late_members, expected) in [(3, Plan::Wait(STAY)), (4, Plan::Wait(STAY)), (5, Plan::Archive)] {
+            let keys = BoardKeys { live: false, frozen: true, freeze: FROZEN, late_members };
+            assert_eq!(decide(keys, Some(row(PeriodState::Done)), Saved::None, Some(STAY), DONE_AT), expected);
+        }
+    }
+
+    #[test]
     fn a_zset_lost_in_a_second_copy_leaves_the_first_archive() {
         for live in [true, false] {
             let row = PeriodRow { copy: Some(1), ..row(PeriodState::Frozen) };
-            let keys = BoardKeys { live, frozen: false, freeze: FROZEN };
+            let keys = BoardKeys { live, frozen: false, freeze: FROZEN, late_members: 0 };
             assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), Plan::NoteEnded);
             let said = left_over(Some(row), live).unwrap();
             assert!(said.contains(LOST_AGAIN) && said.contains(LATE) == live, "{said}");

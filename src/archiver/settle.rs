@@ -113,16 +113,16 @@ impl Run<'_> {
             (Plan::Archive, row, Some(expire_after)) if keys.frozen => {
                 // Its EXPIRE would take away what is not archived yet.
                 self.present(cache.keep_frozen(at, self.number).await?)?;
-                self.archive(candidate, row, keys.freeze, expire_after).await
+                self.archive(candidate, row, (keys.freeze, keys.late_members), expire_after).await
             }
             (Plan::Archive, row, Some(expire_after)) => {
                 let freeze = self.freeze(at, Freeze { note: Some(0), ..keys.freeze }, None).await?;
-                self.archive(candidate, row, freeze, expire_after).await
+                self.archive(candidate, row, (freeze, 0), expire_after).await
             }
             (Plan::Raise, Some(row), Some(expire_after)) => {
                 let freeze = self.raise_to_archive(at, keys.freeze.generation, row).await?;
                 let row = PeriodRow { state: PeriodState::Frozen, ..row };
-                self.archive(candidate, Some(row), freeze, expire_after).await
+                self.archive(candidate, Some(row), (freeze, 0), expire_after).await
             }
             (Plan::End, Some(row), _) => self.end(at, row).await,
             (Plan::NoteEnded, row, _) => {
@@ -158,7 +158,7 @@ impl Run<'_> {
         &self,
         Candidate { at, rule, top, .. }: &Candidate,
         row: Option<PeriodRow>,
-        frozen: Freeze,
+        (frozen, late_before): (Freeze, u64),
         expire_after: Duration,
     ) -> Step<PeriodReport> {
         let store = &self.archiver.store;
@@ -180,14 +180,17 @@ impl Run<'_> {
         fault::point("archive:trimmed");
         self.verify_end(at, copy, copied).await?;
         fault::point("archive:verified");
-        store.note_done(self.number, at, Done { tally, left_out, copy, frozen }, self.now).await?;
+        let done = Done { tally, left_out, copy, frozen, late_members: late_before + late_members };
+        store.note_done(self.number, at, done, self.now).await?;
         fault::point("archive:done");
         self.let_expire(at, Some(copy), expire_after).await?;
         let members = tally.members;
         let report = |outcome| PeriodReport { members, left_out, late_members, ..PeriodReport::new(at, outcome) };
         if expire_after.is_zero() {
             let (state, copy) = (PeriodState::Done, Some(copy));
-            let row = PeriodRow { state, tally, left_out, copy, frozen, done_at: None, restored_at: None };
+            let late_members = done.late_members;
+            let row =
+                PeriodRow { state, tally, left_out, copy, frozen, late_members, done_at: None, restored_at: None };
             return self.end(at, row).await.map(|_| report(Outcome::Ended));
         }
         let until = instant(self.now.after(expire_after));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
 
-use super::freezes::{GENERATION, read_freeze};
+use super::freezes::{GENERATION, late_field, read_freeze};
 use super::ranks::{self, Before, Placed, Ranking};
 use super::score::Rule;
 use super::{
@@ -28,6 +28,8 @@ pub struct BoardKeys {
     pub frozen: bool,
     /// What Redis knows of its freeze.
     pub freeze: Freeze,
+    /// How many late members were moved into the frozen one.
+    pub late_members: u64,
 }
 
 /// What came of changing a closed period.
@@ -83,18 +85,20 @@ impl Cache {
     /// Redis is away.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
-        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
-            let mut pipeline = Pipeline::with_capacity(piece.len() * 3);
+        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 4) {
+            let mut pipeline = Pipeline::with_capacity(piece.len() * 4);
             for at in piece {
                 pipeline.cmd("EXISTS").arg(self.live(at));
                 pipeline.cmd("EXISTS").arg(self.frozen(at));
                 pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board)).arg(GENERATION).arg(&at.period);
+                pipeline.cmd("HGET").arg(self.keys.board_freezes(&at.board)).arg(late_field(&at.period));
             }
             let answers = self.answers("look for boards", &pipeline).await?;
-            found.extend(answers.chunks_exact(3).map(|three| BoardKeys {
-                live: three.first() == Some(&Value::Int(1)),
-                frozen: three.get(1) == Some(&Value::Int(1)),
-                freeze: three.last().map_or(Freeze::UNCLAIMED, read_freeze),
+            found.extend(answers.chunks_exact(4).map(|four| BoardKeys {
+                live: four.first() == Some(&Value::Int(1)),
+                frozen: four.get(1) == Some(&Value::Int(1)),
+                freeze: four.get(2).map_or(Freeze::UNCLAIMED, read_freeze),
+                late_members: four.last().and_then(text).and_then(|text| text.parse().ok()).unwrap_or(0),
             }));
         }
         Ok(found)
@@ -122,8 +126,9 @@ impl Cache {
     /// # Errors
     /// Redis is away: it may have run.
     pub async fn merge_late(&self, at: &BoardPeriod, run: u64, members_max: usize, rule: Rule) -> Result<Changed> {
-        let call = self.claimed(&BOARD_MERGE, at, run, [self.live(at), self.frozen(at)]);
-        let call = call.number(members_max).arg(rule.name()).number(rule.packing.low_bits());
+        let keys = [self.live(at), self.frozen(at), self.keys.board_freezes(&at.board)];
+        let call = self.claimed(&BOARD_MERGE, at, run, keys).number(members_max).arg(rule.name());
+        let call = call.number(rule.packing.low_bits()).arg(late_field(&at.period));
         self.change("merge what came late", call).await
     }
 

@@ -8,6 +8,11 @@ use crate::model::Freeze;
 /// The field of the notes that holds the generation; no period is called so.
 pub(super) const GENERATION: &str = "-";
 
+/// The field of the notes that counts what was moved into the frozen zset of that period.
+pub(super) fn late_field(period: &str) -> String {
+    format!("{period}:late")
+}
+
 impl Cache {
     /// Lets `run`, and no other one from now on, change the board's closed periods; gives [`Freeze::generation`]. Notes again which of the `frozen`
     /// periods (each with MySQL's generation and note) were frozen, where Redis has gone back to before it had them.

@@ -51,6 +51,8 @@ pub struct PeriodRow {
     pub copy: Option<u8>,
     /// What Redis knew of the freeze when the rows were verified.
     pub frozen: Freeze,
+    /// How many late members Redis had moved into the frozen zset then.
+    pub late_members: u64,
 }
 
 /// What was verified: a part of [`PeriodRow`].
@@ -64,6 +66,8 @@ pub struct Done {
     pub copy: u8,
     /// What Redis knows of the freeze.
     pub frozen: Freeze,
+    /// How many late members Redis has moved into the frozen zset.
+    pub late_members: u64,
 }
 
 impl PeriodState {
@@ -133,7 +137,7 @@ impl Store {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
-                "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, period FROM leaderboard_period \
+                "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members, period FROM leaderboard_period \
                  WHERE board = ? AND period LIKE ? ORDER BY frozen_at DESC, period DESC LIMIT ?",
             )
             .bind(board)
@@ -143,7 +147,7 @@ impl Store {
             .await
             .tried(ACTION)?;
             let read = |row: &MySqlRow| {
-                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(9)? };
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(10)? };
                 Ok((at, read_row(row)?))
             };
             rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
@@ -213,10 +217,11 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_done(&self, run: u64, at: &BoardPeriod, done: Done, now: Micros) -> Result<()> {
         const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
-                           copy = ?, generation = ?, note = ?, done_at = ? WHERE board = ? AND period = ?";
-        let Done { tally, left_out, copy, frozen } = done;
+                           copy = ?, generation = ?, note = ?, late_members = ?, done_at = ? WHERE board = ? AND period = ?";
+        let Done { tally, left_out, copy, frozen, late_members } = done;
         let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out);
-        let query = query.bind(copy).bind(frozen.generation).bind(frozen.note.unwrap_or(0)).bind(datetime(now));
+        let query = query.bind(copy).bind(frozen.generation).bind(frozen.note.unwrap_or(0));
+        let query = query.bind(late_members).bind(datetime(now));
         self.note("note that a board is archived", run, at, query).await
     }
 
@@ -315,7 +320,7 @@ pub(super) async fn begin<'c>(
 async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
     const ACTION: &str = "read how far a board is";
     let row = sqlx::query(
-        "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note FROM leaderboard_period \
+        "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members FROM leaderboard_period \
          WHERE board = ? AND period = ?",
     )
     .bind(&at.board)
@@ -326,7 +331,7 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
     row.as_ref().map(read_row).transpose().tried(ACTION)
 }
 
-/// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note`.
+/// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members`.
 fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let state = match row.try_get::<String, _>(0)?.as_str() {
         "frozen" => PeriodState::Frozen,
@@ -339,5 +344,6 @@ fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
     let time = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<NaiveDateTime>, _>(column)?.map(micros));
     let (left_out, done_at, restored_at, copy) = (row.try_get(3)?, time(4)?, time(5)?, row.try_get(6)?);
     let frozen = Freeze { generation: row.try_get(7)?, note: Some(row.try_get(8)?) };
-    Ok(PeriodRow { state, tally, left_out, done_at, restored_at, copy, frozen })
+    let late_members = row.try_get(9)?;
+    Ok(PeriodRow { state, tally, left_out, done_at, restored_at, copy, frozen, late_members })
 }

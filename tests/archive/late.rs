@@ -1,6 +1,7 @@
 //! Writers that come late lose nothing, wherever the archiver is.
 
 use redis::AsyncCommands;
+use sqlx::AssertSqlSafe;
 use tallyd::archiver::Outcome;
 use tallyd::job::Report as _;
 
@@ -74,6 +75,39 @@ async fn what_is_written_after_the_archive_is_done_is_merged_and_archived_again(
         assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
         assert!(stage.ttl_s(&frozen).await > 30 * 86_400);
     }
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn late_writes_are_archived_again_after_mysql_was_restored() {
+    let mut stage = Stage::new("archive_late_older", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    // A backup, late writes that are archived, and the backup again.
+    for table in ["leaderboard_period", "leaderboard_archive"] {
+        sqlx::query(AssertSqlSafe(format!("CREATE TABLE older_{table} AS SELECT * FROM {table}")))
+            .execute(&stage.world.pool)
+            .await
+            .unwrap();
+    }
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    stage.archive(NOW).await;
+    for table in ["leaderboard_period", "leaderboard_archive"] {
+        sqlx::query(AssertSqlSafe(format!("DELETE FROM {table}"))).execute(&stage.world.pool).await.unwrap();
+        sqlx::query(AssertSqlSafe(format!("INSERT INTO {table} SELECT * FROM older_{table}")))
+            .execute(&stage.world.pool)
+            .await
+            .unwrap();
+    }
+
+    let report = stage.archive(NOW).await;
+
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Waiting)]);
     stage.close().await;
 }
 

@@ -142,7 +142,7 @@ async fn a_run_whose_lock_was_taken_over_writes_nothing() {
 
     assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
     let members = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
-    let done = Done { tally: Tally::default(), left_out: 0, copy: 0, frozen: Freeze::UNCLAIMED };
+    let done = Done { tally: Tally::default(), left_out: 0, copy: 0, frozen: Freeze::UNCLAIMED, late_members: 0 };
     let saved = Saved { member: members[0].clone(), primary: 1.0, second: 0 };
     for refused in [
         stage.store.note_frozen(overtaken, &at, 0, NOW).await,
