@@ -14,7 +14,8 @@ const RETURNED: &str = "returned-by-broker";
 /// The reason of what is ahead of the daemon's clock.
 const AHEAD: &str = "at-in-future";
 
-/// Events that wait as dead letters because a fault had set Redis' clock ahead. Somebody has sent each.
+/// Events that wait as dead letters because a fault had set Redis' clock ahead. Somebody has sent each. One that came back too often before it was
+/// judged has the broker's reason.
 #[derive(Default)]
 pub struct Aside(HashSet<String>);
 
@@ -26,7 +27,7 @@ impl Aside {
             history.is_ahead(call, at).then(|| of_call(&call.what, at))
         };
         let sent: HashSet<String> = history.calls.iter().filter_map(ahead).collect();
-        let open = state.letters.iter().filter(|letter| letter.reason == AHEAD && !letter.is_replayed);
+        let open = state.letters.iter().filter(|letter| may_be_ahead(letter) && !letter.is_replayed);
         Self(open.filter_map(|letter| of_body(&letter.body)).filter(|event| sent.contains(event)).collect())
     }
 
@@ -36,8 +37,12 @@ impl Aside {
     }
 
     fn has_letter(&self, letter: &Letter) -> bool {
-        letter.reason == AHEAD && of_body(&letter.body).is_some_and(|event| self.0.contains(&event))
+        may_be_ahead(letter) && of_body(&letter.body).is_some_and(|event| self.0.contains(&event))
     }
+}
+
+fn may_be_ahead(letter: &Letter) -> bool {
+    [AHEAD, RETURNED].contains(&letter.reason.as_str())
 }
 
 /// An event as its body names it. Nobody sends two of one name.

@@ -353,6 +353,9 @@ fn an_event_that_is_ahead_waits_as_a_letter_or_is_lost() {
     assert_eq!(story.verdict(), [(Class::Lost, pair.clone())]);
     story.state.letters.push(ahead_letter(3, 50, at));
     assert_eq!(story.verdict(), []);
+    // It came back too often before it was judged.
+    story.state.letters.last_mut().unwrap().reason = "returned-by-broker".to_owned();
+    assert_eq!(story.verdict(), []);
     // Another event than the one that was sent, or one that was sent before the clock was ahead.
     story.state.letters.push(ahead_letter(3, 50, at + 1));
     assert_eq!(story.verdict(), std::slice::from_ref(&stray));
