@@ -69,7 +69,7 @@ impl Arguments {
             self.rows,
             self.bucket_bits(),
             self.bucket_bits() + WIDE_BITS,
-            (30.0 * part).max(2.0),
+            (80.0 * part).max(3.0),
             (20.0 * part).max(1.0),
         );
     }
