@@ -29,6 +29,7 @@ redis.call('RENAME', KEYS[2], KEYS[3])
 if KEYS[4] then
     redis.call('PERSIST', KEYS[3])
     redis.call('HSET', KEYS[4], ARGV[2], ARGV[3])
+    -- Into this zset nothing was moved yet (board_merge.lua).
     redis.call('HDEL', KEYS[4], ARGV[2] .. ':late')
 end
 return 1

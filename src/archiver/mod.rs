@@ -46,6 +46,9 @@
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: what it lacks is a step that was not done yet, and
 //!   the next run does it. Where it has a live zset that MySQL says was frozen, and Redis' older notes don't, that is no late write but the board as it was
 //!   (raise.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
+//! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as ever. One that says "done" may be of before late
+//!   writes were archived. Redis counts what it moved into a frozen zset, and where it has moved more than MySQL has noted, the board is
+//!   archived again. A zset that has ended since the backup is gone, and what was late in it.
 //! * A clock is wrong: a period is over by MySQL's clock, and where the host's or Redis' differs by minutes the run does nothing (clock.rs).
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.

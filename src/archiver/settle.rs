@@ -12,7 +12,7 @@ use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
 use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
-use crate::cache::boards::Changed;
+use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Freeze, Micros};
 use crate::runtime::fault;
@@ -113,16 +113,16 @@ impl Run<'_> {
             (Plan::Archive, row, Some(expire_after)) if keys.frozen => {
                 // Its EXPIRE would take away what is not archived yet.
                 self.present(cache.keep_frozen(at, self.number).await?)?;
-                self.archive(candidate, row, (keys.freeze, keys.late_members), expire_after).await
+                self.archive(candidate, row, keys, expire_after).await
             }
             (Plan::Archive, row, Some(expire_after)) => {
                 let freeze = self.freeze(at, Freeze { note: Some(0), ..keys.freeze }, None).await?;
-                self.archive(candidate, row, (freeze, 0), expire_after).await
+                self.archive(candidate, row, BoardKeys { freeze, late_members: 0, ..keys }, expire_after).await
             }
             (Plan::Raise, Some(row), Some(expire_after)) => {
                 let freeze = self.raise_to_archive(at, keys.freeze.generation, row).await?;
                 let row = PeriodRow { state: PeriodState::Frozen, ..row };
-                self.archive(candidate, Some(row), (freeze, 0), expire_after).await
+                self.archive(candidate, Some(row), BoardKeys { freeze, late_members: 0, ..keys }, expire_after).await
             }
             (Plan::End, Some(row), _) => self.end(at, row).await,
             (Plan::NoteEnded, row, _) => {
@@ -158,7 +158,7 @@ impl Run<'_> {
         &self,
         Candidate { at, rule, top, .. }: &Candidate,
         row: Option<PeriodRow>,
-        (frozen, late_before): (Freeze, u64),
+        BoardKeys { freeze: frozen, late_members: late_before, .. }: BoardKeys,
         expire_after: Duration,
     ) -> Step<PeriodReport> {
         let store = &self.archiver.store;

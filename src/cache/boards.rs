@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
 
-use super::freezes::{GENERATION, late_field, read_freeze};
+use super::freezes::{GENERATION, late_field, read_notes};
 use super::ranks::{self, Before, Placed, Ranking};
 use super::score::Rule;
 use super::{
@@ -85,20 +85,23 @@ impl Cache {
     /// Redis is away.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
-        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 4) {
-            let mut pipeline = Pipeline::with_capacity(piece.len() * 4);
+        for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
+            let mut pipeline = Pipeline::with_capacity(piece.len() * 3);
             for at in piece {
                 pipeline.cmd("EXISTS").arg(self.live(at));
                 pipeline.cmd("EXISTS").arg(self.frozen(at));
-                pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board)).arg(GENERATION).arg(&at.period);
-                pipeline.cmd("HGET").arg(self.keys.board_freezes(&at.board)).arg(late_field(&at.period));
+                let notes = pipeline.cmd("HMGET").arg(self.keys.board_freezes(&at.board));
+                notes.arg(GENERATION).arg(&at.period).arg(late_field(&at.period));
             }
             let answers = self.answers("look for boards", &pipeline).await?;
-            found.extend(answers.chunks_exact(4).map(|four| BoardKeys {
-                live: four.first() == Some(&Value::Int(1)),
-                frozen: four.get(1) == Some(&Value::Int(1)),
-                freeze: four.get(2).map_or(Freeze::UNCLAIMED, read_freeze),
-                late_members: four.last().and_then(text).and_then(|text| text.parse().ok()).unwrap_or(0),
+            found.extend(answers.chunks_exact(3).map(|three| {
+                let (freeze, late_members) = three.last().map_or((Freeze::UNCLAIMED, 0), read_notes);
+                BoardKeys {
+                    live: three.first() == Some(&Value::Int(1)),
+                    frozen: three.get(1) == Some(&Value::Int(1)),
+                    freeze,
+                    late_members,
+                }
             }));
         }
         Ok(found)

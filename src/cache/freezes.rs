@@ -35,10 +35,11 @@ impl Cache {
     }
 }
 
-/// What is noted of a period. Data that no run has claimed yet is newer than all that MySQL knows.
-pub(super) fn read_freeze(answer: &Value) -> Freeze {
-    let [generation, note] = answer.as_sequence().unwrap_or_default() else { return Freeze::UNCLAIMED };
-    number(generation).map_or(Freeze::UNCLAIMED, |generation| Freeze { generation, note: number(note) })
+/// What is noted of a period, and how many late members were moved. Data that no run has claimed yet is newer than all that MySQL knows.
+pub(super) fn read_notes(answer: &Value) -> (Freeze, u64) {
+    let [generation, note, late] = answer.as_sequence().unwrap_or_default() else { return (Freeze::UNCLAIMED, 0) };
+    let freeze = |generation| Freeze { generation, note: number(note) };
+    (number(generation).map_or(Freeze::UNCLAIMED, freeze), number(late).unwrap_or(0))
 }
 
 fn number(answer: &Value) -> Option<u64> {
