@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::archiver::period::{LOOK_BACK, Period, PeriodKind};
+use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodKind};
 use crate::cache::Cache;
 use crate::cache::boards::{Part, Zset};
 use crate::cache::ranks::{Before, Placed, Ranking, place};

@@ -27,7 +27,7 @@ use nodes::{Node, Nodes};
 
 use crate::config::{Amqp, Identity};
 use crate::runtime::tls::{self, Distrust};
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;
@@ -126,7 +126,7 @@ impl Broker {
         };
         let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
         let connection = connected.map_err(|error| self.told(node, error))?;
-        vitals().opened.add("rabbitmq", 1);
+        telemetry().opened.add("rabbitmq", 1);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         Ok(Link { channel, connection, timeout })
     }

@@ -14,13 +14,12 @@
 //! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
 //! ```
 //!
-//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], [`reconciler`], [`recounter`],
-//! [`archiver`] and [`filters`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
+//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], and the
+//! [`jobs`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
 pub mod admin;
 pub mod app;
-pub mod archiver;
 pub mod boards;
 pub mod broker;
 pub mod cache;
@@ -28,22 +27,16 @@ pub mod caution;
 pub mod check;
 pub mod cli;
 pub mod client;
+pub mod code_registry;
 pub mod config;
 pub mod consumer;
-pub mod dead;
+pub mod dead_letters;
 pub mod event;
-pub mod fence;
-pub mod filters;
-pub mod job;
+pub mod jobs;
 pub mod marks;
 pub mod model;
-pub mod observer;
 pub mod outbox;
-pub mod reconciler;
-pub mod recounter;
-pub mod registry;
 pub mod runtime;
 pub mod show;
-pub mod status;
 pub mod store;
-pub mod vitals;
+pub mod telemetry;

@@ -13,7 +13,7 @@ use std::process::Command;
 use common::{World, eventually, stderr, stdout, target};
 use example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd::archiver::period::PeriodKind;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
 use tallyd::event::LikeEvent;

@@ -16,7 +16,7 @@ use common::world::{Setup, World};
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
-use tallyd::archiver::period::{Calendar, Period, PeriodKind};
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::cache::Cache;
 use tallyd::model::Micros;
 

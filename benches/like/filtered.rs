@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
 use tallyd::app::Servers;
 use tallyd::config::Config;
-use tallyd::job::Ran;
+use tallyd::jobs::runner::Ran;
 use tokio_util::sync::CancellationToken;
 
 use crate::TARGETS;

@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
-use crate::status::{Server, State as Life};
+use crate::telemetry::status::{Server, State as Life};
 
 /// A loop that hasn't beaten for so long is stuck: when systemd's watchdog is no longer fed.
 pub const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;

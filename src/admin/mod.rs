@@ -41,11 +41,11 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{ConfigError, Live};
 use crate::model::Micros;
-use crate::observer::{Observer, Sight};
+use crate::telemetry::observer::{Observer, Sight};
 use crate::runtime::progress::{Beat, Progress};
-use crate::status::Status;
+use crate::telemetry::status::Status;
 use crate::store::Store;
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 use listener::{Listener, Stream};
 use token::Token;
 
@@ -103,7 +103,7 @@ impl Asked {
     /// How the daemon stands.
     fn told(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
-        Status::tell(&self.live.now(), &self.owner, vitals(), &seen, Micros::now())
+        Status::tell(&self.live.now(), &self.owner, telemetry(), &seen, Micros::now())
     }
 }
 
@@ -181,7 +181,7 @@ fn routes(asked: Asked) -> Router {
         .route("/metrics", get(metrics::show))
         .route("/v1/counters/{kind}/{id}", get(counters::show))
         .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.told())))
-        .route("/v1/history", get(async || json(StatusCode::OK, &vitals().pulse.points())))
+        .route("/v1/history", get(async || json(StatusCode::OK, &telemetry().pulse.points())))
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)

@@ -23,7 +23,7 @@ use crate::admin::Admin;
 use crate::config::{Config, Live};
 use crate::runtime::progress::Progress;
 use crate::runtime::{shutdown, systemd};
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 use reload::Reloader;
 use tasks::Task;
 
@@ -65,7 +65,7 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     };
     // A start that failed was not told to stop.
     stop.cancel();
-    vitals().draining.store(true, Ordering::Relaxed);
+    telemetry().draining.store(true, Ordering::Relaxed);
     systemd::stopping();
     let drain_max = Duration::from_secs(live.now().daemon.drain_max_s);
     let drained = drain(&mut tasks, drain_max).await;
@@ -84,7 +84,7 @@ async fn work(task: Task, progress: &Progress, tasks: &mut JoinSet<String>) -> R
     let (partitions, owner, stop) = (task.live.now().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
     task.start_all(progress, tasks).await?;
     systemd::ready();
-    vitals().working.store(true, Ordering::Relaxed);
+    telemetry().working.store(true, Ordering::Relaxed);
     info!(
         event = "started",
         version = env!("CARGO_PKG_VERSION"),

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use super::start;
 use crate::config::{self, Config, ConfigError, Reload};
-use crate::registry;
+use crate::code_registry;
 use crate::runtime::{log, systemd};
 use crate::store::Store;
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// What takes a new configuration.
 pub(super) struct Reloader {
@@ -38,7 +38,7 @@ impl Reloader {
                     Ok(ConfigError(problems)) => problems.join("; "),
                     Err(error) => format!("{error:#}"),
                 };
-                vitals().reloaded(Some(problems.clone()));
+                telemetry().reloaded(Some(problems.clone()));
                 warn!(event = "reload-refused", problems, "the configuration stays as it was: {problems}");
             }
             systemd::ready();
@@ -54,7 +54,7 @@ impl Reloader {
         let filter = log::filter(&new.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
-            let noted = registry::agree(&self.store, &config).await;
+            let noted = code_registry::agree(&self.store, &config).await;
             start::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
@@ -68,7 +68,7 @@ impl Reloader {
             warn!(event = "reload-needs-restart", keys, "taken at the next start: {keys}");
         }
         let keys = if changed.is_empty() { "nothing".to_owned() } else { changed.join(", ") };
-        vitals().reloaded(None);
+        telemetry().reloaded(None);
         info!(event = "reloaded", changed = keys, "the configuration was read again, changed: {keys}");
         Ok(())
     }

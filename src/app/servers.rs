@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::archiver::{self, Archiver, Restore, Scope};
+use crate::jobs::archive::{self, Archiver, Restore, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{Config, ConfigError, Recount};
-use crate::fence;
-use crate::filters::{self, Filters};
-use crate::job::{self, Job, Ran};
-use crate::reconciler::{self, Order, Reconciler};
-use crate::recounter::{self, Recounter};
-use crate::registry;
+use crate::jobs::fence;
+use crate::jobs::filters::{self, Filters};
+use crate::jobs::runner::{self, Job, Ran};
+use crate::jobs::reconcile::{self, Order, Reconciler};
+use crate::jobs::recount::{self, Recounter};
+use crate::code_registry;
 use crate::runtime::show::Show;
 use crate::store::Store;
 use crate::store::schema::Schema;
@@ -67,17 +67,17 @@ impl Servers {
         order: &Order,
         to: Show,
         stop: &CancellationToken,
-    ) -> Result<Ran<reconciler::report::Report>> {
+    ) -> Result<Ran<reconcile::report::Report>> {
         fence::knows_all(&self.store, &self.broker).await?;
         let cache = self.cache.named(&config.metrics);
         let reconciler = Reconciler::new(config, self.store.clone(), cache, self.broker.clone())?;
         let job = Job {
-            name: reconciler::JOB,
+            name: reconcile::JOB,
             mode: order.mode.name(),
             owner: &self.owner,
             keep: config.reconcile.repair_keep.0,
         };
-        job::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
+        runner::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
     }
 
     /// One archive, under the job's lock.
@@ -90,11 +90,11 @@ impl Servers {
         scope: &Scope,
         to: Show,
         stop: &CancellationToken,
-    ) -> Result<Ran<archiver::Report>> {
+    ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job =
-            Job { name: archiver::JOB, mode: scope.mode(), owner: &self.owner, keep: config.reconcile.repair_keep.0 };
-        job::run_once(&self.store, job, |run| async move {
+            Job { name: archive::JOB, mode: scope.mode(), owner: &self.owner, keep: config.reconcile.repair_keep.0 };
+        runner::run_once(&self.store, job, |run| async move {
             match archiver.begin().await? {
                 Ok(now) => archiver.run(run, scope, now, to, stop).await,
                 Err(problem) => Ok(problem),
@@ -114,10 +114,10 @@ impl Servers {
         force: bool,
         to: Show,
         stop: &CancellationToken,
-    ) -> Result<Ran<archiver::Report>> {
+    ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
-        let job = Job { name: archiver::JOB, mode: archiver::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
-        job::run_once(&self.store, job, |run| async move {
+        let job = Job { name: archive::JOB, mode: archive::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
+        runner::run_once(&self.store, job, |run| async move {
             match archiver.begin().await? {
                 Ok(now) => archiver.snapshot(run, scope, force, now, to, stop).await,
                 Err(problem) => Ok(problem),
@@ -137,17 +137,17 @@ impl Servers {
         how: Restore,
         to: Show,
         stop: &CancellationToken,
-    ) -> Result<Ran<archiver::Report>> {
+    ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job = Job {
-            name: archiver::JOB,
-            mode: archiver::RESTORE_MODE,
+            name: archive::JOB,
+            mode: archive::RESTORE_MODE,
             owner: &self.owner,
             keep: config.reconcile.repair_keep.0,
         };
         let (now, _) = self.store.clock().await?;
         let work = |run| async move { archiver.restore(run, board, how, now, to, stop).await };
-        job::run_once(&self.store, job, work).await
+        runner::run_once(&self.store, job, work).await
     }
 
     /// Bloom filters built and kept up, under the job's lock.
@@ -159,7 +159,7 @@ impl Servers {
         let cache = self.cache.named(&config.metrics);
         let filters = Filters::new(config, self.store.clone(), cache, self.broker.clone());
         let job = Job { name: filters::JOB, mode: filters::MODE, owner: &self.owner, keep: OFTEN_KEEP };
-        job::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
+        runner::run_once(&self.store, job, |run| async move { filters.run(run, stop).await }).await
     }
 
     /// One `[[recount]]`, under the job's lock.
@@ -170,15 +170,15 @@ impl Servers {
         &self,
         config: &Config,
         recount: &Recount,
-        order: recounter::Order,
+        order: recount::Order,
         to: Show,
         stop: &CancellationToken,
-    ) -> Result<Ran<recounter::report::Report>> {
+    ) -> Result<Ran<recount::report::Report>> {
         fence::knows_all(&self.store, &self.broker).await?;
         let recounter = Recounter::new(config, recount, self.store.clone(), self.broker.clone())?;
         let mode = recount.name();
-        let job = Job { name: recounter::JOB, mode: &mode, owner: &self.owner, keep: config.reconcile.repair_keep.0 };
-        job::run_once(&self.store, job, |run| async move { recounter.run(run, order, to, stop).await }).await
+        let job = Job { name: recount::JOB, mode: &mode, owner: &self.owner, keep: config.reconcile.repair_keep.0 };
+        runner::run_once(&self.store, job, |run| async move { recounter.run(run, order, to, stop).await }).await
     }
 
     /// Whether MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
@@ -187,7 +187,7 @@ impl Servers {
     /// [`ConfigError`] when it hasn't; MySQL's.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
-        registry::compare(&self.store, config).await.map(drop)
+        code_registry::compare(&self.store, config).await.map(drop)
     }
 
     /// Whether MySQL has a schema that this version can work with.

@@ -7,7 +7,7 @@ use tracing::{info, warn};
 
 use super::Servers;
 use crate::config::{Config, ConfigError, Live};
-use crate::registry::{self, Change};
+use crate::code_registry::{self, Change};
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::store::schema::Schema;
@@ -44,7 +44,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &Live) -> Result<
 
 async fn look_at_mysql(servers: &Servers, config: &Config) -> Result<()> {
     look_at_schema(servers).await?;
-    let changes = registry::agree(&servers.store, config).await?;
+    let changes = code_registry::agree(&servers.store, config).await?;
     let also = servers.cache.also(&config.redis, &config.metrics)?.map(|also| also.keys.layout().full_name());
     servers.store.note_daemon_layouts(&servers.cache.keys.layout().full_name(), also.as_deref()).await?;
     tell(&changes);

@@ -9,18 +9,18 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::Servers;
-use crate::archiver::clock::SnapshotClock;
-use crate::archiver::{self, Scope};
+use crate::jobs::archive::clock::SnapshotClock;
+use crate::jobs::archive::{self, Scope};
 use crate::config::{Config, Live, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
-use crate::fence::TooFew;
-use crate::filters;
-use crate::job::{self, Next, Outcome, Ran, Timetable};
+use crate::jobs::fence::TooFew;
+use crate::jobs::filters;
+use crate::jobs::runner::{self, Next, Outcome, Ran, Timetable};
 use crate::outbox::Outbox;
-use crate::reconciler::lookout::Lookout;
-use crate::reconciler::{self, Mode, Order};
-use crate::recounter;
+use crate::jobs::reconcile::lookout::Lookout;
+use crate::jobs::reconcile::{self, Mode, Order};
+use crate::jobs::recount;
 use crate::runtime::progress::{Beat, Progress};
 use crate::runtime::schedule::Bells;
 use crate::runtime::show::Show;
@@ -95,10 +95,10 @@ impl Task {
     fn start_reconciler(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
         let Self { live, servers, stop } = self;
         let timetables = vec![
-            Timetable::new(reconciler::JOB, Mode::Rebuild.name(), live, |_| ""),
-            Timetable::new(reconciler::JOB, Mode::Full.name(), live, |config| &config.reconcile.full_cron),
-            Timetable::new(reconciler::JOB, Mode::Scrub.name(), live, |config| &config.reconcile.scrub_cron),
-            Timetable::new(reconciler::JOB, Mode::Changed.name(), live, |config| &config.reconcile.changed_cron),
+            Timetable::new(reconcile::JOB, Mode::Rebuild.name(), live, |_| ""),
+            Timetable::new(reconcile::JOB, Mode::Full.name(), live, |config| &config.reconcile.full_cron),
+            Timetable::new(reconcile::JOB, Mode::Scrub.name(), live, |config| &config.reconcile.scrub_cron),
+            Timetable::new(reconcile::JOB, Mode::Changed.name(), live, |config| &config.reconcile.changed_cron),
         ];
         let bell = Arc::new(Notify::new());
         let lookout = Lookout {
@@ -124,8 +124,8 @@ impl Task {
         let Self { live, servers, stop } = self;
         let bell = Arc::new(Notify::new());
         let timetables = vec![
-            Timetable::new(archiver::JOB, archiver::MODE, live, |config| &config.archive.cron),
-            Timetable::new(archiver::JOB, archiver::SNAPSHOT_MODE, live, |_| ""),
+            Timetable::new(archive::JOB, archive::MODE, live, |config| &config.archive.cron),
+            Timetable::new(archive::JOB, archive::SNAPSHOT_MODE, live, |_| ""),
         ];
         let clock = SnapshotClock {
             live: live.clone(),
@@ -170,7 +170,7 @@ impl Task {
     async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
         let orders = [Mode::Rebuild, Mode::Full, Mode::Scrub, Mode::Changed].map(Order::scheduled);
         let Self { live, servers, stop } = &self;
-        job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
+        runner::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
             let order = orders.get(place);
             async move {
                 let Some(order) = order else { return Next::Bell };
@@ -183,7 +183,7 @@ impl Task {
 
     async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
         let Self { live, servers, stop } = &self;
-        job::serve(&servers.store, &timetables, &bell, &beat, stop, |place| async move {
+        runner::serve(&servers.store, &timetables, &bell, &beat, stop, |place| async move {
             if place == 0 {
                 return next(servers.archive(&live.now(), &Scope::default(), Show::Log, stop).await);
             }
@@ -199,7 +199,7 @@ impl Task {
 
     async fn filters(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
         let Self { live, servers, stop } = &self;
-        job::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async move {
+        runner::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async move {
             next(servers.filters(&live.now(), stop).await)
         })
         .await;
@@ -217,14 +217,14 @@ impl Task {
             let Self { live, servers, stop } = &mut self;
             let (now, until) = (live.clone(), stop.child_token());
             let timetables: Vec<Timetable> = names.iter().map(|name| recount_timetable(&now, name)).collect();
-            let serving = job::serve(&servers.store, &timetables, &bell, &beat, &until, |place| {
+            let serving = runner::serve(&servers.store, &timetables, &bell, &beat, &until, |place| {
                 let config = now.now();
                 let name = names.get(place);
                 let (servers, stop) = (&*servers, &*stop);
                 async move {
                     let recount = config.recounts.iter().find(|recount| Some(&recount.name()) == name);
                     let Some(recount) = recount else { return Next::Bell };
-                    next(servers.recount(&config, recount, recounter::Order::default(), Show::Log, stop).await)
+                    next(servers.recount(&config, recount, recount::Order::default(), Show::Log, stop).await)
                 }
             });
             let changing = async {
@@ -284,7 +284,7 @@ fn recounts(config: &Config) -> Vec<String> {
 
 fn recount_timetable(live: &Live, name: &str) -> Timetable {
     let wanted = name.to_owned();
-    Timetable::new(recounter::JOB, name, live, move |config| {
+    Timetable::new(recount::JOB, name, live, move |config| {
         let found = config.recounts.iter().find(|recount| recount.name() == wanted);
         found.map_or("", |recount| &recount.cron)
     })
@@ -293,7 +293,7 @@ fn recount_timetable(live: &Live, name: &str) -> Timetable {
 }
 
 /// When the loop looks again, after what became of a run.
-fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
+fn next<R: runner::Report>(ran: Result<Ran<R>>) -> Next {
     match ran {
         Ok(Ran::Ended(report)) if matches!(report.outcome(), Outcome::Done | Outcome::Braked) => Next::Bell,
         Ok(Ran::Ended(_)) => Next::Later,
@@ -307,7 +307,7 @@ fn next<R: job::Report>(ran: Result<Ran<R>>) -> Next {
             Next::Later
         }
         Err(error) => {
-            let refused = error.is::<job::Refused>();
+            let refused = error.is::<runner::Refused>();
             let then = if refused { "not tried again before its next time" } else { "trying again soon" };
             error!(event = "job-failed", error = format!("{error:#}"), "a job failed, {then}: {error:#}");
             if refused { Next::Bell } else { Next::Soon }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use redis::Value;
 
 use super::{BOARD, Cache, Call, unexpected};
-use crate::archiver::period::Period;
+use crate::jobs::archive::period::Period;
 use crate::config::Board;
 use crate::model::Micros;
 

@@ -2,10 +2,10 @@
 
 use crate::app::Servers;
 use crate::config::{Config, ConfigError, Key, Problem};
-use crate::job::Refused;
+use crate::jobs::runner::Refused;
 use crate::model::Micros;
-use crate::recounter::Recounter;
-use crate::registry;
+use crate::jobs::recount::Recounter;
+use crate::code_registry;
 use crate::store::Store;
 use crate::store::schema::Schema;
 
@@ -72,7 +72,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
         }
         Ok(_) => checks.push(Check::ok(What::MysqlSchema, "up to date")),
     }
-    match registry::compare(&servers.store, config).await {
+    match code_registry::compare(&servers.store, config).await {
         Ok(changes) if changes.is_empty() => checks.push(Check::ok(What::MysqlNames, "codes mean what they meant")),
         Ok(changes) => checks.extend(changes.iter().map(|change| {
             Check::ok(What::MysqlNames, format!("{change}: a daemon notes it when it starts or reloads"))

@@ -8,11 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, to_whom};
 use crate::app::Servers;
-use crate::archiver::{self, Restore, Scope};
+use crate::jobs::archive::{self, Restore, Scope};
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
-use crate::job::{Ran, Report};
+use crate::jobs::runner::{Ran, Report};
 use crate::model::Micros;
 use crate::runtime::shutdown;
 
@@ -131,7 +131,7 @@ fn stopped() -> Result<CancellationToken> {
 }
 
 /// Prints what a run says; its exit code.
-pub(super) fn report(ran: Ran<archiver::Report>, dry_run: bool, format: Format) -> Result<u8> {
+pub(super) fn report(ran: Ran<archive::Report>, dry_run: bool, format: Format) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, format)?;
     Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })

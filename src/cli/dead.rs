@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
 use crate::app::Servers;
 use crate::config::Config;
-use crate::dead::replay::Replay;
-use crate::dead::text::printable_json;
-use crate::dead::{self, Which, purge, returned};
+use crate::dead_letters::replay::Replay;
+use crate::dead_letters::text::printable_json;
+use crate::dead_letters::{self, Which, purge, returned};
 use crate::event::{Reason, Terms};
 use crate::model::Micros;
 use crate::runtime::shutdown;
@@ -157,19 +157,19 @@ async fn list(config: &Config, servers: &Servers, args: ListArgs) -> Result<u8> 
     let max = config.consumer.dead_letters_max;
     let returned = if args.no_returned { None } else { Some(returned::take_in(store, broker, max).await) };
     match args.summary {
-        true => print(&dead::summary(store, &selection, returned).await?, args.format)?,
-        false => print(&dead::list(store, &selection, args.limit, returned).await?, args.format)?,
+        true => print(&dead_letters::summary(store, &selection, returned).await?, args.format)?,
+        false => print(&dead_letters::list(store, &selection, args.limit, returned).await?, args.format)?,
     }
     Ok(EXIT_DONE)
 }
 
 async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format: Format) -> Result<u8> {
     if raw {
-        let letter = dead::whole(&servers.store, only_one(ids, "--raw prints one body")?).await?;
+        let letter = dead_letters::whole(&servers.store, only_one(ids, "--raw prints one body")?).await?;
         let mut out = std::io::stdout();
         out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
     } else {
-        print(&dead::show(config, &servers.store, ids, Micros::now()).await?, format)?;
+        print(&dead_letters::show(config, &servers.store, ids, Micros::now()).await?, format)?;
     }
     Ok(EXIT_DONE)
 }
@@ -190,7 +190,7 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
 async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result<u8> {
     let id = only_one(&args.ids, "--edit opens one body")?;
     let terms = Terms::new(config);
-    let letter = dead::whole(&servers.store, id).await?;
+    let letter = dead_letters::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
         return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());
     }

@@ -8,8 +8,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::dead::asked;
-use crate::dead::text::{pretty_json, printable};
-use crate::dead::verdict::judge;
+use crate::dead_letters::text::{pretty_json, printable};
+use crate::dead_letters::verdict::judge;
 use crate::event::Terms;
 use crate::model::Micros;
 use crate::store::letters::Letter;

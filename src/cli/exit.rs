@@ -1,13 +1,13 @@
 //! How a command ends: its exit code.
 
 use crate::admin::ask::NoDaemon;
-use crate::archiver::ScopeError;
+use crate::jobs::archive::ScopeError;
 use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::ConfigError;
-use crate::dead::NoLetter;
-use crate::fence::{NotNow, TooFew};
+use crate::dead_letters::NoLetter;
+use crate::jobs::fence::{NotNow, TooFew};
 use crate::runtime::tls::Distrust;
 use crate::store::migrate::MigrateError;
 use crate::store::{Fate, StoreError};

@@ -13,9 +13,9 @@ use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::layout::Layout;
 use crate::config::{Also, Config, ConfigError, Redis};
-use crate::job::Ran;
-use crate::reconciler::report::{End, Report};
-use crate::reconciler::{Mode, Order};
+use crate::jobs::runner::Ran;
+use crate::jobs::reconcile::report::{End, Report};
+use crate::jobs::reconcile::{Mode, Order};
 use crate::runtime::shutdown;
 
 /// Runs until one finds nothing: what API servers count late in the second layout is off at first.

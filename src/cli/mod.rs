@@ -26,13 +26,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
-use crate::archiver::Scope;
+use crate::jobs::archive::Scope;
 use crate::config::{self, Config, ConfigError, Kinds};
-use crate::filters;
-use crate::job::Ran;
+use crate::jobs::filters;
+use crate::jobs::runner::Ran;
 use crate::model::{Target, TargetId};
-use crate::reconciler::report::End;
-use crate::reconciler::{Mode, Order};
+use crate::jobs::reconcile::report::End;
+use crate::jobs::reconcile::{Mode, Order};
 use crate::runtime::show::Show;
 use crate::runtime::{dump, log, process, shutdown};
 use crate::show;

@@ -11,8 +11,8 @@ use tokio_util::sync::CancellationToken;
 use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, to_whom};
 use crate::app::Servers;
 use crate::config::{Config, Recount};
-use crate::recounter::Order;
-use crate::recounter::report::{End, Report};
+use crate::jobs::recount::Order;
+use crate::jobs::recount::report::{End, Report};
 use crate::runtime::shutdown;
 
 #[derive(Debug, Args)]

@@ -14,7 +14,7 @@ use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, Format};
 use crate::admin::ask::{self, Port};
 use crate::runtime::shutdown;
-use crate::status::{Status, Text, printable};
+use crate::telemetry::status::{Status, Text, printable};
 
 /// How often a status is asked for that is watched.
 const WATCH_EVERY: Duration = Duration::from_secs(2);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{Client, OnBoard};
-use crate::archiver::period::{Period, PeriodKind};
+use crate::jobs::archive::period::{Period, PeriodKind};
 use crate::boards::{Read, read};
 use crate::cache::Call;
 use crate::cache::boards::{Part, Zset};

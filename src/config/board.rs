@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use jiff::tz::TimeZone;
 
 use super::{LIKE, Pause};
-use crate::archiver::period::{Calendar, PeriodKind, WeekStart};
+use crate::jobs::archive::period::{Calendar, PeriodKind, WeekStart};
 use crate::cache::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 
 /// One board and length of period.

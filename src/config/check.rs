@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule, tls};
-use crate::archiver::period::{PeriodKind, WeekStart};
+use crate::jobs::archive::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{Form, Layout};
 use crate::cache::score::Tie;
 use crate::runtime::schedule;

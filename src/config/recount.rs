@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Pause, Rules};
-use crate::recounter::query::Query;
+use crate::jobs::recount::query::Query;
 use crate::runtime::schedule;
 
 /// A metric of one kind, and the query that says what it should be.

@@ -1,7 +1,7 @@
 //! What the consumer can't apply becomes a dead letter.
 
 use super::batch::{Origin, Received};
-pub(super) use crate::dead::letter::{Headers, headers, refused};
+pub(super) use crate::dead_letters::letter::{Headers, headers, refused};
 use crate::event::Refusal;
 use crate::model::Micros;
 use crate::store::letters::DeadLetter;

@@ -16,14 +16,14 @@ use super::transaction::Found;
 use super::vital;
 use super::watch::Watch;
 use crate::config::{Current, Rules};
-use crate::dead::text::instant;
+use crate::dead_letters::text::instant;
 use crate::event::{Reason, Refusal};
 use crate::model::{Metric, Micros};
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError, partitions};
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// The writer of one partition, for one session with the broker.
 pub(super) struct Writer {
@@ -240,7 +240,7 @@ impl Writer {
     }
 
     fn remember(&mut self, epoch: u64) {
-        vitals().partition(self.partition).writes();
+        telemetry().partition(self.partition).writes();
         if self.epoch.replace(epoch).is_none() {
             info!(
                 event = "partition-taken",

@@ -66,7 +66,7 @@ use crate::runtime::log::Flood;
 use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::{Store, StoreError, likes};
-use crate::vitals::{Standing, vitals};
+use crate::telemetry::{Standing, telemetry};
 
 /// What is on the way has at most the bytes of so many batches.
 const PREFETCH_BATCHES: usize = 4;
@@ -139,7 +139,7 @@ impl Partition {
         let mut broker = Outage::new(format!("consuming partition {}", self.number));
         let mut database = Outage::new(format!("the database for partition {}", self.number));
         let mut limit = PrefetchLimit::default();
-        let vitals = vitals().partition(self.number);
+        let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
             self.beat.beat();
             vitals.stands(Standing::Connecting);

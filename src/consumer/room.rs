@@ -13,13 +13,13 @@ use tracing::warn;
 use super::flush::Writer;
 use crate::broker::{Broker, Publisher};
 use crate::config::{self, Current};
-use crate::dead::letter;
+use crate::dead_letters::letter;
 use crate::event::Reason;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::store::StoreError;
 use crate::store::letters::{self, DeadLetter};
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// Messages that are published before the first one is confirmed.
 const IN_FLIGHT: usize = 500;
@@ -78,7 +78,7 @@ impl Writer {
     pub(super) async fn do_without_room(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
-        never.iter().for_each(|letter| vitals().dead_letters_dropped(letter.reason, 1));
+        never.iter().for_each(|letter| telemetry().dead_letters_dropped(letter.reason, 1));
         let (partition, queue, now) = (self.partition, self.room.broker.returned(), Instant::now());
         if let Some(dropped) = self.room.dropped.note(never.len() as u64, now) {
             warn!(

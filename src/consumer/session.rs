@@ -36,7 +36,7 @@ use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::vitals::{PartitionVitals, Standing, vitals};
+use crate::telemetry::{PartitionVitals, Standing, telemetry};
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
@@ -107,7 +107,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         refused: Flood::default(),
         silence: Silence::default(),
         unacked: Oldest::default(),
-        vitals: vitals().partition(number),
+        vitals: telemetry().partition(number),
     };
     session.vitals.stands(Standing::Listening);
     let mut ended = session.consume().await;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::batch::{Batch, Event};
 use crate::model::Micros;
-use crate::vitals::{PartitionVitals, vitals};
+use crate::telemetry::{PartitionVitals, telemetry};
 
 /// What was received and not noted yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,17 +32,17 @@ impl ReceivedCounts {
     /// Notes them.
     pub fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
-        vitals().messages.add(messages);
-        vitals().redelivered.add(redelivered);
+        telemetry().messages.add(messages);
+        telemetry().redelivered.add(redelivered);
         for (kind, events) in [("like", likes), ("unlike", unlikes), ("count", counts), ("set", sets)] {
-            vitals().received.add(kind, events);
+            telemetry().received.add(kind, events);
         }
     }
 }
 
 /// Notes a batch, or a part of one, that is committed as so many rows.
 pub(super) fn committed(batch: &Batch, rows: usize) {
-    let (now, vitals) = (Micros::now(), vitals());
+    let (now, vitals) = (Micros::now(), telemetry());
     let events = batch.events.len() as u64;
     vitals.committed.add(events);
     vitals.coalesced.add(events.saturating_sub(rows as u64));
@@ -57,7 +57,7 @@ pub(super) fn committed(batch: &Batch, rows: usize) {
 
 /// Notes that a batch is written again, and why.
 pub(super) fn again(code: &'static str) {
-    vitals().retries.add(code, 1);
+    telemetry().retries.add(code, 1);
 }
 
 /// How long the steps of a transaction took: noted once it is committed.
@@ -80,7 +80,7 @@ impl Steps {
 
     pub fn note(self) {
         for (step, seconds) in self.took {
-            vitals().step(step, seconds);
+            telemetry().step(step, seconds);
         }
     }
 }

@@ -48,7 +48,7 @@ use crate::runtime::progress::Beat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::outbox::{End, OutboxRow};
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// How often it looks for rows that others have left, and notes how far it has come.
 const EVERY: Duration = Duration::from_secs(1);
@@ -202,8 +202,8 @@ impl Outbox {
         fed?;
         fault::point("outbox:added");
         let now = Micros::now();
-        written.iter().for_each(|at| vitals().outbox_lag.add((now.0 - at.0) as f64 / 1e6));
-        vitals().outbox_added.add(additions);
+        written.iter().for_each(|at| telemetry().outbox_lag.add((now.0 - at.0) as f64 / 1e6));
+        telemetry().outbox_added.add(additions);
         state.added.raise(partition, last);
         if full {
             state.more.insert(partition);
@@ -302,7 +302,7 @@ fn say_left(left: Left, state: &mut State) {
 }
 
 fn say_went_back(partition: u16, state: &mut State) {
-    vitals().mysql_went_back();
+    telemetry().mysql_went_back();
     if let Some(times) = state.went_back.note(1, Instant::now()) {
         warn!(
             event = "mysql-went-back",

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tracing::{info, warn};
 
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
@@ -38,8 +38,8 @@ impl Outage {
         let first = self.began.is_none();
         let began = *self.began.get_or_insert_with(Instant::now);
         match self.wait {
-            Some(number) => vitals().waits.again(number, error.to_string()),
-            None => self.wait = Some(vitals().waits.begin(&self.what, error.to_string())),
+            Some(number) => telemetry().waits.again(number, error.to_string()),
+            None => self.wait = Some(telemetry().waits.begin(&self.what, error.to_string())),
         }
         if first {
             warn!(event = "outage-begun", what = self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
@@ -78,7 +78,7 @@ impl Outage {
 
     fn gone(&mut self) {
         if let Some(number) = self.wait.take() {
-            vitals().waits.end(number);
+            telemetry().waits.end(number);
         }
     }
 }

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
 use crate::runtime::log;
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// How often the log says it.
 const SAY_EVERY: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ async fn say(progress: watch::Receiver<impl Shown>) {
 
 /// For whoever looks at the process.
 fn note<S: Shown>(now: &S) {
-    vitals().jobs.progress(S::JOB, now.done());
+    telemetry().jobs.progress(S::JOB, now.done());
 }
 
 async fn draw(mut progress: watch::Receiver<impl Shown>) {

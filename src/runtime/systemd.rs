@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::progress::Progress;
-use crate::vitals::{Standing, Vitals, vitals};
+use crate::telemetry::{Standing, Telemetry, telemetry};
 
 /// A loop that hasn't beaten for so long is stuck: longer than any single call may take.
 pub const STUCK_AFTER: Duration = Duration::from_secs(60);
@@ -45,11 +45,11 @@ pub async fn tell_status(end: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
     }
-    let (mut told, mut before) = (String::new(), (Instant::now(), vitals().committed.get(), vitals().lag.get()));
+    let (mut told, mut before) = (String::new(), (Instant::now(), telemetry().committed.get(), telemetry().lag.get()));
     while end.run_until_cancelled(tokio::time::sleep(STATUS_EVERY)).await.is_some() {
-        let now = (Instant::now(), vitals().committed.get(), vitals().lag.get());
+        let now = (Instant::now(), telemetry().committed.get(), telemetry().lag.get());
         let rate = (now.1 - before.1) as f64 / now.0.duration_since(before.0).as_secs_f64();
-        let line = line(vitals(), rate, now.2.since(&before.2).quantile(0.99));
+        let line = line(telemetry(), rate, now.2.since(&before.2).quantile(0.99));
         before = now;
         if line != told {
             status(&line);
@@ -59,7 +59,7 @@ pub async fn tell_status(end: CancellationToken) {
 }
 
 /// One line: what it does, and what it waits for.
-fn line(vitals: &Vitals, events_s: f64, lag_s: Option<f64>) -> String {
+fn line(vitals: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
     let partitions = vitals.partitions();
     let written = partitions.iter().filter(|(_, partition)| partition.standing() == Standing::Writing).count();
     let mut line = match () {

@@ -1,7 +1,7 @@
 //! What can be asked of a run: less than everything, nothing but words, or to stop.
 
-use tallyd::archiver::{Outcome, Scope, ScopeError};
-use tallyd::job::Report as _;
+use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
+use tallyd::jobs::runner::Report as _;
 use tallyd::model::BoardPeriod;
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;

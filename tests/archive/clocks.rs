@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use tallyd::archiver::Outcome;
-use tallyd::archiver::period::{Calendar, Period, PeriodKind};
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
 
 use crate::common::stdout;

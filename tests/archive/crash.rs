@@ -6,8 +6,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use sqlx::AssertSqlSafe;
-use tallyd::archiver::period::Period;
-use tallyd::archiver::{FAULT_POINTS, RAISE_FAULT_POINTS};
+use tallyd::jobs::archive::period::Period;
+use tallyd::jobs::archive::{FAULT_POINTS, RAISE_FAULT_POINTS};
 use tallyd::model::BoardPeriod;
 
 use crate::late::late;

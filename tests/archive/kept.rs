@@ -1,8 +1,8 @@
 //! What can't be archived stays where it is, is named with its reason, and holds up nothing else.
 
 use redis::AsyncCommands;
-use tallyd::archiver::{Outcome, Scope};
-use tallyd::job::Report as _;
+use tallyd::jobs::archive::{Outcome, Scope};
+use tallyd::jobs::runner::Report as _;
 use tallyd::model::BoardPeriod;
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;

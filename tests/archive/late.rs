@@ -2,8 +2,8 @@
 
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
-use tallyd::archiver::Outcome;
-use tallyd::job::Report as _;
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::runner::Report as _;
 
 use crate::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 

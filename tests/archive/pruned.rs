@@ -1,7 +1,7 @@
 //! Archives of the best places alone, and archives whose time is over.
 
-use tallyd::archiver::{Outcome, Scope};
-use tallyd::job::Report as _;
+use tallyd::jobs::archive::{Outcome, Scope};
+use tallyd::jobs::runner::Report as _;
 
 use crate::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 
@@ -39,7 +39,7 @@ async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
     stage.write(&at, &board(1)).await;
     let mut config = stage.world.config.clone();
     config.boards[0].archive_top = 5;
-    let archiver = tallyd::archiver::Archiver::new(&config, stage.store.clone(), stage.world.cache.clone());
+    let archiver = tallyd::jobs::archive::Archiver::new(&config, stage.store.clone(), stage.world.cache.clone());
     let (run, stop) = (stage.take().await, tokio_util::sync::CancellationToken::new());
     let report = archiver.run(run, &Scope::default(), NOW, tallyd::runtime::show::Show::Log, &stop).await.unwrap();
     assert_eq!((report.periods[0].members, report.periods[0].left_out), (5, 28));

@@ -1,7 +1,7 @@
 //! A restore of what is not a lost board, or is no longer whole, is refused with the reason.
 
 use redis::AsyncCommands;
-use tallyd::archiver::Outcome;
+use tallyd::jobs::archive::Outcome;
 
 use crate::saved::open;
 use crate::{DAY, NOW, Stage, WEEKLY, board, outcomes, week};

@@ -1,8 +1,8 @@
 //! A board that Redis has lost comes back with what was added since, once.
 
 use redis::AsyncCommands;
-use tallyd::archiver::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
-use tallyd::job::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::archive::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
+use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::Micros;
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;

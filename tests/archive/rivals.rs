@@ -5,12 +5,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use redis::AsyncCommands;
-use tallyd::archiver::Scope;
+use tallyd::jobs::archive::Scope;
 use tallyd::cache::Cache;
 use tallyd::cache::boards::Changed;
 use tallyd::cache::score::Rule;
 use tallyd::cache::snapshots::Restoring;
-use tallyd::job::{Ran, Report as _};
+use tallyd::jobs::runner::{Ran, Report as _};
 use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::show::Show;
 use tallyd::store::StoreError;

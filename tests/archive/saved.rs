@@ -2,8 +2,8 @@
 
 use redis::AsyncCommands;
 use sqlx::Row;
-use tallyd::archiver::{Outcome, Report, SNAPSHOT_MODE, Scope};
-use tallyd::job::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::archive::{Outcome, Report, SNAPSHOT_MODE, Scope};
+use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use redis::AsyncCommands;
-use tallyd::archiver::SAVE_FAULT_POINTS;
-use tallyd::archiver::period::{Calendar, Period, PeriodKind};
+use tallyd::jobs::archive::SAVE_FAULT_POINTS;
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
 
 use crate::crash::dies;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::archiver::Outcome;
-use tallyd::job::Report as _;
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::runner::Report as _;
 use tallyd::model::{BoardPeriod, Micros};
 
 use crate::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, week};

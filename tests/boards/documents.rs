@@ -5,7 +5,7 @@ use std::path::Path;
 
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
-use tallyd::archiver::period::{Period, PeriodKind};
+use tallyd::jobs::archive::period::{Period, PeriodKind};
 use tallyd::client::{Client, OnBoard};
 use tallyd::model::Micros;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::archiver::period::PeriodKind;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::boards::Entry;
 use tallyd::client::{Client, OnBoard};

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::Value;
-use tallyd::archiver::period::{Calendar, Period, PeriodKind, WeekStart};
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind, WeekStart};
 use tallyd::cache::keys::{Keys, KindNames};
 use tallyd::cache::layout::{Form, Layout};
 use tallyd::cache::read::Found;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd::archiver::period::PeriodKind;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
 use tallyd::model::{Micros, UserId};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
-use tallyd::archiver::period::PeriodKind;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
 use tallyd::model::{Target, UserId};

@@ -7,7 +7,7 @@ use lapin::BasicProperties;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use tallyd::event::{LikeEvent, encode_fence};
-use tallyd::fence::Fences;
+use tallyd::jobs::fence::Fences;
 use tallyd::model::{Micros, UserId};
 use tallyd::store::Store;
 use tallyd::store::jobs::{Lock, number_of};

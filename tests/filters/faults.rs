@@ -4,7 +4,7 @@ use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
 use std::os::unix::process::ExitStatusExt;
 use tallyd::client::Client;
-use tallyd::filters::FAULT_POINTS;
+use tallyd::jobs::filters::FAULT_POINTS;
 use tallyd::model::UserId;
 
 use super::{BY_HAND, assert_no_false_no, assert_nobody_refused, keys, like_by_keys, refused, run, seed, state};

@@ -18,8 +18,8 @@ use tallyd::cache::keys::KindNames;
 use tallyd::client::Client;
 use tallyd::config::{Config, ServerUrl};
 use tallyd::event::LikeEvent;
-use tallyd::filters::report::Report;
-use tallyd::job::Ran;
+use tallyd::jobs::filters::report::Report;
+use tallyd::jobs::runner::Ran;
 use tallyd::model::{Micros, Target, UserId};
 use tokio_util::sync::CancellationToken;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::archiver::period::PeriodKind;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 
 use super::common::{World, eventually, stderr, target};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use tallyd::recounter::FAULT_POINTS;
+use tallyd::jobs::recount::FAULT_POINTS;
 
 use crate::common::{eventually, stderr};
 use crate::{QUERY, added, comment, comments, count, counters, run, served, settings, world};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use tallyd::archiver::Outcome;
+use tallyd::jobs::archive::Outcome;
 use tallyd::event::Reason;
 use tallyd::{cli, reconciler, recounter};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::app::Servers;
-use tallyd::job::{Ran, Report};
-use tallyd::reconciler::{Mode, Order};
+use tallyd::jobs::runner::{Ran, Report};
+use tallyd::jobs::reconcile::{Mode, Order};
 use tallyd::runtime::show::Show;
 use tokio_util::sync::CancellationToken;
 

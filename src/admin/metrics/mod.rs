@@ -22,8 +22,8 @@ use prometheus_client::registry::Registry;
 use super::Asked;
 use crate::config::Config;
 use crate::model::Micros;
-use crate::observer::Observed;
-use crate::vitals::{Buckets, vitals};
+use crate::telemetry::observer::Observed;
+use crate::telemetry::{Buckets, telemetry};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -80,8 +80,8 @@ struct Scrape {
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut page = Page(encoder);
-        process::write(&mut page, vitals(), self.now)?;
-        observed::write(&mut page, vitals(), &self.config, &self.seen)
+        process::write(&mut page, telemetry(), self.now)?;
+        observed::write(&mut page, telemetry(), &self.config, &self.seen)
     }
 }
 

@@ -6,11 +6,11 @@ use super::Page;
 use crate::config::Config;
 use crate::event::Reason;
 use crate::model::Micros;
-use crate::observer::Observed;
-use crate::status::{Board, Job, Reconciled, Status};
-use crate::vitals::{SERVERS, Vitals, WaitsFor};
+use crate::telemetry::observer::Observed;
+use crate::telemetry::status::{Board, Job, Reconciled, Status};
+use crate::telemetry::{SERVERS, Telemetry, WaitsFor};
 
-pub(super) fn write(page: &mut Page<'_>, vitals: &Vitals, config: &Config, seen: &Observed) -> fmt::Result {
+pub(super) fn write(page: &mut Page<'_>, vitals: &Telemetry, config: &Config, seen: &Observed) -> fmt::Result {
     let ready = Status::tell(config, "", vitals, seen, Micros::now()).ready;
     page.gauge("tallyd_ready", "1 while events are written: what /readyz says.", f64::from(u8::from(ready)))?;
     servers(page, seen)?;
@@ -51,7 +51,7 @@ fn queues(page: &mut Page<'_>, seen: &Observed) -> fmt::Result {
     }
 }
 
-fn jobs(page: &mut Page<'_>, vitals: &Vitals, seen: &Observed) -> fmt::Result {
+fn jobs(page: &mut Page<'_>, vitals: &Telemetry, seen: &Observed) -> fmt::Result {
     let mut of = |name: &str, help: &str, value: fn(&Job) -> f64| {
         let values = seen.jobs.iter().map(|job| ([("job_name", job.job.as_str()), ("mode", &job.mode)], value(job)));
         page.gauges(name, help, values)

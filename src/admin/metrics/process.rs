@@ -8,9 +8,9 @@ use tokio::runtime::Handle;
 use super::Page;
 use crate::event::Reason;
 use crate::model::Micros;
-use crate::vitals::{Process, STEPS, Standing, Vitals};
+use crate::telemetry::{Process, STEPS, Standing, Telemetry};
 
-pub(super) fn write(page: &mut Page<'_>, vitals: &Vitals, now: Micros) -> fmt::Result {
+pub(super) fn write(page: &mut Page<'_>, vitals: &Telemetry, now: Micros) -> fmt::Result {
     process(page, vitals)?;
     consumer(page, vitals)?;
     partitions(page, vitals, now)?;
@@ -32,7 +32,7 @@ pub(super) fn write(page: &mut Page<'_>, vitals: &Vitals, now: Micros) -> fmt::R
     page.counter("tallyd_waits_begun", "How often something began to fail.", vitals.waits.begun())
 }
 
-fn process(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
+fn process(page: &mut Page<'_>, vitals: &Telemetry) -> fmt::Result {
     let process = Process::now();
     page.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", process.resident_bytes as f64)?;
     page.counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.", process.cpu_s)?;
@@ -51,7 +51,7 @@ fn process(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     page.counters("tallyd_reloads", "Reloads of the configuration.", "result", vitals.reloads.get())
 }
 
-fn consumer(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
+fn consumer(page: &mut Page<'_>, vitals: &Telemetry) -> fmt::Result {
     page.counter("tallyd_messages_received", "Messages that the broker delivered.", vitals.messages.get())?;
     let redelivered = vitals.redelivered.get();
     page.counter("tallyd_messages_redelivered", "Of those, how many it had delivered before.", redelivered)?;
@@ -78,7 +78,7 @@ fn consumer(page: &mut Page<'_>, vitals: &Vitals) -> fmt::Result {
     page.counters("tallyd_retries", "Batches that were written again, by why.", "code", vitals.retries.get())
 }
 
-fn partitions(page: &mut Page<'_>, vitals: &Vitals, now: Micros) -> fmt::Result {
+fn partitions(page: &mut Page<'_>, vitals: &Telemetry, now: Micros) -> fmt::Result {
     let partitions: Vec<_> =
         vitals.partitions().into_iter().map(|(number, partition)| (number.to_string(), partition)).collect();
     let help = "Since the oldest message came here that is not acknowledged.";

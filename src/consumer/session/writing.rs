@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use super::{Open, Session};
 use crate::consumer::flush::{self, Writer};
 use crate::model::Micros;
-use crate::vitals::vitals;
+use crate::telemetry::telemetry;
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
@@ -24,7 +24,7 @@ impl Session<'_> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
-        vitals().batches.add(why, 1);
+        telemetry().batches.add(why, 1);
         self.unacked.writing = self.unacked.open.take();
         self.writing = Some(tokio::spawn(write(writer, open, why)));
         Ok(())
@@ -57,7 +57,7 @@ impl Session<'_> {
         }
         self.unacked.writing = None;
         self.unacked.note(&self.vitals);
-        vitals().step("acknowledge", began.elapsed().as_secs_f64());
+        telemetry().step("acknowledge", began.elapsed().as_secs_f64());
         self.went_well();
         Ok(())
     }

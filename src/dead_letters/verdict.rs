@@ -1,0 +1,158 @@
+//! What the consumer would say of a body today, and where the body has to go. Pure.
+
+use serde_json::Value;
+
+use crate::config::PartitionBy;
+use crate::event::{self, Message, Refusal, Terms};
+use crate::model::Micros;
+
+/// The routing key of what names nobody: any would do.
+const NOBODY: &str = "0";
+
+/// What would become of a body with this configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Events that would be taken.
+    pub taken: usize,
+    /// Events that would be refused.
+    pub refused: usize,
+    /// The first of those refusals.
+    pub refusal: Option<Refusal>,
+    /// It is the marker of a run that is long over: nothing is lost with it.
+    pub is_fence: bool,
+    /// It holds likes, which [Bloom filters](crate::jobs::filters) must learn of.
+    pub has_likes: bool,
+    /// As producers send it: of likes what `[amqp] partition_by` says, of counts the target; of a list those of its first event.
+    pub routing_key: String,
+}
+
+/// Judges a body as the consumer does.
+pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut key = None;
+    event::decode_all(body, terms, now, |said, _| match said {
+        Ok(Message::Fence(_)) => verdict.is_fence = true,
+        Ok(Message::Like(event)) => {
+            verdict.taken += 1;
+            verdict.has_likes = true;
+            key.get_or_insert_with(|| terms.partition_by.routing_key(event.target, event.user));
+        }
+        Ok(Message::Count(event)) => {
+            verdict.taken += 1;
+            key.get_or_insert_with(|| event.target.id.to_string());
+        }
+        Ok(Message::Set(event)) => {
+            verdict.taken += 1;
+            key.get_or_insert_with(|| event.target.id.to_string());
+        }
+        Err(refusal) => {
+            verdict.refused += 1;
+            verdict.refusal.get_or_insert(refusal);
+        }
+    });
+    verdict.routing_key = key.unwrap_or_else(|| guessed(body, terms.partition_by));
+    verdict
+}
+
+impl Verdict {
+    /// Whether all that it holds would be taken.
+    pub fn is_taken(&self) -> bool {
+        self.refused == 0 && !self.is_fence
+    }
+
+    /// In words.
+    pub fn words(&self) -> String {
+        match (&self.refusal, self.taken) {
+            _ if self.is_fence => "a fence, the marker of a run that is over: it is not needed any more".to_owned(),
+            (None, 0) => "it holds no event".to_owned(),
+            (None, 1) => "would be taken".to_owned(),
+            (None, taken) => format!("all {taken} events would be taken"),
+            (Some(Refusal { reason, error }), 0) => format!("would be refused: {}: {error}", reason.code()),
+            (Some(Refusal { reason, error }), taken) => {
+                let all = taken + self.refused;
+                format!("{taken} of {all} events would be taken; the first of the others: {}: {error}", reason.code())
+            }
+        }
+    }
+}
+
+/// The routing key of a body that can't be read, from what can be read of it.
+fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
+    let value: Value = serde_json::from_slice(body).unwrap_or_default();
+    let event = value.get(0).unwrap_or(&value);
+    let fields = match partition_by {
+        PartitionBy::User => ["user_id", "target_id"],
+        PartitionBy::Target => ["target_id", "user_id"],
+    };
+    let id = fields.into_iter().find_map(|field| match event.get(field)? {
+        Value::Number(number) => number.as_u64().map(|id| id.to_string()),
+        Value::String(text) => text.parse::<u64>().ok().map(|id| id.to_string()),
+        _ => None,
+    });
+    id.unwrap_or_else(|| NOBODY.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Reason;
+
+    const NOW: Micros = Micros(1_795_251_385_004_538);
+
+    fn judged(body: &str) -> Verdict {
+        let text = "[metrics]\nlike = 1\nview = 3\nstock = 4\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
+        let config = crate::config::parse(text, "test", []).unwrap();
+        judge(body.as_bytes(), &Terms::new(&config), NOW)
+    }
+
+    fn like(user: u64, kind: &str) -> String {
+        format!(r#"{{"type":"like","kind":"{kind}","target_id":42,"user_id":"{user}","at":{NOW}}}"#)
+    }
+
+    #[test]
+    fn what_producers_send_is_taken_with_their_routing_key() {
+        let verdict = judged(&like(7, "video"));
+        assert!(verdict.is_taken() && verdict.has_likes);
+        assert_eq!((verdict.routing_key.as_str(), verdict.words().as_str()), ("7", "would be taken"));
+        let count = format!(
+            r#"{{"type":"count","kind":"video","target_id":"42","metric":"view","delta":1,"event_id":"a","at":{NOW}}}"#
+        );
+        let verdict = judged(&count);
+        assert!(verdict.is_taken() && !verdict.has_likes);
+        assert_eq!(verdict.routing_key, "42");
+        let set = format!(r#"{{"type":"set","kind":"video","target_id":43,"metric":"stock","value":9,"at":{NOW}}}"#);
+        let verdict = judged(&set);
+        assert_eq!((verdict.is_taken(), verdict.routing_key.as_str()), (true, "43"), "{}", verdict.words());
+        let old = judged(&count.replace(&NOW.to_string(), "1"));
+        assert_eq!(old.refusal.unwrap().reason, Reason::AtTooOld);
+    }
+
+    #[test]
+    fn a_list_is_judged_event_by_event() {
+        let verdict = judged(&format!("[{},{},{}]", like(8, "film"), like(9, "video"), like(10, "video")));
+        assert_eq!((verdict.taken, verdict.refused, verdict.routing_key.as_str()), (2, 1, "9"));
+        assert!(!verdict.is_taken());
+        assert!(verdict.words().starts_with("2 of 3 events would be taken; the first of the others: unknown-kind: "));
+        assert!(judged("[]").is_taken());
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_refused_and_still_has_a_routing_key() {
+        for (body, key) in [
+            (like(11, "film").as_str(), "11"),
+            (r#"{"type":"count","target_id":42}"#, "42"),
+            (r#"[{"type":"like","user_id":12}]"#, "12"),
+            (r#"{"user_id":"a key of 300 bytes"}"#, "0"),
+            ("nonsense", "0"),
+            ("", "0"),
+        ] {
+            let verdict = judged(body);
+            assert_eq!((verdict.is_taken(), verdict.routing_key.as_str()), (false, key), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_fence_is_never_worth_a_replay() {
+        assert!(!judged(r#"{"type":"fence","fence":7}"#).is_taken());
+    }
+}

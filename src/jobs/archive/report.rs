@@ -1,0 +1,233 @@
+//! What a run of the archiver says at its end.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::jobs::runner::{self, Outcome as Ended};
+use crate::model::BoardPeriod;
+
+/// One run: what became of each period, and what became not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Nothing was changed: it says what a run would do.
+    pub dry_run: bool,
+    /// The daemon was stopped before the run was through.
+    pub stopped: bool,
+    /// Why nothing was done at all: a sentence.
+    pub problem: Option<String>,
+    /// The periods that there is something to say of, by board and newest first.
+    pub periods: Vec<PeriodReport>,
+}
+
+/// What became of one period.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PeriodReport {
+    /// The board.
+    pub board: String,
+    /// The period.
+    pub period: String,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// Its members, as far as they are known.
+    pub members: u64,
+    /// Members that are not archived, by `archive_top`.
+    pub left_out: u64,
+    /// Members that came late, or since a loss, and were merged in this run.
+    pub late_members: u64,
+    /// How long it took, in milliseconds; zero where nothing was done.
+    pub took_ms: u64,
+    /// Why, or until when: a sentence.
+    pub reason: Option<String>,
+}
+
+/// What became of a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// Copied and verified; it stays in Redis for a while.
+    Archived,
+    /// Verified and gone from Redis.
+    Ended,
+    /// Archived before; it stays in Redis for a while.
+    Waiting,
+    /// A snapshot of it was taken.
+    Saved,
+    /// It is in Redis again.
+    Restored,
+    /// Redis no longer has it, as it should be: its snapshot is deleted.
+    Forgotten,
+    /// Its archive is over, and deleted.
+    Pruned,
+    /// It could not be finished and stays as it is.
+    Kept,
+    /// A dry run: it would be archived.
+    WouldArchive,
+    /// A dry run: its zset would be ended.
+    WouldEnd,
+    /// A dry run: its archive would be deleted.
+    WouldPrune,
+    /// A dry run: it would be put back.
+    WouldRestore,
+    /// Not over yet.
+    Open,
+    /// There is nothing to archive.
+    Nothing,
+}
+
+impl Outcome {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Archived => "archived",
+            Self::Ended => "ended",
+            Self::Waiting => "waiting",
+            Self::Saved => "saved",
+            Self::Restored => "restored",
+            Self::Forgotten => "forgotten",
+            Self::Pruned => "pruned",
+            Self::Kept => "kept",
+            Self::WouldArchive => "would be archived",
+            Self::WouldEnd => "would be ended",
+            Self::WouldPrune => "would be pruned",
+            Self::WouldRestore => "would be restored",
+            Self::Open => "open",
+            Self::Nothing => "nothing there",
+        }
+    }
+}
+
+impl Report {
+    fn count(&self, outcome: Outcome) -> usize {
+        self.periods.iter().filter(|period| period.outcome == outcome).count()
+    }
+}
+
+impl PeriodReport {
+    pub(super) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
+        let BoardPeriod { board, period } = at.clone();
+        Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
+    }
+
+    /// After so long, where something was done.
+    pub(super) fn after(self, took: Duration) -> Self {
+        let is_work = matches!(
+            self.outcome,
+            Outcome::Archived
+                | Outcome::Ended
+                | Outcome::Saved
+                | Outcome::Restored
+                | Outcome::Pruned
+                | Outcome::Forgotten
+        );
+        let took_ms = if is_work { u64::try_from(took.as_millis()).unwrap_or(u64::MAX) } else { 0 };
+        Self { took_ms, ..self }
+    }
+
+    pub(super) fn because(self, reason: impl Into<String>) -> Self {
+        Self { reason: Some(reason.into()), ..self }
+    }
+}
+
+impl runner::Report for Report {
+    fn outcome(&self) -> Ended {
+        let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
+        match () {
+            () if self.stopped => Ended::Stopped,
+            () if self.problem.is_some() || self.count(Outcome::Kept) > 0 => Ended::Failed,
+            () if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) => Ended::DryRun,
+            () => Ended::Done,
+        }
+    }
+}
+
+/// One line for a log; with `{:#}` a line for each period, for a person.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if f.alternate() { "\n" } else { "; " };
+        if f.alternate() {
+            for period in &self.periods {
+                write!(f, "{period}{separator}")?;
+            }
+        }
+        if let Some(problem) = &self.problem {
+            return f.write_str(problem);
+        }
+        let mut outcomes: Vec<Outcome> = self.periods.iter().map(|period| period.outcome).collect();
+        outcomes.sort_unstable();
+        outcomes.dedup();
+        let counts: Vec<String> =
+            outcomes.iter().map(|outcome| format!("{} {}", self.count(*outcome), outcome.text())).collect();
+        f.write_str(if counts.is_empty() { "no boards to look at" } else { "boards: " })?;
+        f.write_str(&counts.join(", "))?;
+        if self.stopped {
+            write!(f, "{separator}stopped before the end")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for PeriodReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.board, self.period, self.outcome.text())?;
+        if self.members > 0 {
+            write!(f, ", {} members", self.members)?;
+        }
+        if self.left_out > 0 {
+            write!(f, ", {} left out", self.left_out)?;
+        }
+        if self.late_members > 0 {
+            let what = if self.outcome == Outcome::Restored { "added since" } else { "late" };
+            write!(f, ", {} {what}", self.late_members)?;
+        }
+        if self.members > 0 && self.took_ms > 0 {
+            let per_s = self.members * 1_000 / self.took_ms;
+            write!(f, ", in {:.1} s ({per_s} a second)", self.took_ms as f64 / 1e3)?;
+        }
+        self.reason.as_ref().map_or(Ok(()), |reason| write!(f, " ({reason})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jobs::runner::Report as _;
+
+    fn report(outcomes: &[Outcome]) -> Report {
+        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };
+        let periods = outcomes.iter().map(|outcome| PeriodReport::new(&at, *outcome)).collect();
+        Report { periods, ..Report::default() }
+    }
+
+    #[test]
+    fn a_run_is_done_when_nothing_is_left_to_do() {
+        assert!(report(&[]).is_done());
+        assert!(report(&[Outcome::Archived, Outcome::Ended, Outcome::Waiting, Outcome::Open]).is_done());
+        for left in [Outcome::Kept, Outcome::WouldArchive, Outcome::WouldEnd] {
+            assert!(!report(&[Outcome::Archived, left]).is_done(), "{left:?}");
+        }
+        assert!(!Report { stopped: true, ..report(&[]) }.is_done());
+        let problem = Report { problem: Some("a clock is wrong".to_owned()), ..report(&[]) };
+        assert_eq!((problem.is_done(), format!("{problem:#}")), (false, "a clock is wrong".to_owned()));
+    }
+
+    #[test]
+    fn a_log_gets_one_line_and_a_person_one_for_each_period() {
+        let mut report = report(&[Outcome::Kept, Outcome::Archived, Outcome::Archived]);
+        report.periods[0].reason = Some("place 3 differs".to_owned());
+        report.periods[1].members = 1_000;
+        assert_eq!(report.to_string(), "boards: 2 archived, 1 kept");
+        assert_eq!(
+            format!("{report:#}"),
+            "likes 2026-W46: kept (place 3 differs)\nlikes 2026-W46: archived, 1000 members\n\
+             likes 2026-W46: archived\nboards: 2 archived, 1 kept"
+        );
+        assert_eq!(Report::default().to_string(), "no boards to look at");
+    }
+
+    #[test]
+    fn programs_read_stable_names() {
+        let json = serde_json::to_value(report(&[Outcome::WouldArchive])).unwrap();
+        assert_eq!(json["periods"][0]["outcome"], "would-archive");
+    }
+}

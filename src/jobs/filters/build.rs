@@ -1,0 +1,141 @@
+//! Filters built beside the former ones, and put in their place.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tracing::debug;
+
+use super::Run;
+use crate::cache::bloom::{Shape, Window};
+use crate::cache::filters::Built;
+use crate::jobs::fence::{Fences, NotNow};
+use crate::model::{Target, UserId};
+use crate::runtime::fault;
+use crate::store::jobs::number_of;
+
+/// Bytes of a bit string that are in memory at once. A filter that is larger is made part by part, and its likers are read as often:
+/// this one holds 2.8 million of them, the largest there is takes 32 parts.
+const WINDOW_BYTES: usize = 16 << 20;
+
+/// Likers that one query reads.
+const LIKERS_PAGE: u64 = 10_000;
+
+impl Run<'_> {
+    /// Builds the filters of `targets`, each for so many users; with what takes a while once for all of them.
+    pub(super) async fn build_all(&mut self, targets: &[(Target, u64)]) -> Result<()> {
+        if targets.is_empty() || self.stop.is_cancelled() {
+            return Ok(());
+        }
+        if let Some(reason) = &self.report.left_because {
+            return Err(NotNow(reason.clone()).into());
+        }
+        let on = self.on;
+        let names: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
+        let begun = on.cache.begin_filters(&on.names, self.number, &names).await?;
+        fault::point("filters:begun");
+        if begun < names.len() {
+            return Err(NotNow("another run builds filters".to_owned()).into());
+        }
+        self.fence().await?;
+        fault::point("filters:fenced");
+        for (target, expected) in targets {
+            match self.build(*target, *expected).await? {
+                Some(users) => {
+                    self.report.built += 1;
+                    self.report.users += users;
+                }
+                None if self.stop.is_cancelled() => return Ok(()),
+                // A flush, or what was built was evicted.
+                None => self.report.left += 1,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every event that was counted before now is in MySQL.
+    async fn fence(&mut self) -> Result<()> {
+        let on = self.on;
+        if self.publisher.is_none() {
+            self.publisher = Some(on.broker.connect_publisher("filters").await?);
+        }
+        let publisher = self.publisher.take().context("there is no publisher")?;
+        let fences =
+            Fences { job: super::JOB, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
+        self.fences_sent += 1;
+        let number = number_of(self.number, self.fences_sent);
+        let grace: Duration = on.publish_grace;
+        let passed = async {
+            tokio::time::sleep(grace).await;
+            fences.pass(number).await
+        };
+        let stopped = || Err(NotNow("told to stop".to_owned()).into());
+        let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(stopped);
+        self.publisher = Some(fences.publisher);
+        passed
+    }
+
+    /// Builds one, and says how many users are in it. None where it came to nothing.
+    async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
+        let (on, run) = (self.on, self.number);
+        let shape = Shape::of(expected, on.wish.false_positive);
+        let (mut from, mut users, mut others) = (0, 0, 0);
+        while from < shape.bytes() {
+            let bytes = usize::try_from(shape.bytes() - from).unwrap_or(usize::MAX).min(WINDOW_BYTES);
+            let mut window = Window::new(from, bytes);
+            let Some(read) = self.read(target, shape, &mut window).await? else { return Ok(None) };
+            (users, others) = read;
+            fault::point("filters:read");
+            if !on.cache.write_filter(&on.names, run, target, from, window.bytes()).await? {
+                return Ok(None);
+            }
+            fault::point("filters:written");
+            from += bytes as u64;
+        }
+        let (false_positive, epoch) = (on.wish.false_positive, on.wish.epoch);
+        let built = Built { run, shape, expected, false_positive, users, others, epoch };
+        if !on.cache.swap_filter(&on.names, target, &built).await? {
+            return Ok(None);
+        }
+        fault::point("filters:swapped");
+        let (kind, target_id) = (on.names.get(target.kind).unwrap_or_default(), target.id.0);
+        debug!(
+            event = "filter-built",
+            kind,
+            target_id,
+            users,
+            expected,
+            "built the filter of {kind}:{target_id}: {users} users, room for {expected}"
+        );
+        self.fold(target, shape).await?;
+        fault::point("filters:folded");
+        Ok(Some(users))
+    }
+
+    /// Reads who likes a target into a part of its filter; says how many rows there were, and how many Redis remembered. None when told to
+    /// stop.
+    async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
+        let on = self.on;
+        // First what Redis remembers: what it forgets meanwhile is in MySQL by then.
+        let mut others = 0;
+        let remembered = |user| {
+            others += 1;
+            window.add(shape, user);
+        };
+        on.cache.recent_likers(&on.names, target, remembered).await?;
+        let (mut after, mut rows) = (0, 0);
+        loop {
+            if self.stop.is_cancelled() {
+                return Ok(None);
+            }
+            let users = on.store.likers(target, after, LIKERS_PAGE).await?;
+            users.iter().for_each(|user| window.add(shape, *user));
+            rows += users.len() as u64;
+            match users.last() {
+                Some(UserId(last)) if users.len() as u64 == LIKERS_PAGE => after = *last,
+                _ => return Ok(Some((rows, others))),
+            }
+            // Setting bits is work, not waiting: others shall have the thread, too.
+            tokio::task::yield_now().await;
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The jobs of the daemon: what runs on a schedule, one run at a time over all daemons.
+//!
+//! [`runner`] holds the lock and decides what is due; [`fence`] waits for the events in flight. The jobs never call each other.
+
+pub mod archive;
+pub mod fence;
+pub mod filters;
+pub mod recount;
+pub mod reconcile;
+pub mod runner;

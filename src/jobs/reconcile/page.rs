@@ -1,0 +1,298 @@
+//! A page of numbers: one look at all of them; then others at those that it could not clear, and the repair.
+//!
+//! The first look is cheap: its fence goes out at once. Nearly every number is right, and cleared by it. The others are *pending*, and looked at
+//! again with those of many pages, a whole `publish_grace` later; what is busy still is watched meanwhile. One rule decides: a look that finds a
+//! drift keeps it with the pending number, and the next look that can say anything repairs what it agrees on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tracing::warn;
+
+use super::drift::Verdict;
+use super::look::{Look, Looks};
+use super::report::{LISTED_MAX, Steps, TargetReport};
+use super::{JOB, Run};
+use crate::cache::counters::{Repair, Repaired};
+use crate::caution::agreed;
+use crate::jobs::fence::NotNow;
+use crate::model::{Micros, Number, Target};
+use crate::runtime::fault;
+use crate::store::counters::Truth;
+use crate::store::jobs::LEASE;
+use crate::store::repairs::Intent;
+
+/// Numbers that are watched at once: the consumers look each event up among them.
+pub(super) const WATCHED_MAX: usize = 1_000;
+
+/// Once so many numbers are pending they are looked at again, at most as many at once, and no page is looked at before.
+pub(super) const PENDING_MAX: usize = 10_000;
+
+/// How long after it is noted a repair may be made: less than the lease of the run.
+const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
+
+/// Numbers that no look has decided: the drift that one has found; none where all found them busy.
+pub(super) type Pending = BTreeMap<Number, Option<i64>>;
+
+impl Run<'_> {
+    /// Looks at one page of numbers that are sorted by key.
+    pub(super) async fn compare(&mut self, numbers: &[Number]) -> Result<()> {
+        // Before the look, which may brake.
+        self.report.checked += numbers.len() as u64;
+        let Looks { looks, truths } = self.look(numbers, Duration::ZERO, self.recounted()).await?;
+        self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
+        self.correct_counters(&truths).await?;
+        for (number, look) in &looks {
+            match look.verdict {
+                Verdict::Drift(0) => self.note_exact(*number, look),
+                Verdict::Drift(drift) => self.doubt(*number, Some(drift)),
+                Verdict::Busy => self.doubt(*number, None),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the number looked at again.
+    pub(super) fn doubt(&mut self, number: Number, drift: Option<i64>) {
+        self.pending.insert(number, drift);
+    }
+
+    /// Looks again at what is pending until nothing is.
+    pub(super) async fn settle(&mut self) -> Result<()> {
+        while !self.pending.is_empty() {
+            let mut some = std::mem::take(&mut self.pending);
+            if let Some((first, _)) = some.iter().nth(PENDING_MAX) {
+                let first = *first;
+                self.pending = some.split_off(&first);
+            }
+            self.settle_some(some).await?;
+        }
+        Ok(())
+    }
+
+    async fn settle_some(&mut self, pending: Pending) -> Result<()> {
+        fault::point("reconcile:looked");
+        let (grace, skew) = (self.on.limits.publish_grace.0, self.on.limits.skew());
+        // What was counted in Redis before the first look, and published late, has come by the second.
+        self.pause(grace).await;
+        let numbers: Vec<Number> = pending.keys().copied().collect();
+        // What is shown of a target that somebody has named is all as of the same look.
+        let recounted = self.recounted().filter(|_| self.lists_all);
+        let Looks { looks, truths } = self.look(&numbers, grace, recounted).await?;
+        self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
+        self.correct_counters(&truths).await?;
+        let busy: Vec<Number> = with_busy(&looks).collect();
+        self.decide(&pending, &looks).await?;
+        for some in busy.chunks(WATCHED_MAX) {
+            let looks = self.look_watched(some, grace, skew).await?;
+            let before = self.pending.len();
+            self.note_undecided(&looks).await?;
+            self.decide(&pending, &looks).await?;
+            // What stays pending counts when it is decided.
+            self.report.busy += (looks.len() + before - self.pending.len()) as u64;
+        }
+        Ok(())
+    }
+
+    /// Repairs those on which a look agrees with an earlier one. What it is the first to find off stays pending.
+    async fn decide(&mut self, pending: &Pending, looks: &BTreeMap<Number, Look>) -> Result<()> {
+        let mut seen = BTreeMap::new();
+        for (number, look) in looks {
+            match (pending.get(number).copied().flatten(), look.verdict) {
+                (_, Verdict::Busy) => {}
+                (Some(first), Verdict::Drift(_)) => drop(seen.insert(*number, first)),
+                (None, Verdict::Drift(0)) => self.note_exact(*number, look),
+                (None, Verdict::Drift(drift)) => self.doubt(*number, Some(drift)),
+            }
+        }
+        self.repair_agreed(&seen, looks).await
+    }
+
+    /// Adds what two looks agree on.
+    async fn repair_agreed(&mut self, first: &BTreeMap<Number, i64>, second: &BTreeMap<Number, Look>) -> Result<()> {
+        let mut repairs = Vec::new();
+        for (number, look) in second {
+            let (Some(first), Verdict::Drift(drift)) = (first.get(number), look.verdict) else { continue };
+            let delta = agreed(*first, drift);
+            if delta == 0 {
+                self.report.transient += 1;
+                if self.lists_all {
+                    self.list(*number, look, 0, "transient");
+                }
+                continue;
+            }
+            self.report.drifted += 1;
+            self.report.drift_sum += delta.unsigned_abs();
+            self.report.drifted_by_size.note(delta.unsigned_abs());
+            let is_set = self.on.rules.of(number.0.kind, number.1).settable && !self.is_by_daemon(*number);
+            let not_set_since = is_set.then_some(look.sample.cut);
+            repairs
+                .push(Repair { not_set_since, ..self.adding(*number, look.sample.value, delta, look.sample.loaded) });
+        }
+        if self.report.dry_run || repairs.is_empty() {
+            for Repair { number, .. } in &repairs {
+                if let Some(look) = second.get(number) {
+                    self.list(*number, look, 0, "drifted");
+                }
+            }
+            return Ok(());
+        }
+        fault::point("reconcile:agreed");
+        let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
+        self.brake(largest)?;
+        let deltas: BTreeMap<Number, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
+        let mut left = Vec::new();
+        for (number, result) in self.repair(&repairs, second).await? {
+            let (Some(delta), Some(look)) = (deltas.get(&number), second.get(&number)) else { continue };
+            match result {
+                Repaired::Done => {
+                    self.report.repaired += 1;
+                    self.list(number, look, *delta, "repaired");
+                }
+                Repaired::BelowZero | Repaired::Stale => {
+                    self.report.left += 1;
+                    left.push((number, *delta));
+                    self.list(number, look, 0, "left");
+                }
+            }
+        }
+        self.keep_for_next(&left).await
+    }
+
+    /// Repairs, and notes each: before it is made and after.
+    async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<Number, Look>) -> Result<Vec<(Number, Repaired)>> {
+        let began = Instant::now();
+        let pass = self.next_number();
+        // Noting them makes the lease last from then: until it ends no other run measures.
+        let until = |number| {
+            looks.get(number).map_or(Micros(0), |look| look.sample.cut.after(look.taken.elapsed() + REPAIR_WITHIN))
+        };
+        let repairs: Vec<Repair> =
+            repairs.iter().map(|repair| Repair { until: until(&repair.number), ..*repair }).collect();
+        let before = |number| looks.get(&number).map_or(0, |look| look.sample.value);
+        let intents: Vec<Intent> = repairs
+            .iter()
+            .map(|Repair { number, delta, .. }| Intent { number: *number, before: before(*number), added: *delta })
+            .collect();
+        self.on.store.note_repairs(JOB, self.number, pass, &intents).await?;
+        self.check_data_set().await?;
+        fault::point("reconcile:noted");
+        let done = self.on.cache.repair(&self.on.names, pass, &repairs).await?;
+        fault::point("reconcile:repaired");
+        let outcomes: Vec<(Number, &str)> = done.iter().map(|(number, result)| (*number, result.name())).collect();
+        self.on.store.note_outcomes(pass, &outcomes).await?;
+        Steps::add(&mut self.report.steps_ms.repair, began.elapsed());
+        Ok(done)
+    }
+
+    /// A replica that was promoted after the looks can lack the drift that they saw.
+    pub(super) async fn check_data_set(&self) -> Result<()> {
+        if self.on.cache.data_set().await? == self.data_set {
+            return Ok(());
+        }
+        Err(NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
+    }
+
+    /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it. What was not recounted has no
+    /// rows here.
+    pub(super) async fn correct_counters(&mut self, truths: &HashMap<Number, Truth>) -> Result<()> {
+        let off: BTreeMap<Target, Intent> = truths
+            .iter()
+            .filter_map(|(number, Truth { counted, rows, .. })| {
+                let intent = Intent { number: *number, before: *counted, added: (*rows)? - counted };
+                Some((number.0, intent)).filter(|_| intent.added != 0)
+            })
+            // A dry run finds them off at each look.
+            .filter(|(target, _)| !self.uncorrected.contains_key(target))
+            .collect();
+        if off.is_empty() {
+            return Ok(());
+        }
+        self.report.counters_off += off.len() as u64;
+        if !self.report.dry_run {
+            self.brake(off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0))?;
+        }
+        let pass = self.next_number();
+        fault::point("reconcile:correcting");
+        for (target, intent) in off {
+            let (kind, target_id, delta) = (self.on.kinds.name(target.kind), target.id.0, intent.added);
+            warn!(
+                event = "counter-off",
+                kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
+            );
+            if !self.report.dry_run {
+                self.on.store.correct_counter(JOB, self.number, pass, intent).await?;
+            } else if self.uncorrected.len() < PENDING_MAX {
+                self.uncorrected.insert(target, delta);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_exact(&mut self, number: Number, look: &Look) {
+        self.report.exact += 1;
+        if self.lists_all {
+            self.list(number, look, 0, "exact");
+        }
+    }
+
+    /// Numbers that had an event so close to the cut, by a producer's clock, that no look could say which was first: the
+    /// next run looks at them first, so that what was compared may be called compared.
+    async fn note_undecided(&mut self, looks: &BTreeMap<Number, Look>) -> Result<()> {
+        let undecided: Vec<(Number, i64)> = with_busy(looks).map(|number| (number, 0)).collect();
+        for (number, look) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
+            self.report.undecided += 1;
+            if self.lists_all {
+                self.list(*number, look, 0, "undecided");
+            }
+        }
+        self.keep_for_next(&undecided).await
+    }
+
+    /// The next run looks at them first, and the cut of all others goes on.
+    async fn keep_for_next(&mut self, numbers: &[(Number, i64)]) -> Result<()> {
+        if numbers.is_empty() || self.report.dry_run {
+            return Ok(());
+        }
+        let mut numbers = numbers.to_vec();
+        numbers.sort_unstable();
+        let without_room = self.on.store.keep_drift_seen(&numbers).await?;
+        self.all_kept &= without_room == 0;
+        Ok(())
+    }
+
+    pub(super) fn note_unknown<'a>(&mut self, numbers: impl Iterator<Item = &'a Number>) {
+        for (target, metric) in numbers {
+            self.report.unknown += 1;
+            if self.lists_all {
+                self.report.targets.push(TargetReport::unknown(self.name(*target), self.on.metrics.name(*metric)));
+            }
+        }
+    }
+
+    fn list(&mut self, (target, metric): Number, look: &Look, added: i64, verdict: &'static str) {
+        // What the truth was at the cut is not known of an undecided one: it is told as of now.
+        let drift =
+            if let Verdict::Drift(drift) = look.verdict { drift } else { look.sample.value - look.truth.counted };
+        let redis = look.sample.value;
+        // A target has few of all the numbers that there are.
+        let is_void = metric != self.on.metrics.like() && redis == 0 && look.truth.update_at.is_none();
+        if !is_void && (self.lists_all || self.report.targets.len() < LISTED_MAX) {
+            self.report.targets.push(TargetReport {
+                target: self.name(target),
+                metric: self.on.metrics.name(metric),
+                redis,
+                mysql: redis - drift,
+                counter: Some(look.truth.counted),
+                rows: look.truth.rows,
+                added,
+                verdict,
+            });
+        }
+    }
+}
+
+fn with_busy(looks: &BTreeMap<Number, Look>) -> impl Iterator<Item = Number> {
+    looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number)
+}

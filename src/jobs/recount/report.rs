@@ -1,0 +1,181 @@
+//! What a recount found and did, for people and for programs; and how far it has come.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Serialize;
+use tracing::info;
+
+use crate::jobs::runner::{self, Outcome};
+use crate::runtime::show::{self, Shown};
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum End {
+    /// All was compared.
+    #[default]
+    Done,
+    /// It was told to stop.
+    Stopped,
+    /// It would have corrected more than is allowed without `--force`.
+    Braked,
+}
+
+/// The result of one run, of one `[[recount]]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// `video:comment`.
+    pub recount: String,
+    /// Nothing was changed, only looked at.
+    pub dry_run: bool,
+    /// Targets that were compared.
+    pub checked: u64,
+    /// Right at the first look.
+    pub exact: u64,
+    /// Off at the first look, right at a later one: events on the way.
+    pub transient: u64,
+    /// Off at two looks between which nothing happened.
+    pub drifted: u64,
+    /// Of those, corrected.
+    pub corrected: u64,
+    /// Of those, how many the next `changed` reconcile doesn't know of, because too many drifts wait for it: Redis follows with a full one.
+    pub untold: u64,
+    /// Off at the first look, and changed at each later one: nothing can be said of them.
+    pub busy: u64,
+    /// The sum of all drifts, without signs.
+    pub drift_sum: u64,
+    /// How often the query ran.
+    pub pages: u64,
+    /// Milliseconds that the looks took.
+    pub look_ms: u64,
+    /// Milliseconds that it waited for events on the way, with `publish_grace`.
+    pub fence_ms: u64,
+    /// How it ended.
+    pub ended: End,
+    /// Why it ended before all was compared and corrected, where it did.
+    pub ended_early: Option<String>,
+    /// Why a run that is no dry run would correct nothing without `--force`, where it would not.
+    pub would_brake: Option<String>,
+    /// The first targets that had drifted.
+    pub targets: Vec<TargetReport>,
+}
+
+/// One target in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TargetReport {
+    /// `video:42`.
+    pub target: String,
+    /// What the query said.
+    pub truth: i64,
+    /// What `counter` said.
+    pub counter: i64,
+    /// What was added to `counter`, or in a dry run would have been.
+    pub added: i64,
+}
+
+/// Targets that a report lists at most.
+pub(super) const LISTED_MAX: usize = 20;
+
+impl runner::Report for Report {
+    fn outcome(&self) -> Outcome {
+        match self.ended {
+            _ if self.dry_run => Outcome::DryRun,
+            End::Done => Outcome::Done,
+            End::Stopped => Outcome::Stopped,
+            End::Braked => Outcome::Braked,
+        }
+    }
+}
+
+/// One line for a log; with `{:#}` more of them, for a person.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { recount, checked, exact, transient, drifted, corrected, busy, drift_sum, .. } = self;
+        write!(f, "{recount}: {checked} targets checked, {exact} exact, {drifted} drifted by {drift_sum} in all, ")?;
+        write!(f, "{corrected} corrected, {transient} transient")?;
+        if *busy > 0 {
+            write!(f, ", {busy} too busy to be judged")?;
+        }
+        if self.dry_run {
+            f.write_str("; a dry run: nothing was changed")?;
+        }
+        if let Some(why) = &self.would_brake {
+            write!(f, "; without --dry-run it would stop: {why}")?;
+        }
+        if self.untold > 0 {
+            write!(f, "; run `tallyd reconcile --full`: the next changed one doesn't know of {}", self.untold)?;
+        }
+        if let Some(why) = &self.ended_early {
+            write!(f, "; ended early: {why}")?;
+        }
+        if f.alternate() {
+            for TargetReport { target, truth, counter, added } in &self.targets {
+                write!(f, "\n  {target}: counter {counter}, the query says {truth}, {added:+}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far a run has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub recount: String,
+    pub checked: u64,
+    pub drifted: u64,
+    /// To be looked at again.
+    pub pending: u64,
+    /// The last id of the last page.
+    pub reached: u64,
+}
+
+impl Shown for Progress {
+    const JOB: &'static str = super::JOB;
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.checked, None)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let Self { recount, checked, drifted, pending, reached } = self;
+        let rate = show::rate(*checked, elapsed);
+        format!(
+            "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be looked at again, now after {reached}"
+        )
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { recount, checked, drifted, pending, reached } = self;
+        let per_second = show::rate(*checked, elapsed);
+        let words = self.words(elapsed);
+        info!(event = "recount-progress", recount, checked, per_second, drifted, pending, reached, "{words}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_reads_as_a_sentence() {
+        let target = TargetReport { target: "video:42".to_owned(), truth: 5, counter: 3, added: 2 };
+        let report = Report {
+            recount: "video:comment".to_owned(),
+            checked: 10,
+            exact: 7,
+            drifted: 1,
+            corrected: 1,
+            transient: 1,
+            busy: 1,
+            drift_sum: 2,
+            targets: vec![target],
+            ..Report::default()
+        };
+        assert_eq!(
+            format!("{report:#}"),
+            "video:comment: 10 targets checked, 7 exact, 1 drifted by 2 in all, 1 corrected, 1 transient, 1 too busy to be judged\n  \
+             video:42: counter 3, the query says 5, +2"
+        );
+    }
+}

@@ -1,0 +1,323 @@
+//! Looks at the servers every few seconds, for those who look at the daemon: which of them answer, how full the queues are, how
+//! runs of jobs ended, whoever ran them, how boards stand.
+//!
+//! It is no part of the work: its connections are its own and few, each read is small or by an index, all have time
+//! limits, and the servers are asked at once, so that one that is away keeps nobody from being told of the others. What is
+//! not known any more stays as it was, and that its server is away, or that the look fails, is told beside it; but not how full queues are.
+
+mod boards;
+mod jobs;
+mod queues;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::config::{self, Config, Live};
+use crate::model::Micros;
+use crate::runtime::progress::Beat;
+use crate::runtime::retry::Outage;
+use crate::telemetry::status::{Board, Job, Reconciled, Server};
+use crate::store::Store;
+use crate::store::partitions::Owner;
+use crate::telemetry::{POINT_EVERY, SERVERS, telemetry};
+use jobs::Runs;
+use queues::Queues;
+
+/// How often servers, queues and partitions are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// How often jobs are, which costs some reads of MySQL.
+const JOBS_EVERY: Duration = Duration::from_secs(10);
+
+/// How often boards are, which costs some more.
+const BOARDS_EVERY: Duration = Duration::from_secs(30);
+
+/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later; and where nobody answered, which may come of that
+/// or of a MySQL that was away.
+const LETTERS_EVERY: Duration = Duration::from_secs(10);
+const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
+const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
+const SLOW: Duration = Duration::from_millis(500);
+
+/// How long a server may take to answer before it is said to be away.
+const ANSWER_MAX: Duration = Duration::from_secs(4);
+
+/// What was seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    /// When.
+    pub at: Option<Micros>,
+    /// In the order of [`SERVERS`].
+    pub servers: Vec<Server>,
+    /// Messages and consumers of each partition's queue.
+    pub queues: BTreeMap<u16, (u64, u64)>,
+    /// Messages in the queue of what the broker has given up on.
+    pub returned: Option<u64>,
+    /// Who writes which partition.
+    pub owners: Vec<Owner>,
+    /// How many partitions are in use.
+    pub noted_partitions: Option<u16>,
+    /// Rows of the outbox that are not in Redis yet.
+    pub outbox_rows: Option<u64>,
+    /// Jobs and modes.
+    pub jobs: Vec<Job>,
+    /// The reconciler's last runs, the oldest first.
+    pub reconciles: Vec<Reconciled>,
+    /// The last one of each mode.
+    pub last_reconciles: Vec<Reconciled>,
+    /// Boards.
+    pub boards: Vec<Board>,
+    /// Open dead letters by reason.
+    pub dead_letters: Option<BTreeMap<String, u64>>,
+    /// Those of the fullest partition, by how many it may have.
+    pub dead_letters_full: Option<f64>,
+}
+
+/// What all look at.
+pub type Sight = watch::Receiver<Arc<Observed>>;
+
+/// The task.
+pub struct Observer {
+    live: Live,
+    store: Store,
+    cache: Cache,
+    queues: Queues,
+    runs: Runs,
+    failing: Failing,
+    letters: Rest,
+    seen: Observed,
+    sender: watch::Sender<Arc<Observed>>,
+}
+
+impl Observer {
+    /// With what it will have seen.
+    pub fn new(live: &Live, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
+        // What is written while it looks for the first time is in the first point.
+        telemetry().pulse.beat((Instant::now(), Micros::now()), telemetry().committed.get(), telemetry().lag.get(), None);
+        let (sender, sight) = watch::channel(Arc::default());
+        let observer = Self {
+            live: live.clone(),
+            store,
+            cache,
+            queues: Queues::new(broker),
+            runs: Runs::default(),
+            failing: Failing::default(),
+            letters: Rest::default(),
+            seen: Observed::default(),
+            sender,
+        };
+        (observer, sight)
+    }
+
+    /// Looks until the stop.
+    pub async fn run(mut self, beat: Beat, stop: CancellationToken) -> String {
+        let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
+        while !stop.is_cancelled() {
+            let began = Instant::now();
+            let config = self.live.now();
+            let looked = async {
+                self.look(&config).await;
+                if self.is_up("mysql") && jobs.is_over(JOBS_EVERY) {
+                    self.look_at_jobs(&config).await;
+                }
+                if self.is_up("mysql") && self.is_up("redis") && boards.is_over(BOARDS_EVERY) {
+                    self.look_at_boards(&config).await;
+                }
+            };
+            if stop.run_until_cancelled(beat.during(looked)).await.is_none() {
+                break;
+            }
+            if point.is_over(POINT_EVERY) {
+                let queued =
+                    self.is_up("rabbitmq").then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
+                let now = (Instant::now(), Micros::now());
+                telemetry().pulse.beat(now, telemetry().committed.get(), telemetry().lag.get(), queued);
+            }
+            self.seen.at = Some(Micros::now());
+            self.sender.send_replace(Arc::new(self.seen.clone()));
+            beat.pause(LOOK_EVERY.saturating_sub(began.elapsed()), &stop).await;
+        }
+        "observer".to_owned()
+    }
+
+    /// Asks all servers at once.
+    async fn look(&mut self, config: &Config) {
+        let Self { store, cache, queues, seen, .. } = self;
+        // Those of daemons that have more, too.
+        let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
+        let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
+            async {
+                let asked =
+                    timed(async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) }).await;
+                let behind = timed(async { Ok(store.outbox_rows().await?) }).await.0;
+                ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
+            },
+            async {
+                let (asked, took) = timed(async { Ok(cache.ping().await?) }).await;
+                (asked.map_err(|error| format!("{error:#}")), took)
+            },
+            async {
+                let (asked, took) = timed(queues.ask()).await;
+                let depths = match &asked {
+                    Ok(()) => Some(timed(queues.look(partitions)).await.0),
+                    Err(_) => None,
+                };
+                ((asked.map_err(|error| format!("{error:#}")), took), depths)
+            },
+        );
+        self.note(0, mysql);
+        self.note(1, redis);
+        self.note(2, rabbitmq);
+        if let (Ok((owners, noted)), Ok(rows)) = owners {
+            (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
+            self.seen.noted_partitions = noted.map(|noted| noted.partitions);
+        }
+        // Of a broker that is away nobody knows how full its queues are.
+        let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
+        let depths = depths.unwrap_or_default();
+        (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
+    }
+
+    fn is_up(&self, server: &str) -> bool {
+        self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
+    }
+
+    /// Notes whether a server answers.
+    fn note(&mut self, place: usize, (asked, took): (Result<(), String>, Duration)) {
+        let servers = &mut self.seen.servers;
+        if servers.len() <= place {
+            servers.resize_with(place + 1, Server::default);
+        }
+        let (Some(seen), Some(name)) = (servers.get_mut(place), SERVERS.get(place)) else { return };
+        if seen.up != asked.is_ok() || seen.since == 0 {
+            seen.since = Micros::now().0;
+        }
+        (seen.server, seen.up, seen.look_s) = ((*name).to_owned(), asked.is_ok(), took.as_secs_f64());
+        seen.reason = asked.err();
+    }
+
+    async fn look_at_jobs(&mut self, config: &Config) {
+        let (jobs, _) = timed(self.runs.look(&self.store, config, Micros::now())).await;
+        if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
+            self.seen.jobs = jobs;
+            self.seen.reconciles = self.runs.reconciles();
+            self.seen.last_reconciles = self.runs.last_reconciles();
+        }
+        if self.letters.is_over(LETTERS_EVERY) {
+            let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
+            self.letters.pause(pause_of_letters(open.is_ok(), took));
+            if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
+                self.see_letters(config, &open);
+            }
+        }
+    }
+
+    fn see_letters(&mut self, config: &Config, open: &[(String, String, u64)]) {
+        let (mut reasons, mut queues) = (BTreeMap::new(), BTreeMap::new());
+        for (queue, reason, count) in open {
+            *reasons.entry(reason.clone()).or_default() += count;
+            *queues.entry(queue).or_insert(0) += count;
+        }
+        let partitions = self.seen.noted_partitions.unwrap_or(config.amqp.partitions);
+        let part = config::dead_letters_part(config.consumer.dead_letters_max, partitions);
+        self.seen.dead_letters_full = Some(queues.into_values().max().unwrap_or(0) as f64 / part as f64);
+        self.seen.dead_letters = Some(reasons);
+    }
+
+    async fn look_at_boards(&mut self, config: &Config) {
+        let (boards, _) = timed(boards::look(config, &self.store, &self.cache, Micros::now())).await;
+        if let Some(boards) = self.failing.told(boards, |failing| &mut failing.boards) {
+            self.seen.boards = boards;
+        }
+    }
+}
+
+/// Looks that fail though their servers answer: said in the log, and among what fails and is tried again.
+struct Failing {
+    queues: Outage,
+    jobs: Outage,
+    letters: Outage,
+    boards: Outage,
+}
+
+impl Default for Failing {
+    fn default() -> Self {
+        let of = |what: &str| Outage::new(format!("looking at {what} for the status"));
+        Self { queues: of("queues"), jobs: of("jobs"), letters: of("dead letters"), boards: of("boards") }
+    }
+}
+
+impl Failing {
+    /// What was told.
+    fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
+        let outage = of(self);
+        match asked {
+            Ok(told) => {
+                outage.over();
+                Some(told)
+            }
+            Err(error) => {
+                outage.failed(&format!("{error:#}"));
+                None
+            }
+        }
+    }
+}
+
+/// When something was last done.
+#[derive(Default)]
+struct Rest(Option<Instant>);
+
+impl Rest {
+    /// Whether it is time to do it again; it is done then.
+    fn is_over(&mut self, every: Duration) -> bool {
+        // A look that came a moment early is none too many.
+        let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
+        if over {
+            self.0 = Some(Instant::now());
+        }
+        over
+    }
+
+    /// It is not done again for so much longer.
+    fn pause(&mut self, more: Duration) {
+        self.0 = self.0.map(|done| done + more);
+    }
+}
+
+/// How much longer than usual dead letters are not counted.
+fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
+    match is_answered {
+        true if took > SLOW => LETTERS_SLOWLY,
+        true => Duration::ZERO,
+        false => LETTERS_AFTER_FAILURE,
+    }
+}
+
+/// What was answered in time, and how long it took.
+async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
+    let began = Instant::now();
+    let asked = tokio::time::timeout(ANSWER_MAX, ask).await;
+    let asked = asked.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {} s", ANSWER_MAX.as_secs())));
+    (asked, began.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {
+        let pause = |is_answered, ms| pause_of_letters(is_answered, Duration::from_millis(ms));
+        assert_eq!((pause(true, 500), pause(true, 501)), (Duration::ZERO, LETTERS_SLOWLY));
+        // MySQL was away for as long as it is waited for: what it would have taken nobody knows.
+        assert_eq!((pause(false, 1), pause(false, 4_000)), (LETTERS_AFTER_FAILURE, LETTERS_AFTER_FAILURE));
+    }
+}

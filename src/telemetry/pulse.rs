@@ -1,0 +1,93 @@
+//! The last hour in points of ten seconds: how much was written, and how late.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Buckets, locked};
+use crate::model::Micros;
+
+/// How far two points are apart.
+pub const POINT_EVERY: Duration = Duration::from_secs(10);
+
+/// Points of an hour.
+const POINTS_MAX: usize = 360;
+
+/// Ten seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Point {
+    /// Their end, in microseconds since the epoch.
+    pub at: i64,
+    /// Events a second whose effect was committed.
+    pub events_s: f64,
+    /// Half of them were committed within so many seconds of their `at`; none where there were no events.
+    pub lag_p50_s: Option<f64>,
+    /// 99 of 100 were.
+    pub lag_p99_s: Option<f64>,
+    /// Messages that waited in the queues at their end; none where nobody knew.
+    pub queued: Option<u64>,
+}
+
+/// The points, and what they are counted from.
+#[derive(Debug, Default)]
+pub struct Pulse(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    points: VecDeque<Point>,
+    last: Option<(Instant, u64, Buckets)>,
+}
+
+impl Pulse {
+    /// Makes a point of what has come since the last call. The first call makes none.
+    pub fn beat(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {
+        let mut state = locked(&self.0);
+        let last = state.last.replace((now, committed, lag.clone()));
+        let Some((then, before, former)) = last else { return };
+        let seconds = now.duration_since(then).as_secs_f64().max(1e-3);
+        let lag = lag.since(&former);
+        if state.points.len() >= POINTS_MAX {
+            state.points.pop_front();
+        }
+        state.points.push_back(Point {
+            at: at.0,
+            events_s: committed.saturating_sub(before) as f64 / seconds,
+            lag_p50_s: lag.quantile(0.5),
+            lag_p99_s: lag.quantile(0.99),
+            queued,
+        });
+    }
+
+    /// The last point.
+    pub fn last(&self) -> Option<Point> {
+        locked(&self.0).points.back().cloned()
+    }
+
+    /// All of them, the oldest first.
+    pub fn points(&self) -> Vec<Point> {
+        locked(&self.0).points.iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Histogram;
+
+    #[test]
+    fn an_hour_is_kept_and_what_was_before_is_dropped() {
+        let (pulse, lag, began) = (Pulse::default(), Histogram::new(&[1.0, 2.0]), Instant::now());
+        for beat in 0..=(POINTS_MAX as u64 + 10) {
+            let now = (began + Duration::from_secs(beat * 10), Micros(beat.cast_signed() * 10_000_000));
+            pulse.beat(now, beat * 50, lag.get(), None);
+            lag.add(1.5);
+        }
+        let points = pulse.points();
+        assert_eq!((points.len(), points[0].at), (POINTS_MAX, 110_000_000));
+        let last = pulse.last().unwrap();
+        assert_eq!((last.events_s, last.lag_p50_s, last.lag_p99_s), (5.0, Some(1.5), Some(1.99)));
+    }
+}
