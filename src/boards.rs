@@ -279,7 +279,7 @@ pub(crate) async fn read(
         row => {
             let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
             // One that was frozen a moment ago may not be noted yet.
-            let zset = if row.is_some() || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
+            let zset = if row.is_some() || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::ConfigHandle };
             if row.is_some() && !keys.frozen {
                 return Err(NotShown(format!("{at}: Redis lost its frozen zset before it was archived")).into());
             }

@@ -15,7 +15,7 @@ use crate::store::Store;
 
 /// What is known of a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Shown {
+pub struct RunProgress {
     /// `video:42`.
     pub target: String,
     /// By metric, in the order of their codes.
@@ -39,7 +39,7 @@ pub struct Number {
 ///
 /// # Errors
 /// The servers'.
-pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<Shown> {
+pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<RunProgress> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;
     let redis: BTreeMap<Metric, i64> = match found.into_iter().next() {
@@ -58,10 +58,10 @@ pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target)
         rows: (metric == like).then(|| rows.unwrap_or(0)),
     };
     let numbers = names.into_iter().map(number).collect();
-    Ok(Shown { target: format!("{}:{}", config.kinds.name(target.kind), target.id), numbers })
+    Ok(RunProgress { target: format!("{}:{}", config.kinds.name(target.kind), target.id), numbers })
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for RunProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |number: &Option<i64>, word: &str| number.map_or_else(|| word.to_owned(), |number| number.to_string());
         writeln!(f, "{}", self.target)?;

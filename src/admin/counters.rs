@@ -12,7 +12,7 @@ use crate::show;
 use crate::store::StoreError;
 
 pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(String, String)>) -> Response {
-    let config = asked.live.now();
+    let config = asked.live.current();
     let Some(kind) = config.kinds.named(&kind) else {
         let known: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
         return refused(StatusCode::NOT_FOUND, &format!("there is no such kind; there are {}", known.join(", ")));

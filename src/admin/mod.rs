@@ -39,10 +39,10 @@ use tracing::{debug, info};
 
 use crate::broker::Broker;
 use crate::cache::Cache;
-use crate::config::{ConfigError, Live};
+use crate::config::{ConfigError, ConfigHandle};
 use crate::model::Micros;
 use crate::telemetry::observer::{Observer, Sight};
-use crate::runtime::progress::{Beat, Progress};
+use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::telemetry::status::Status;
 use crate::store::Store;
 use crate::telemetry::telemetry;
@@ -85,12 +85,12 @@ pub struct Admin {
 /// What answers are made of.
 #[derive(Clone)]
 struct Asked {
-    live: Live,
+    live: ConfigHandle,
     store: Store,
     cache: Cache,
     /// What was seen of the servers.
     sight: Sight,
-    progress: Progress,
+    liveness: Liveness,
     /// This process, as it is named where it holds something.
     owner: Arc<str>,
     /// Who may ask servers.
@@ -103,7 +103,7 @@ impl Asked {
     /// How the daemon stands.
     fn told(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
-        Status::tell(&self.live.now(), &self.owner, telemetry(), &seen, Micros::now())
+        Status::tell(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
     }
 }
 
@@ -113,12 +113,12 @@ impl Admin {
     /// # Errors
     /// [`ConfigError`]: the address or path is taken, or may not be listened on.
     pub async fn bind(
-        live: &Live,
+        live: &ConfigHandle,
         broker: &Broker,
         owner: &str,
-        progress: &Progress,
+        liveness: &Liveness,
     ) -> Result<Option<(Self, Observer)>> {
-        let config = live.now();
+        let config = live.current();
         let Some(address) = config.admin.address().context("read [admin] listen")? else { return Ok(None) };
         let wrong = |error: anyhow::Error| ConfigError(vec![format!("[admin] listen = \"{address}\": {error:#}")]);
         let listener = Listener::bind(&address).await.map_err(|error| wrong(error.into()))?;
@@ -134,7 +134,7 @@ impl Admin {
             store,
             cache,
             sight,
-            progress: progress.clone(),
+            liveness: liveness.clone(),
             owner: owner.into(),
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
             token: config.admin.token.as_ref().map(Token::new),
@@ -143,7 +143,7 @@ impl Admin {
     }
 
     /// Answers until `end`, when all else has stopped, and then what is under way.
-    pub async fn run(self, beat: Beat, end: CancellationToken) -> String {
+    pub async fn run(self, beat: Heartbeat, end: CancellationToken) -> String {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
             match accepted {
@@ -214,7 +214,7 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
         return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"));
     }
     let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or("?"));
-    if !hosts::may_be_called(host, &asked.live.now().admin.hosts) {
+    if !hosts::may_be_called(host, &asked.live.current().admin.hosts) {
         return Ok(refused(StatusCode::FORBIDDEN, "the request is for a name that [admin] hosts doesn't have"));
     }
     if asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION))) {

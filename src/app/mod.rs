@@ -20,8 +20,8 @@ use tracing::{error, info};
 pub use servers::Servers;
 
 use crate::admin::Admin;
-use crate::config::{Config, Live};
-use crate::runtime::progress::Progress;
+use crate::config::{Config, ConfigHandle};
+use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
 use crate::telemetry::telemetry;
 use reload::Reloader;
@@ -40,23 +40,23 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     shutdown::on_signals(&stop)?;
     let hangups = shutdown::hangups()?;
     let servers = Servers::new(&config)?;
-    let (sender, live) = Live::new(config);
-    let progress = Progress::default();
+    let (sender, live) = ConfigHandle::new(config);
+    let liveness = Liveness::default();
     let (mut tasks, mut lasting): (JoinSet<String>, JoinSet<String>) = Default::default();
     // The watchdog is fed, and whoever asks is told how the daemon stands, until the drain has ended.
     let drained = CancellationToken::new();
     let ends = drained.clone().drop_guard();
-    if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &progress).await? {
-        lasting.spawn(admin.run(progress.register("admin"), drained.clone()));
-        lasting.spawn(observer.run(progress.register("observer"), drained.clone()));
+    if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &liveness).await? {
+        lasting.spawn(admin.run(liveness.register("admin"), drained.clone()));
+        lasting.spawn(observer.run(liveness.register("observer"), drained.clone()));
     }
     let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
     tasks.spawn(reloader.run(stop.clone()));
-    tokio::spawn(systemd::watchdog(progress.clone(), drained.clone()));
+    tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
     tokio::spawn(systemd::tell_status(drained));
     let ended = tokio::select! {
         ready = start::servers_are_ready(&servers, &live) => match ready {
-            Ok(()) => work(Task { live: live.clone(), servers: servers.clone(), stop: stop.clone() }, &progress, &mut tasks).await,
+            Ok(()) => work(Task { live: live.clone(), servers: servers.clone(), stop: stop.clone() }, &liveness, &mut tasks).await,
             wrong => wrong,
         },
         ended = supervise(&mut tasks, &stop) => ended,
@@ -67,7 +67,7 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     stop.cancel();
     telemetry().draining.store(true, Ordering::Relaxed);
     systemd::stopping();
-    let drain_max = Duration::from_secs(live.now().daemon.drain_max_s);
+    let drain_max = Duration::from_secs(live.current().daemon.drain_max_s);
     let drained = drain(&mut tasks, drain_max).await;
     drop(ends);
     let told = drain(&mut lasting, LASTING_MAX).await;
@@ -80,9 +80,9 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
 }
 
 /// Starts the tasks that stand on the servers, and waits for the stop.
-async fn work(task: Task, progress: &Progress, tasks: &mut JoinSet<String>) -> Result<()> {
-    let (partitions, owner, stop) = (task.live.now().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
-    task.start_all(progress, tasks).await?;
+async fn work(task: Task, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Result<()> {
+    let (partitions, owner, stop) = (task.live.current().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
+    task.start_all(liveness, tasks).await?;
     systemd::ready();
     telemetry().working.store(true, Ordering::Relaxed);
     info!(

@@ -14,7 +14,7 @@ use crate::jobs::runner::{self, Job, Ran};
 use crate::jobs::reconcile::{self, Order, Reconciler};
 use crate::jobs::recount::{self, Recounter};
 use crate::code_registry;
-use crate::runtime::show::Show;
+use crate::runtime::progress::ProgressSink;
 use crate::store::Store;
 use crate::store::schema::Schema;
 use anyhow::Result;
@@ -65,7 +65,7 @@ impl Servers {
         &self,
         config: &Config,
         order: &Order,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<reconcile::report::Report>> {
         fence::knows_all(&self.store, &self.broker).await?;
@@ -88,7 +88,7 @@ impl Servers {
         &self,
         config: &Config,
         scope: &Scope,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
@@ -112,7 +112,7 @@ impl Servers {
         config: &Config,
         scope: Option<&Scope>,
         force: bool,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
@@ -135,7 +135,7 @@ impl Servers {
         config: &Config,
         board: (&str, &str),
         how: Restore,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<archive::Report>> {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
@@ -171,7 +171,7 @@ impl Servers {
         config: &Config,
         recount: &Recount,
         order: recount::Order,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<recount::report::Report>> {
         fence::knows_all(&self.store, &self.broker).await?;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::Servers;
-use crate::config::{Config, ConfigError, Live};
+use crate::config::{Config, ConfigError, ConfigHandle};
 use crate::code_registry::{self, Change};
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
@@ -20,9 +20,9 @@ const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// A schema that is wrong, a code that would change its meaning, a Cluster that is configured as one server, or the other way round.
-pub(super) async fn servers_are_ready(servers: &Servers, live: &Live) -> Result<()> {
+pub(super) async fn servers_are_ready(servers: &Servers, live: &ConfigHandle) -> Result<()> {
     look_at_redis(servers).await?;
-    let Err(error) = look_at_mysql(servers, &live.now()).await else { return Ok(()) };
+    let Err(error) = look_at_mysql(servers, &live.current()).await else { return Ok(()) };
     if error.is::<ConfigError>() {
         return Err(error);
     }
@@ -31,7 +31,7 @@ pub(super) async fn servers_are_ready(servers: &Servers, live: &Live) -> Result<
     systemd::status("waiting for MySQL");
     let mut outage = Outage::new("asking MySQL what its codes mean");
     loop {
-        match look_at_mysql(servers, &live.now()).await {
+        match look_at_mysql(servers, &live.current()).await {
             Err(error) if error.is::<ConfigError>() => return Err(error),
             Err(error) => tokio::time::sleep(outage.failed(&format!("{error:#}"))).await,
             Ok(()) => {

@@ -1,4 +1,4 @@
-//! The tasks of a daemon, and the schedules that wake them. Each asks [`Live`] for the configuration when it begins something.
+//! The tasks of a daemon, and the schedules that wake them. Each asks [`ConfigHandle`] for the configuration when it begins something.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tracing::{error, warn};
 use super::Servers;
 use crate::jobs::archive::clock::SnapshotClock;
 use crate::jobs::archive::{self, Scope};
-use crate::config::{Config, Live, Recount};
+use crate::config::{Config, ConfigHandle, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
 use crate::jobs::fence::TooFew;
@@ -21,14 +21,14 @@ use crate::outbox::Outbox;
 use crate::jobs::reconcile::lookout::Lookout;
 use crate::jobs::reconcile::{self, Mode, Order};
 use crate::jobs::recount;
-use crate::runtime::progress::{Beat, Progress};
+use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::runtime::schedule::Bells;
-use crate::runtime::show::Show;
+use crate::runtime::progress::ProgressSink;
 
 /// What every task is given.
 #[derive(Clone)]
 pub(super) struct Task {
-    pub live: Live,
+    pub live: ConfigHandle,
     pub servers: Servers,
     pub stop: CancellationToken,
 }
@@ -41,30 +41,30 @@ type Patterns = fn(&Config) -> Vec<&str>;
 
 impl Task {
     /// Starts all of them.
-    pub async fn start_all(self, progress: &Progress, tasks: &mut JoinSet<String>) -> Result<()> {
+    pub async fn start_all(self, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Result<()> {
         let bell = watch::Sender::default();
-        self.start_outbox(&bell, progress, tasks)?;
+        self.start_outbox(&bell, liveness, tasks)?;
         // The outbox ends with the last of those who ring.
-        self.start_consumers(bell, progress, tasks);
-        let mut ringing = self.start_reconciler(progress, tasks);
-        ringing.extend(self.start_archiver(progress, tasks));
-        ringing.extend(self.start_filters(progress, tasks));
-        ringing.extend(self.start_recounter(progress, tasks));
+        self.start_consumers(bell, liveness, tasks);
+        let mut ringing = self.start_reconciler(liveness, tasks);
+        ringing.extend(self.start_archiver(liveness, tasks));
+        ringing.extend(self.start_filters(liveness, tasks));
+        ringing.extend(self.start_recounter(liveness, tasks));
         // Patterns that can't be used end the start.
-        let rung = patterns(&self.live.now(), &ringing);
+        let rung = patterns(&self.live.current(), &ringing);
         let bells = Bells::start(with_bells(&rung, &ringing)).await?;
         tasks.spawn(self.ring(bells, ringing, rung));
         Ok(())
     }
 
     /// The task that adds to Redis what only the daemon counts.
-    fn start_outbox(&self, bell: &watch::Sender<()>, progress: &Progress, tasks: &mut JoinSet<String>) -> Result<()> {
-        let config = self.live.now();
+    fn start_outbox(&self, bell: &watch::Sender<()>, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Result<()> {
+        let config = self.live.current();
         let Servers { store, cache, owner, .. } = self.servers.clone();
         let also = cache.also(&config.redis, &config.metrics)?;
         let outbox =
             Outbox { store, caches: [cache].into_iter().chain(also).collect(), live: self.live.clone(), owner };
-        let (beat, bell) = (progress.register("outbox"), bell.subscribe());
+        let (beat, bell) = (liveness.register("outbox"), bell.subscribe());
         tasks.spawn(async move {
             outbox.run(bell, beat).await;
             "outbox".to_owned()
@@ -72,19 +72,19 @@ impl Task {
         Ok(())
     }
 
-    fn start_consumers(&self, bell: watch::Sender<()>, progress: &Progress, tasks: &mut JoinSet<String>) {
+    fn start_consumers(&self, bell: watch::Sender<()>, liveness: &Liveness, tasks: &mut JoinSet<String>) {
         let Self { live, servers, stop } = self;
-        for number in 0..live.now().amqp.partitions {
+        for number in 0..live.current().amqp.partitions {
             let name = format!("consumer {number}");
             let Servers { store, broker, owner, .. } = servers.clone();
-            let partition = Partition::new(number, live, broker, store, &owner, stop.clone(), progress.register(&name));
+            let partition = Partition::new(number, live, broker, store, &owner, stop.clone(), liveness.register(&name));
             let partition = partition.ringing(bell.clone());
             tasks.spawn(async move {
                 partition.run().await;
                 name
             });
         }
-        let (store, beat) = (servers.store.clone(), progress.register("ledger"));
+        let (store, beat) = (servers.store.clone(), liveness.register("ledger"));
         let (live, stop) = (live.clone(), stop.clone());
         tasks.spawn(async move {
             forget(store, live, beat, stop).await;
@@ -92,7 +92,7 @@ impl Task {
         });
     }
 
-    fn start_reconciler(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
+    fn start_reconciler(&self, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Ringing {
         let Self { live, servers, stop } = self;
         let timetables = vec![
             Timetable::new(reconcile::JOB, Mode::Rebuild.name(), live, |_| ""),
@@ -107,12 +107,12 @@ impl Task {
             asked: timetables.first().map(|rebuild| Arc::clone(&rebuild.asked)).unwrap_or_default(),
             bell: Arc::clone(&bell),
         };
-        let (beat, stopped) = (progress.register("lookout"), stop.clone());
+        let (beat, stopped) = (liveness.register("lookout"), stop.clone());
         tasks.spawn(async move {
             lookout.run(beat, stopped).await;
             "lookout".to_owned()
         });
-        tasks.spawn(self.clone().reconcile(timetables, Arc::clone(&bell), progress.register("reconciler")));
+        tasks.spawn(self.clone().reconcile(timetables, Arc::clone(&bell), liveness.register("reconciler")));
         let patterns: Patterns = |config| {
             let limits = &config.reconcile;
             vec![&limits.full_cron, &limits.scrub_cron, &limits.changed_cron]
@@ -120,7 +120,7 @@ impl Task {
         vec![(patterns, bell)]
     }
 
-    fn start_archiver(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
+    fn start_archiver(&self, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Ringing {
         let Self { live, servers, stop } = self;
         let bell = Arc::new(Notify::new());
         let timetables = vec![
@@ -134,19 +134,19 @@ impl Task {
             asked: timetables.last().map(|snapshot| Arc::clone(&snapshot.asked)).unwrap_or_default(),
             bell: Arc::clone(&bell),
         };
-        let (beat, stopped) = (progress.register("snapshot clock"), stop.clone());
+        let (beat, stopped) = (liveness.register("snapshot clock"), stop.clone());
         tasks.spawn(async move {
             clock.run(beat, stopped).await;
             "snapshot clock".to_owned()
         });
-        tasks.spawn(self.clone().archive(timetables, Arc::clone(&bell), progress.register("archiver")));
+        tasks.spawn(self.clone().archive(timetables, Arc::clone(&bell), liveness.register("archiver")));
         vec![(|config| vec![&config.archive.cron], bell)]
     }
 
     /// The task that keeps filters, or the one that sees to it that none is trusted later.
-    fn start_filters(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
-        let beat = progress.register("filters");
-        if !self.live.now().filter.is_on() {
+    fn start_filters(&self, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Ringing {
+        let beat = liveness.register("filters");
+        if !self.live.current().filter.is_on() {
             let Self { servers, stop, .. } = self.clone();
             tasks.spawn(async move {
                 filters::stay_off(servers.store, beat, stop).await;
@@ -161,33 +161,33 @@ impl Task {
         vec![(|config| vec![config.filter.schedule()], bell)]
     }
 
-    fn start_recounter(&self, progress: &Progress, tasks: &mut JoinSet<String>) -> Ringing {
+    fn start_recounter(&self, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Ringing {
         let bell = Arc::new(Notify::new());
-        tasks.spawn(self.clone().recount(Arc::clone(&bell), progress.register("recounter")));
+        tasks.spawn(self.clone().recount(Arc::clone(&bell), liveness.register("recounter")));
         vec![(|config| config.recounts.iter().map(|recount| recount.cron.as_str()).collect(), bell)]
     }
 
-    async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+    async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Heartbeat) -> String {
         let orders = [Mode::Rebuild, Mode::Full, Mode::Scrub, Mode::Changed].map(Order::scheduled);
         let Self { live, servers, stop } = &self;
         runner::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
             let order = orders.get(place);
             async move {
                 let Some(order) = order else { return Next::Bell };
-                next(servers.reconcile(&live.now(), order, Show::Log, stop).await)
+                next(servers.reconcile(&live.current(), order, ProgressSink::Log, stop).await)
             }
         })
         .await;
         "reconciler".to_owned()
     }
 
-    async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+    async fn archive(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Heartbeat) -> String {
         let Self { live, servers, stop } = &self;
         runner::serve(&servers.store, &timetables, &bell, &beat, stop, |place| async move {
             if place == 0 {
-                return next(servers.archive(&live.now(), &Scope::default(), Show::Log, stop).await);
+                return next(servers.archive(&live.current(), &Scope::default(), ProgressSink::Log, stop).await);
             }
-            match servers.snapshot(&live.now(), None, false, Show::Log, stop).await {
+            match servers.snapshot(&live.current(), None, false, ProgressSink::Log, stop).await {
                 // Whatever became of it: the clock says when the next one is due.
                 Ok(Ran::Ended(_)) => Next::Bell,
                 failed => next(failed),
@@ -197,19 +197,19 @@ impl Task {
         "archiver".to_owned()
     }
 
-    async fn filters(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Beat) -> String {
+    async fn filters(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Heartbeat) -> String {
         let Self { live, servers, stop } = &self;
         runner::serve(&servers.store, &timetables, &bell, &beat, stop, |_| async move {
-            next(servers.filters(&live.now(), stop).await)
+            next(servers.filters(&live.current(), stop).await)
         })
         .await;
         "filters".to_owned()
     }
 
     /// What is to be recounted may become another list with a reload: then the loop begins anew with that, between two runs.
-    async fn recount(mut self, bell: Arc<Notify>, beat: Beat) -> String {
+    async fn recount(mut self, bell: Arc<Notify>, beat: Heartbeat) -> String {
         while !self.stop.is_cancelled() {
-            let names = recounts(&self.live.now());
+            let names = recounts(&self.live.current());
             if names.is_empty() {
                 beat.during(self.stop.run_until_cancelled(self.live.changed())).await;
                 continue;
@@ -218,17 +218,17 @@ impl Task {
             let (now, until) = (live.clone(), stop.child_token());
             let timetables: Vec<Timetable> = names.iter().map(|name| recount_timetable(&now, name)).collect();
             let serving = runner::serve(&servers.store, &timetables, &bell, &beat, &until, |place| {
-                let config = now.now();
+                let config = now.current();
                 let name = names.get(place);
                 let (servers, stop) = (&*servers, &*stop);
                 async move {
                     let recount = config.recounts.iter().find(|recount| Some(&recount.name()) == name);
                     let Some(recount) = recount else { return Next::Bell };
-                    next(servers.recount(&config, recount, recount::Order::default(), Show::Log, stop).await)
+                    next(servers.recount(&config, recount, recount::Order::default(), ProgressSink::Log, stop).await)
                 }
             });
             let changing = async {
-                while recounts(&live.now()) == names {
+                while recounts(&live.current()) == names {
                     live.changed().await;
                 }
                 until.cancel();
@@ -245,7 +245,7 @@ impl Task {
     /// Rings bells by the patterns that are in force, until the stop.
     async fn ring(mut self, mut bells: Bells, ringing: Ringing, mut rung: Vec<Vec<String>>) -> String {
         while self.stop.run_until_cancelled(self.live.changed()).await.is_some() {
-            let wanted = patterns(&self.live.now(), &ringing);
+            let wanted = patterns(&self.live.current(), &ringing);
             if wanted == rung {
                 continue;
             }
@@ -282,7 +282,7 @@ fn recounts(config: &Config) -> Vec<String> {
     config.recounts.iter().filter(|recount| !recount.cron.is_empty()).map(Recount::name).collect()
 }
 
-fn recount_timetable(live: &Live, name: &str) -> Timetable {
+fn recount_timetable(live: &ConfigHandle, name: &str) -> Timetable {
     let wanted = name.to_owned();
     Timetable::new(recount::JOB, name, live, move |config| {
         let found = config.recounts.iter().find(|recount| recount.name() == wanted);

@@ -33,7 +33,7 @@ use crate::jobs::runner::Ran;
 use crate::model::{Target, TargetId};
 use crate::jobs::reconcile::report::End;
 use crate::jobs::reconcile::{Mode, Order};
-use crate::runtime::show::Show;
+use crate::runtime::progress::ProgressSink;
 use crate::runtime::{dump, log, process, shutdown};
 use crate::show;
 
@@ -301,8 +301,8 @@ async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
 }
 
 /// A bar for someone at a terminal, else lines in the log.
-fn to_whom() -> Show {
-    if std::io::stderr().is_terminal() { Show::Bar } else { Show::Log }
+fn to_whom() -> ProgressSink {
+    if std::io::stderr().is_terminal() { ProgressSink::Bar } else { ProgressSink::Log }
 }
 
 async fn rebuild_filters(config: &Config) -> Result<u8> {

@@ -15,11 +15,11 @@ use super::room::Room;
 use super::transaction::Found;
 use super::vital;
 use super::watch::Watch;
-use crate::config::{Current, Rules};
+use crate::config::{Derived, Rules};
 use crate::dead_letters::text::instant;
 use crate::event::{Reason, Refusal};
 use crate::model::{Metric, Micros};
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError, partitions};
@@ -46,18 +46,18 @@ pub(super) struct Writer {
     /// The targets whose events are logged for a reconcile.
     pub watch: Watch,
     /// Whose numbers the daemon adds to Redis, and which may be set: as of now.
-    pub rules_now: Current<Arc<Rules>>,
+    pub rules_now: Derived<Arc<Rules>>,
     /// As of the transaction in hand.
     pub rules: Arc<Rules>,
     /// `[reconcile] overlap`.
-    pub overlap: Current<Duration>,
+    pub overlap: Derived<Duration>,
     /// This machine's clock while the batch in hand was decoded.
     pub clock: Clock,
     /// Where its dead letters go.
     pub room: Room,
     pub consumed: Consumed,
     /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
-    pub beat: Beat,
+    pub beat: Heartbeat,
 }
 
 /// After so many rivals in a row it is waited between two tries.

@@ -8,8 +8,8 @@ use tracing::info;
 
 use super::clock::Clock;
 use super::flush::chain;
-use crate::config::Live;
-use crate::runtime::progress::Beat;
+use crate::config::ConfigHandle;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 
@@ -20,10 +20,10 @@ const EVERY: Duration = Duration::from_secs(3_600);
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Forgets what is older than `[consumer] applied_event_keep`, until the stop.
-pub async fn forget(store: Store, live: Live, beat: Beat, stop: CancellationToken) {
+pub async fn forget(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
-        let keep = live.now().consumer.applied_event_keep.0;
+        let keep = live.current().consumer.applied_event_keep.0;
         let emptied = async {
             // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
             let (now, _) = store.clock().await?;

@@ -60,10 +60,10 @@ use sizes::Sizes;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
-use crate::config::{Consumer as Limits, Live, Rules};
+use crate::config::{Consumer as Limits, ConfigHandle, Rules};
 use crate::model::Metric;
 use crate::runtime::log::Flood;
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::{Store, StoreError, likes};
 use crate::telemetry::{Standing, telemetry};
@@ -87,7 +87,7 @@ pub struct Partition {
     store: Store,
     owner: String,
     /// Names and rules may change; what stands below is as it was at the start.
-    live: Live,
+    live: ConfigHandle,
     metric: Metric,
     outbox: Sender<()>,
     limits: Limits,
@@ -96,21 +96,21 @@ pub struct Partition {
     reads_first: AtomicBool,
     sizes: Sizes,
     stop: CancellationToken,
-    beat: Beat,
+    beat: Heartbeat,
 }
 
 impl Partition {
     /// The consumer of partition `number`, which runs until `stop`.
     pub fn new(
         number: u16,
-        live: &Live,
+        live: &ConfigHandle,
         broker: Broker,
         store: Store,
         owner: &str,
         stop: CancellationToken,
-        beat: Beat,
+        beat: Heartbeat,
     ) -> Self {
-        let config = live.now();
+        let config = live.current();
         Self {
             number,
             broker,
@@ -258,12 +258,12 @@ impl Partition {
             reads_first: self.reads_first.load(Ordering::Relaxed),
             asks_ledger: 0,
             watch: Watch::default(),
-            rules_now: self.live.current(|config| Arc::new(Rules::new(config))),
+            rules_now: self.live.derive(|config| Arc::new(Rules::new(config))),
             rules: Arc::default(),
-            overlap: self.live.current(|config| config.reconcile.overlap.0),
+            overlap: self.live.derive(|config| config.reconcile.overlap.0),
             clock: Clock::default(),
             room: Room {
-                max: self.live.current(|config| config.consumer.dead_letters_max),
+                max: self.live.derive(|config| config.consumer.dead_letters_max),
                 partitions,
                 broker: self.broker.clone(),
                 publisher: None,

@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::flush::Writer;
 use crate::broker::{Broker, Publisher};
-use crate::config::{self, Current};
+use crate::config::{self, Derived};
 use crate::dead_letters::letter;
 use crate::event::Reason;
 use crate::runtime::log::Flood;
@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 500;
 /// Where a partition's dead letters go.
 pub(super) struct Room {
     /// `[consumer] dead_letters_max`.
-    pub max: Current<u64>,
+    pub max: Derived<u64>,
     pub partitions: u16,
     pub broker: Broker,
     /// Its connection is not the one that consumes: under a memory alarm the broker reads nothing from who publishes.

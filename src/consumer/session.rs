@@ -31,7 +31,7 @@ use super::sizes::PREFETCH_MIN;
 use super::vital::{Oldest, ReceivedCounts};
 use super::waiting::{self, Waiting};
 use crate::broker::Link;
-use crate::config::Current;
+use crate::config::Derived;
 use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
@@ -89,7 +89,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
     let writer = Some(partition.writer(partitions, ends.clone()));
     let mut session = Session {
         partition,
-        terms: partition.live.current(Terms::new),
+        terms: partition.live.derive(Terms::new),
         limit,
         prefetch,
         seen: 0,
@@ -154,7 +154,7 @@ async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Li
 struct Session<'a> {
     partition: &'a Partition,
     /// Asked for with each message: what comes after a reload is judged by it.
-    terms: Current<Terms>,
+    terms: Derived<Terms>,
     limit: &'a mut PrefetchLimit,
     prefetch: u16,
     /// Messages since the prefetch was last looked at.

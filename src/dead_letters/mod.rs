@@ -146,7 +146,7 @@ pub async fn summary(store: &Store, selection: &Selection, returned: Option<Retu
 /// Letters with all that is known of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Shown(pub Vec<Whole>);
+pub struct RunProgress(pub Vec<Whole>);
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -181,7 +181,7 @@ pub struct Now {
 ///
 /// # Errors
 /// [`NoLetter`], MySQL's.
-pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
+pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<RunProgress> {
     let terms = Terms::new(config);
     let mut shown = Vec::new();
     for id in ids {
@@ -189,7 +189,7 @@ pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> R
         let verdict = judge(&letter.body, &terms, now);
         shown.push(Whole::new(letter, verdict));
     }
-    Ok(Shown(shown))
+    Ok(RunProgress(shown))
 }
 
 /// One letter.
@@ -293,7 +293,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for RunProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         f.write_str(&parts.join("\n\n"))

@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::config::{Config, Live};
+use crate::config::{Config, ConfigHandle};
 use crate::model::Micros;
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::schedule;
 pub use crate::store::jobs::Outcome;
@@ -170,7 +170,7 @@ type Pattern = Box<dyn Fn(&Config) -> &str + Send + Sync>;
 
 /// When a mode of a job is due.
 pub struct Timetable {
-    live: Live,
+    live: ConfigHandle,
     /// Its pattern, which a reload may change.
     pattern: Pattern,
     /// Where only what comes from now on is due: since when it is looked at, by MySQL's clock.
@@ -188,7 +188,7 @@ impl Timetable {
     pub fn new(
         name: &'static str,
         mode: &str,
-        live: &Live,
+        live: &ConfigHandle,
         pattern: impl Fn(&Config) -> &str + Send + Sync + 'static,
     ) -> Self {
         let (live, pattern) = (live.clone(), Box::new(pattern));
@@ -210,7 +210,7 @@ impl Timetable {
             return Ok(true);
         }
         // Empty, or refused when it was loaded.
-        let Ok(cron) = schedule::parse((self.pattern)(&self.live.now())) else { return Ok(false) };
+        let Ok(cron) = schedule::parse((self.pattern)(&self.live.current())) else { return Ok(false) };
         let last = store.last_done(self.name, &self.mode).await?;
         Ok(match (last, schedule::last_fired(&cron, now)) {
             (_, None) => false,
@@ -260,7 +260,7 @@ pub async fn serve<F>(
     store: &Store,
     timetables: &[Timetable],
     bell: &Notify,
-    beat: &Beat,
+    beat: &Heartbeat,
     stop: &CancellationToken,
     work: impl Fn(usize) -> F,
 ) where

@@ -39,12 +39,12 @@ use crate::cache::Cache;
 use crate::cache::apply::Left;
 use crate::cache::feed::{Gain, Once};
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Live, Rules};
+use crate::config::{Config, ConfigHandle, Rules};
 use crate::marks::{CORRECTIONS, Marks};
 use crate::model::{Addition, Micros};
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::outbox::{End, OutboxRow};
@@ -74,7 +74,7 @@ pub struct Outbox {
     /// Where they are added: in each layout.
     pub caches: Vec<Cache>,
     /// How kinds and metrics are named.
-    pub live: Live,
+    pub live: ConfigHandle,
     /// This daemon: rows of its own partitions are added at once.
     pub owner: String,
 }
@@ -98,7 +98,7 @@ struct State {
 
 impl Outbox {
     /// Adds rows, each time the bell rings, until nobody is there to ring it.
-    pub async fn run(self, mut bell: watch::Receiver<()>, beat: Beat) {
+    pub async fn run(self, mut bell: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {
@@ -128,7 +128,7 @@ impl Outbox {
     }
 
     /// Adds what the last batches have left, whose partitions are given back by now, and notes how far that is.
-    async fn last_pass(&self, state: &mut State, beat: &Beat) -> Result<()> {
+    async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
             beat.during(self.pass(state, true)).await?;
@@ -179,7 +179,7 @@ impl Outbox {
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<OutboxRow> = rows.collect();
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
-        let config = self.live.now();
+        let config = self.live.current();
         let kinds = KindNames::new(&config.kinds);
         let fed = self.feed(&config, &rows, state).await;
         let (written, additions): (Vec<Micros>, Vec<usize>) =

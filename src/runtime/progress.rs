@@ -1,90 +1,123 @@
-//! Which loops are alive: each beats at least once a second while it works or waits, and the watchdog is fed only
-//! while all of them do. A server that is away stops no beat; a loop that hangs does.
+//! Shows how far a run is to whoever watches it: a log, or a bar on a terminal.
 
-use std::future::Future;
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use tokio_util::sync::CancellationToken;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::sync::watch;
 
-/// The beats of all loops.
-#[derive(Clone)]
-pub struct Progress {
-    started: Instant,
-    loops: Arc<Mutex<Vec<Loop>>>,
+use crate::runtime::log;
+use crate::telemetry::telemetry;
+
+/// How often the log says it.
+const SAY_EVERY: Duration = Duration::from_secs(30);
+
+/// How often whoever looks at the process is told.
+const NOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// Who is shown a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgressSink {
+    /// The log: a line every half minute.
+    Log,
+    /// Someone at a terminal: a bar.
+    Bar,
 }
 
-/// A loop's name, and its last beat, which is gone once it has ended.
-type Loop = (String, Weak<AtomicU64>);
+/// What can be said of a run, after it has taken `elapsed`.
+pub trait RunProgress: Clone {
+    /// Whose run it is.
+    const JOB: &'static str;
 
-/// One loop's beat.
-#[derive(Clone)]
-pub struct Beat {
-    started: Instant,
-    last_ms: Arc<AtomicU64>,
+    /// How much is done, and of how much: none before that is known.
+    fn done(&self) -> (u64, Option<u64>);
+
+    /// A sentence.
+    fn words(&self, elapsed: Duration) -> String;
+
+    /// Writes a line into the log.
+    fn say(&self, elapsed: Duration);
 }
 
-impl Default for Progress {
-    fn default() -> Self {
-        Self { started: Instant::now(), loops: Arc::default() }
-    }
-}
-
-impl Progress {
-    /// A new loop's beat, beating now.
-    pub fn register(&self, name: impl Into<String>) -> Beat {
-        let beat = Beat { started: self.started, last_ms: Arc::default() };
-        beat.beat();
-        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), Arc::downgrade(&beat.last_ms)));
-        beat
-    }
-
-    /// The loops that go on and haven't beaten for `limit`.
-    pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
-        let now_ms = millis(self.started.elapsed());
-        let is_stuck = |last_ms: &Weak<AtomicU64>| {
-            let age_ms = last_ms.upgrade().map(|last_ms| now_ms.saturating_sub(last_ms.load(Ordering::Relaxed)));
-            age_ms.is_some_and(|age_ms| Duration::from_millis(age_ms) > limit)
-        };
-        loops.iter().filter(|(_, last_ms)| is_stuck(last_ms)).map(|(name, _)| name.clone()).collect()
+/// Shows a run until it is dropped.
+pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress>) {
+    match to {
+        ProgressSink::Log => say(progress).await,
+        ProgressSink::Bar => draw(progress).await,
     }
 }
 
-impl Beat {
-    /// "I am alive."
-    pub fn beat(&self) {
-        self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
-    }
-
-    /// Waits for `work` and beats meanwhile: its own calls all have time limits.
-    pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        let mut tick = tokio::time::interval(Duration::from_secs(1));
-        loop {
-            tokio::select! {
-                done = &mut work => return done,
-                _ = tick.tick() => self.beat(),
-            }
-        }
-    }
-
-    /// Waits, beating, or until the stop.
-    pub async fn pause(&self, mut left: Duration, stop: &CancellationToken) {
-        while !left.is_zero() && !stop.is_cancelled() {
-            self.beat();
-            let pause = left.min(Duration::from_secs(1));
-            left -= pause;
-            stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+async fn say(progress: watch::Receiver<impl RunProgress>) {
+    let (began, mut said) = (Instant::now(), Instant::now());
+    loop {
+        tokio::time::sleep(NOTE_EVERY).await;
+        let now = progress.borrow().clone();
+        note(&now);
+        if said.elapsed() >= SAY_EVERY {
+            now.say(began.elapsed());
+            said = Instant::now();
         }
     }
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+/// For whoever looks at the process.
+fn note<S: RunProgress>(now: &S) {
+    telemetry().jobs.progress(S::JOB, now.done());
+}
+
+async fn draw(mut progress: watch::Receiver<impl RunProgress>) {
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(style(false));
+    let _gone = log::under(&bar);
+    let began = Instant::now();
+    let mut tick = tokio::time::interval(Duration::from_millis(200));
+    loop {
+        tick.tick().await;
+        let now = progress.borrow_and_update().clone();
+        let (done, total) = now.done();
+        if let Some(total) = total
+            && bar.length() != Some(total)
+        {
+            bar.set_length(total);
+            bar.set_style(style(true));
+        }
+        bar.set_position(done.min(total.unwrap_or(u64::MAX)));
+        bar.set_message(now.words(began.elapsed()));
+        bar.tick();
+    }
+}
+
+fn style(has_total: bool) -> ProgressStyle {
+    let template = if has_total { "{bar:20} {wide_msg}" } else { "{spinner} {wide_msg}" };
+    // The template is a constant that parses.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// How much of `total` is done; less than 100 while it isn't, whatever the statistics said.
+pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
+    let total = total.filter(|total| *total > 0)?;
+    Some((done.saturating_mul(100) / total).min(99))
+}
+
+/// How long the rest takes at the rate so far.
+pub fn left(done: u64, total: Option<u64>, elapsed: Duration) -> Option<Duration> {
+    let total = total.filter(|_| done > 0)?;
+    let rest = total.saturating_sub(done) as f64 / done as f64;
+    Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok()
+}
+
+/// `done` a second.
+pub fn rate(done: u64, elapsed: Duration) -> u64 {
+    (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64
+}
+
+/// `2 h 5 min`, `4 min 10 s`, `9 s`.
+pub fn spoken(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
 }
 
 #[cfg(test)]
@@ -92,14 +125,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_loop_that_stopped_beating_is_stuck() {
-        let progress = Progress::default();
-        let silent = progress.register("silent");
-        let lively = progress.register("lively");
-        std::thread::sleep(Duration::from_millis(20));
-        lively.beat();
-        assert_eq!(progress.stuck(Duration::from_millis(10)), ["silent"]);
-        drop(silent);
-        assert!(progress.stuck(Duration::from_millis(10)).is_empty(), "one that has ended is not");
+    fn times_are_said_in_two_units() {
+        for (seconds, words) in [(9, "9 s"), (250, "4 min 10 s"), (7_500, "2 h 5 min")] {
+            assert_eq!(spoken(Duration::from_secs(seconds)), words);
+        }
+    }
+
+    #[test]
+    fn the_rest_is_told_from_what_is_done() {
+        let ten = Duration::from_secs(10);
+        assert_eq!((percent(200, Some(1_000)), left(200, Some(1_000), ten)), (Some(20), Some(ten * 4)));
+        assert_eq!((percent(0, Some(0)), left(0, Some(9), ten), left(5, None, ten)), (None, None, None));
+        // The statistics were wrong.
+        assert_eq!((percent(2_000, Some(1_000)), left(2_000, Some(1_000), ten)), (Some(99), Some(Duration::ZERO)));
+        assert_eq!(rate(100, ten), 10);
     }
 }

@@ -8,7 +8,7 @@ use sd_notify::NotifyState;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
-use super::progress::Progress;
+use super::liveness::Liveness;
 use crate::telemetry::{Standing, Telemetry, telemetry};
 
 /// A loop that hasn't beaten for so long is stuck: longer than any single call may take.
@@ -78,11 +78,11 @@ fn line(vitals: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
 }
 
 /// Feeds the watchdog while every loop beats. A loop that is stuck is logged, and systemd restarts the process.
-pub async fn watchdog(progress: Progress, stop: CancellationToken) {
+pub async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);
     while stop.run_until_cancelled(tick.tick()).await.is_some() {
-        let stuck = progress.stuck(STUCK_AFTER);
+        let stuck = liveness.stuck(STUCK_AFTER);
         if stuck.is_empty() {
             tell(&[NotifyState::Watchdog]);
         } else {

@@ -4,7 +4,7 @@ use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::Report as _;
 use tallyd::model::BoardPeriod;
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
 
 use crate::common::eventually;
@@ -105,7 +105,7 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     let archiver = stage.rival();
     let running =
         tokio::spawn(
-            async move { archiver.run(run, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await },
+            async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await },
         );
     eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
     let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
@@ -137,7 +137,7 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     let archiver = stage.rival();
     let running =
         tokio::spawn(
-            async move { archiver.run(run, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await },
+            async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await },
         );
     let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
     eventually("the run copies again", async || stage.world.count(copied).await > 0).await;

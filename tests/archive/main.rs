@@ -35,7 +35,7 @@ use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::cache::Cache;
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::Store;
 use tallyd::store::jobs::Lock;
 use tokio_util::sync::CancellationToken;
@@ -177,7 +177,7 @@ impl Stage {
     }
 
     async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {
-        self.archiver().run(run, scope, now, Show::Log, &CancellationToken::new()).await
+        self.archiver().run(run, scope, now, ProgressSink::Log, &CancellationToken::new()).await
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {

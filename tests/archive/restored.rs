@@ -4,7 +4,7 @@ use redis::AsyncCommands;
 use tallyd::jobs::archive::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::Micros;
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
 
 use crate::saved::{add, open};
@@ -19,7 +19,7 @@ impl Stage {
         let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
-        let work = |run| async move { archiver.restore(run, ("likes", period), how, now, Show::Log, stop).await };
+        let work = |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),

@@ -12,7 +12,7 @@ use tallyd::cache::score::Rule;
 use tallyd::cache::snapshots::Restoring;
 use tallyd::jobs::runner::{Ran, Report as _};
 use tallyd::model::{BoardMember, Freeze};
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::StoreError;
 use tallyd::store::boards::{Done, Tally};
 use tallyd::store::places::Places;
@@ -46,7 +46,7 @@ async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() 
     let overtaken = stage.take().await;
     let archiver = stage.rival();
     let running = tokio::spawn(async move {
-        archiver.run(overtaken, &Scope::default(), NOW, Show::Log, &CancellationToken::new()).await
+        archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
     // Each write of the first run makes its lease last again: the second one begins between two of them.

@@ -5,7 +5,7 @@ use sqlx::Row;
 use tallyd::jobs::archive::{Outcome, Report, SNAPSHOT_MODE, Scope};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::{BoardPeriod, Micros};
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
 
 use crate::common::eventually;
@@ -30,7 +30,7 @@ impl Stage {
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
         let job = Job { name: JOB, mode: SNAPSHOT_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
-        let work = |run| async move { archiver.snapshot(run, scope, force, now, Show::Log, stop).await };
+        let work = |run| async move { archiver.snapshot(run, scope, force, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await.unwrap() {
             Ran::Ended(report) => report,
             Ran::Held { owner, .. } => panic!("held by {owner}"),
@@ -164,7 +164,7 @@ async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     stage.save_all(false).await;
     let (archiver, run) = (stage.rival(), stage.take().await);
     let saving = tokio::spawn(async move {
-        archiver.snapshot(run, Some(&Scope::default()), false, NOW, Show::Log, &CancellationToken::new()).await
+        archiver.snapshot(run, Some(&Scope::default()), false, NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     let mark = stage.mark(&at);
     let marked = || {

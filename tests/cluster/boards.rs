@@ -11,7 +11,7 @@ use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
-use tallyd::runtime::show::Show;
+use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -75,7 +75,7 @@ async fn archive(world: &World, store: &Store, now: Micros) -> Report {
     let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
     let (scope, stop) = (&Scope::default(), &CancellationToken::new());
     let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: std::time::Duration::from_secs(86_400) };
-    match run_once(store, job, |run| async move { archiver.run(run, scope, now, Show::Log, stop).await }).await.unwrap()
+    match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await }).await.unwrap()
     {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("held by {owner}"),

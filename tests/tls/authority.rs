@@ -11,7 +11,7 @@ use rcgen::{
 
 /// What a server shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum RunProgress {
     /// A certificate of the authority that is known, for the name that is asked for.
     Right,
     /// For another name.
@@ -24,7 +24,7 @@ pub enum Shown {
     Early,
 }
 
-impl Shown {
+impl RunProgress {
     pub const ALL: [Self; 5] = [Self::Right, Self::OtherName, Self::OtherAuthority, Self::Expired, Self::Early];
 
     /// The name of its file.
@@ -43,15 +43,15 @@ impl Files {
         fs::set_permissions(files.0.path(), Permissions::from_mode(0o755)).unwrap();
         let (authority, other) = (authority("Private authority"), authority("Another authority"));
         let key = KeyPair::generate().unwrap();
-        for shown in Shown::ALL {
-            let name = if shown == Shown::OtherName { "elsewhere.example" } else { "127.0.0.1" };
+        for shown in RunProgress::ALL {
+            let name = if shown == RunProgress::OtherName { "elsewhere.example" } else { "127.0.0.1" };
             let mut params = named(&[name], name);
             match shown {
-                Shown::Expired => params.not_after = date_time_ymd(2021, 5, 4),
-                Shown::Early => params.not_before = date_time_ymd(2091, 5, 4),
-                Shown::Right | Shown::OtherName | Shown::OtherAuthority => {}
+                RunProgress::Expired => params.not_after = date_time_ymd(2021, 5, 4),
+                RunProgress::Early => params.not_before = date_time_ymd(2091, 5, 4),
+                RunProgress::Right | RunProgress::OtherName | RunProgress::OtherAuthority => {}
             }
-            let signs = if shown == Shown::OtherAuthority { &other.1 } else { &authority.1 };
+            let signs = if shown == RunProgress::OtherAuthority { &other.1 } else { &authority.1 };
             files.write(&shown.file(), &params.signed_by(&key, signs).unwrap().pem());
         }
         files.write("server.key", &key.serialize_pem());

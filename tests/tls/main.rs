@@ -10,7 +10,7 @@ mod common;
 mod mariadb;
 mod servers;
 
-use authority::Shown;
+use authority::RunProgress;
 use common::{Daemon, World, eventually, redis_likes, stderr, target};
 use servers::Servers;
 use tallyd::client::Client;
@@ -59,11 +59,11 @@ async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client
     let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed";
     let daemon = world.daemon();
     daemon.logged(&format!("MySQL at {} {said}", servers.mysql_address())).await;
-    servers.show_mysql(Shown::Right).await;
+    servers.show_mysql(RunProgress::Right).await;
     for (name, address) in [("RabbitMQ", servers.amqp_address()), ("Redis", servers.redis_address())] {
         daemon.logged(&format!("{name} at {address} {said}")).await;
     }
-    servers.show_others(Shown::Right).await;
+    servers.show_others(RunProgress::Right).await;
     daemon.logged("\"consuming\"").await;
     client.like(target(1), UserId(8), &[]).await.unwrap();
     has_likes(world, 2).await;
@@ -157,13 +157,13 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
 
     world.write(&right);
     for (shown, expected) in [
-        (Shown::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
+        (RunProgress::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
         (
-            Shown::OtherAuthority,
+            RunProgress::OtherAuthority,
             "shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file",
         ),
-        (Shown::Early, "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock"),
-        (Shown::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
+        (RunProgress::Early, "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock"),
+        (RunProgress::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
     ] {
         servers.show(shown).await;
         assert_refused(&world, &servers, [expected; 3]);

@@ -31,7 +31,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {
     let seen = Arc::clone(&asked.sight.borrow());
     let accepts = headers.get(ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or("");
-    let Ok(text) = openmetrics(asked.live.now(), seen) else {
+    let Ok(text) = openmetrics(asked.live.current(), seen) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     match accepts.contains("application/openmetrics-text") {

@@ -15,11 +15,11 @@ use super::scope::{Scope, instant};
 use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;
-use crate::config::Live;
+use crate::config::ConfigHandle;
 use crate::model::{BoardPeriod, Micros};
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::runtime::show;
+use crate::runtime::progress::spoken;
 use crate::store::Store;
 
 /// How often it looks at most, and at least.
@@ -31,7 +31,7 @@ const APART_MAX: Duration = Duration::from_secs(120);
 /// A daemon's clock for snapshots.
 pub struct SnapshotClock {
     /// Whose boards.
-    pub live: Live,
+    pub live: ConfigHandle,
     /// Where snapshots are.
     pub store: Store,
     /// Where boards are.
@@ -52,11 +52,11 @@ struct Seen {
 
 impl SnapshotClock {
     /// Looks until the stop.
-    pub async fn run(self, beat: Beat, stop: CancellationToken) {
+    pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at boards");
         let mut seen = Seen::default();
         while !stop.is_cancelled() {
-            let archiver = Archiver::new(&self.live.now(), self.store.clone(), self.cache.clone());
+            let archiver = Archiver::new(&self.live.current(), self.store.clone(), self.cache.clone());
             let every = archiver.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
             // A board that is due waits for a tenth of its time at most.
             let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
@@ -145,7 +145,7 @@ fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<S
         format!(
             "the clocks of this host, MySQL and Redis differ by {}: {}, {} and {}; no board is archived, saved or deleted until \
              they agree: synchronize them",
-            show::spoken(apart),
+            spoken(apart),
             instant(before),
             instant(mysql),
             instant(redis)

@@ -85,7 +85,7 @@ use crate::cache::boards::BoardKeys;
 use crate::config::{Board, Config};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
-use crate::runtime::show::{self, Show};
+use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use period::PeriodKind;
 use plan::Plan;
@@ -155,7 +155,7 @@ impl Archiver {
         run: u64,
         scope: &Scope,
         now: Micros,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Report> {
         if !scope.dry_run {
@@ -165,7 +165,7 @@ impl Archiver {
         let run = Run { archiver: self, number: run, now, stop, progress };
         tokio::select! {
             report = self.settle_all(&run, scope, now) => report,
-            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 

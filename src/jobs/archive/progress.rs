@@ -6,7 +6,7 @@ use tracing::info;
 
 use super::settle::Run;
 use crate::model::BoardPeriod;
-use crate::runtime::show::{self, Shown};
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 /// What can be said of a run.
 #[derive(Clone, Debug, Default)]
@@ -32,7 +32,7 @@ impl Run<'_> {
     }
 }
 
-impl Shown for Progress {
+impl RunProgress for Progress {
     const JOB: &'static str = super::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
@@ -42,17 +42,17 @@ impl Shown for Progress {
     fn words(&self, _: Duration) -> String {
         let Self { now: Some((at, since)), verb, done, total } = self else { return "looking for boards".to_owned() };
         let elapsed = since.elapsed();
-        let (percent, rate) = (show::percent(*done, Some(*total)).unwrap_or_default(), show::rate(*done, elapsed));
-        let left = show::left(*done, Some(*total), elapsed);
-        let left = left.map_or_else(String::new, |left| format!(", about {} left", show::spoken(left)));
+        let (percent, rate) = (percent(*done, Some(*total)).unwrap_or_default(), rate(*done, elapsed));
+        let left = left(*done, Some(*total), elapsed);
+        let left = left.map_or_else(String::new, |left| format!(", about {} left", spoken(left)));
         format!("{at}: {done} of {total} members {verb} ({percent} %), {rate} a second{left}")
     }
 
     fn say(&self, elapsed: Duration) {
         let words = self.words(elapsed);
         let Self { now: Some((BoardPeriod { board, period }, since)), done, total, .. } = self else { return };
-        let per_second = show::rate(*done, since.elapsed());
-        let left_s = show::left(*done, Some(*total), since.elapsed()).map(|left| left.as_secs());
+        let per_second = rate(*done, since.elapsed());
+        let left_s = left(*done, Some(*total), since.elapsed()).map(|left| left.as_secs());
         info!(event = "archive-progress", board, period, done, total, per_second, left_s, "{words}");
     }
 }

@@ -35,7 +35,7 @@ use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::snapshots::Restoring;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
-use crate::runtime::show::{self, Show};
+use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::boards::{PeriodRow, PeriodState};
 use crate::store::snapshots::Snapshot;
 
@@ -109,7 +109,7 @@ impl Archiver {
         (name, period): (&str, &str),
         how: Restore,
         now: Micros,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Report> {
         let Restore { dry_run, .. } = how;
@@ -124,7 +124,7 @@ impl Archiver {
         let began = Instant::now();
         let restored = tokio::select! {
             restored = run.restore(&candidate, how) => restored,
-            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
         match restored {
             Ok(restored) => Ok(Report { dry_run, periods: vec![restored.after(began.elapsed())], ..Report::default() }),

@@ -33,7 +33,7 @@ use crate::cache::score::Rule;
 use crate::cache::snapshots::Scanned;
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::runtime::fault;
-use crate::runtime::show::{self, Show};
+use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::snapshots::Saved as SavedMember;
 
 /// The mode of such a run.
@@ -66,7 +66,7 @@ impl Archiver {
         scope: Option<&Scope>,
         force: bool,
         now: Micros,
-        to: Show,
+        to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Report> {
         self.store.check_archive_run(run).await?;
@@ -74,7 +74,7 @@ impl Archiver {
         let run = Run { archiver: self, number: run, now, stop, progress };
         tokio::select! {
             report = run.snapshots(scope, force) => report,
-            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 }

@@ -77,7 +77,7 @@ use crate::config::Config;
 use crate::jobs::fence::NotNow;
 use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
 use crate::runtime::fault;
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
@@ -230,7 +230,7 @@ impl Filters {
 
 /// While filters are off nobody notes who likes a target: those that are left are not trusted when they are switched on again, however soon
 /// that is.
-pub async fn stay_off(store: Store, beat: Beat, stop: CancellationToken) {
+pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("forgetting filters");
     while !stop.is_cancelled() {
         let Err(error) = beat.during(store.forget_marks(JOB, MODE)).await else {

@@ -14,8 +14,8 @@ use tracing::warn;
 
 use crate::cache::keys::KindNames;
 use crate::cache::{Cache, CacheError};
-use crate::config::Live;
-use crate::runtime::progress::Beat;
+use crate::config::ConfigHandle;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 
 /// Buckets of each kind that one look reads a field of: some milliseconds of Redis.
@@ -29,7 +29,7 @@ pub struct Lookout {
     /// Where it looks.
     pub cache: Cache,
     /// Whose buckets, and how often: zero for never.
-    pub live: Live,
+    pub live: ConfigHandle,
     /// Set when something is lost.
     pub asked: Arc<AtomicBool>,
     /// Rung then.
@@ -45,11 +45,11 @@ struct Seen {
 
 impl Lookout {
     /// Looks until the stop.
-    pub async fn run(self, beat: Beat, stop: CancellationToken) {
+    pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at Redis");
         let mut seen = Seen::default();
         while !stop.is_cancelled() {
-            let config = self.live.now();
+            let config = self.live.current();
             let every = config.reconcile.watch_every.0;
             if !every.is_zero() {
                 match beat.during(self.look(&KindNames::new(&config.kinds), &mut seen)).await {

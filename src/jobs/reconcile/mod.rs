@@ -62,7 +62,7 @@ use crate::caution::{Brake, Braked};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
-use crate::runtime::show::{self, Show};
+use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
@@ -158,11 +158,11 @@ impl Reconciler {
     ///
     /// # Errors
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
-    pub async fn run(&self, number: u64, order: &Order, to: Show, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(&self, number: u64, order: &Order, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         let (progress, shown) = watch::channel(Progress::default());
         let ran = tokio::select! {
             ran = self.run_showing(number, order, progress, stop) => ran,
-            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
         for (_, replica) in &self.replicas {
             replica.close().await;

@@ -1,4 +1,4 @@
-//! Live traffic first: pages are as large as their measured time allows, and wait while a server has enough to do.
+//! ConfigHandle traffic first: pages are as large as their measured time allows, and wait while a server has enough to do.
 
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::info;
 
-use crate::runtime::show::{self, Shown};
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 /// What can be said of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Progress {
     pub waiting: Option<String>,
 }
 
-impl Shown for Progress {
+impl RunProgress for Progress {
     const JOB: &'static str = super::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
@@ -35,13 +35,13 @@ impl Shown for Progress {
 
     fn words(&self, elapsed: Duration) -> String {
         let mut text = format!("{} counters checked", self.checked);
-        if let Some(percent) = show::percent(self.done, self.total) {
+        if let Some(percent) = percent(self.done, self.total) {
             // A String can't fail.
             let _ = write!(text, " (about {percent} %)");
         }
-        let _ = write!(text, ", {} a second", show::rate(self.checked, elapsed));
-        if let Some(left) = show::left(self.done, self.total, elapsed) {
-            let _ = write!(text, ", about {} left", show::spoken(left));
+        let _ = write!(text, ", {} a second", rate(self.checked, elapsed));
+        if let Some(left) = left(self.done, self.total, elapsed) {
+            let _ = write!(text, ", about {} left", spoken(left));
         }
         let _ = write!(text, ", {} drifted, {} to be looked at again", self.drifted, self.pending);
         if let Some(place) = &self.place {
@@ -55,9 +55,9 @@ impl Shown for Progress {
 
     fn say(&self, elapsed: Duration) {
         let Self { checked, drifted, pending, .. } = *self;
-        let per_second = show::rate(checked, elapsed);
-        let percent = show::percent(self.done, self.total);
-        let left_s = show::left(self.done, self.total, elapsed).map(|left| left.as_secs());
+        let per_second = rate(checked, elapsed);
+        let percent = percent(self.done, self.total);
+        let left_s = left(self.done, self.total, elapsed).map(|left| left.as_secs());
         let (place, waiting, words) = (self.place.as_deref(), self.waiting.as_deref(), self.words(elapsed));
         info!(
             event = "reconcile-progress",

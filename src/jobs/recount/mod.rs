@@ -43,7 +43,7 @@ use crate::jobs::fence::{Fences, NotNow};
 use crate::jobs::runner::Refused;
 use crate::model::{Kind, Metric, TargetId};
 use crate::runtime::fault;
-use crate::runtime::show::{self, Show};
+use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 use crate::store::ranges::LAST;
@@ -157,11 +157,11 @@ impl Recounter {
     ///
     /// # Errors
     /// [`Refused`]; [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was corrected stays corrected.
-    pub async fn run(&self, number: u64, order: Order, to: Show, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(&self, number: u64, order: Order, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         let (progress, shown) = watch::channel(Progress { recount: self.name.clone(), ..Progress::default() });
         tokio::select! {
             ran = self.run_showing(number, order, progress, stop) => ran,
-            () = show::show(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::jobs::runner::{self, Outcome};
-use crate::runtime::show::{self, Shown};
+use crate::runtime::progress::{RunProgress, rate};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -130,7 +130,7 @@ pub(super) struct Progress {
     pub reached: u64,
 }
 
-impl Shown for Progress {
+impl RunProgress for Progress {
     const JOB: &'static str = super::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
@@ -139,7 +139,7 @@ impl Shown for Progress {
 
     fn words(&self, elapsed: Duration) -> String {
         let Self { recount, checked, drifted, pending, reached } = self;
-        let rate = show::rate(*checked, elapsed);
+        let rate = rate(*checked, elapsed);
         format!(
             "{recount}: {checked} targets checked, {rate} a second, {drifted} drifted, {pending} to be looked at again, now after {reached}"
         )
@@ -147,7 +147,7 @@ impl Shown for Progress {
 
     fn say(&self, elapsed: Duration) {
         let Self { recount, checked, drifted, pending, reached } = self;
-        let per_second = show::rate(*checked, elapsed);
+        let per_second = rate(*checked, elapsed);
         let words = self.words(elapsed);
         info!(event = "recount-progress", recount, checked, per_second, drifted, pending, reached, "{words}");
     }

@@ -19,9 +19,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::broker::Broker;
 use crate::cache::Cache;
-use crate::config::{self, Config, Live};
+use crate::config::{self, Config, ConfigHandle};
 use crate::model::Micros;
-use crate::runtime::progress::Beat;
+use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::telemetry::status::{Board, Job, Reconciled, Server};
 use crate::store::Store;
@@ -85,7 +85,7 @@ pub type Sight = watch::Receiver<Arc<Observed>>;
 
 /// The task.
 pub struct Observer {
-    live: Live,
+    live: ConfigHandle,
     store: Store,
     cache: Cache,
     queues: Queues,
@@ -98,7 +98,7 @@ pub struct Observer {
 
 impl Observer {
     /// With what it will have seen.
-    pub fn new(live: &Live, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
+    pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
         // What is written while it looks for the first time is in the first point.
         telemetry().pulse.beat((Instant::now(), Micros::now()), telemetry().committed.get(), telemetry().lag.get(), None);
         let (sender, sight) = watch::channel(Arc::default());
@@ -117,11 +117,11 @@ impl Observer {
     }
 
     /// Looks until the stop.
-    pub async fn run(mut self, beat: Beat, stop: CancellationToken) -> String {
+    pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) -> String {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
             let began = Instant::now();
-            let config = self.live.now();
+            let config = self.live.current();
             let looked = async {
                 self.look(&config).await;
                 if self.is_up("mysql") && jobs.is_over(JOBS_EVERY) {

@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use super::{Board, Job, Partition, Run, Server, State, Status, Wait};
-use crate::runtime::show::spoken;
+use crate::runtime::progress::spoken;
 use table::{Cell, Style, Table};
 
 /// Runs of the reconciler that are shown.

@@ -8,9 +8,9 @@ use super::Config;
 
 /// The configuration, for those who outlive it: each asks for it when it begins something.
 #[derive(Clone, Debug)]
-pub struct Live(watch::Receiver<Arc<Config>>);
+pub struct ConfigHandle(watch::Receiver<Arc<Config>>);
 
-impl Live {
+impl ConfigHandle {
     /// With what puts another one into its place.
     pub fn new(config: Config) -> (watch::Sender<Arc<Config>>, Self) {
         let (sender, receiver) = watch::channel(Arc::new(config));
@@ -18,7 +18,7 @@ impl Live {
     }
 
     /// The one that is in force.
-    pub fn now(&self) -> Arc<Config> {
+    pub fn current(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
 
@@ -30,23 +30,23 @@ impl Live {
         }
     }
 
-    /// What `make` makes of it, kept, for what is asked for with every event: `live.current(Rules::new)`.
-    pub fn current<T>(&self, make: fn(&Config) -> T) -> Current<T> {
+    /// What `make` makes of it, kept, for what is asked for with every event: `live.derive(Rules::new)`.
+    pub fn derive<T>(&self, make: fn(&Config) -> T) -> Derived<T> {
         let mut receiver = self.0.clone();
         let of = Arc::clone(&receiver.borrow_and_update());
-        Current { receiver, make, made: make(&of), of }
+        Derived { receiver, make, made: make(&of), of }
     }
 }
 
 /// Something that is made of the configuration, and made anew after a reload.
-pub struct Current<T> {
+pub struct Derived<T> {
     receiver: watch::Receiver<Arc<Config>>,
     make: fn(&Config) -> T,
     of: Arc<Config>,
     made: T,
 }
 
-impl<T> Current<T> {
+impl<T> Derived<T> {
     /// As of now. While nothing has changed this costs a look at one number.
     pub fn get(&mut self) -> &T {
         // An error: nobody is left who could change it, which says nothing of the last change.
@@ -64,19 +64,19 @@ mod tests {
 
     #[test]
     fn what_is_made_of_the_configuration_follows_it() {
-        let (sender, live) = Live::new(Config::default());
-        let mut bound = live.current(|config| config.daemon.drain_max_s);
-        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (45, 45));
+        let (sender, live) = ConfigHandle::new(Config::default());
+        let mut bound = live.derive(|config| config.daemon.drain_max_s);
+        assert_eq!((*bound.get(), live.current().daemon.drain_max_s), (45, 45));
         let mut next = Config::default();
         next.daemon.drain_max_s = 7;
         sender.send(Arc::new(next)).unwrap();
-        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (7, 7));
-        assert_eq!(*live.current(|config| config.daemon.drain_max_s).get(), 7);
+        assert_eq!((*bound.get(), live.current().daemon.drain_max_s), (7, 7));
+        assert_eq!(*live.derive(|config| config.daemon.drain_max_s).get(), 7);
         let mut last = Config::default();
         last.daemon.drain_max_s = 9;
         sender.send(Arc::new(last)).unwrap();
         drop(sender);
-        assert_eq!((*bound.get(), live.now().daemon.drain_max_s), (9, 9), "also of one that came just before the end");
+        assert_eq!((*bound.get(), live.current().daemon.drain_max_s), (9, 9), "also of one that came just before the end");
         assert_eq!(*bound.get(), 9);
     }
 }
