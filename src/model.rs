@@ -66,7 +66,7 @@ pub struct Addition {
 }
 
 /// One of a target's numbers.
-pub type Number = (Target, Metric);
+pub type CounterKey = (Target, Metric);
 
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ use super::keys::KindNames;
 use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
@@ -43,7 +43,7 @@ pub struct Size {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
     /// Which number.
-    pub number: Number,
+    pub number: CounterKey,
     /// What is added.
     pub delta: i64,
     /// Whether it may take the number below zero.
@@ -92,7 +92,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn sample(&self, kinds: &KindNames, numbers: &[Number]) -> Result<Vec<Option<Sample>>> {
+    pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
             .iter()
@@ -134,7 +134,7 @@ impl Cache {
         &self,
         kind: &str,
         bucket: u32,
-        numbers: impl Iterator<Item = (usize, Number)>,
+        numbers: impl Iterator<Item = (usize, CounterKey)>,
     ) -> (Call, Vec<(usize, usize, Metric)>) {
         let key = self.keys.counters(kind, bucket);
         let mut members: Vec<(usize, usize, Metric)> = Vec::new();
@@ -162,7 +162,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: which of them ran is unknown, and each was added at most once.
-    pub async fn repair(&self, kinds: &KindNames, pass: u64, repairs: &[Repair]) -> Result<Vec<(Number, Repaired)>> {
+    pub async fn repair(&self, kinds: &KindNames, pass: u64, repairs: &[Repair]) -> Result<Vec<(CounterKey, Repaired)>> {
         const ACTION: &str = "repair counters";
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {
@@ -266,7 +266,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away.
-    pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<Number>> {
+    pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
         for bucket in buckets {

@@ -10,7 +10,7 @@ use super::keys::LOADED;
 use super::layout::Loaded;
 use super::{Cache, Call, LOAD, Result, text, unexpected};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Buckets that are marked at once: a load keeps 16 bytes of each.
 const BUCKETS_MAX: u32 = 1 << 22;
@@ -23,7 +23,7 @@ pub struct Lost {
     /// When each bucket from there on was marked, by Redis' clock; none of those that somebody has loaded.
     pub cuts: Vec<Option<NonZeroI64>>,
     /// What they held at their cuts, where it was not zero.
-    pub held: HashMap<Number, i64>,
+    pub held: HashMap<CounterKey, i64>,
 }
 
 impl Lost {

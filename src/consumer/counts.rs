@@ -9,7 +9,7 @@ use super::batch::{Received, distinct, entry, sums};
 use super::flush::Writer;
 use super::settle::{Settled, newest, settle};
 use crate::event::CountEvent;
-use crate::model::Number;
+use crate::model::CounterKey;
 use crate::store::StoreError;
 use crate::store::ledger::{self, Entry};
 use crate::store::likes::Difference;
@@ -69,15 +69,15 @@ impl Writer {
     async fn settle(
         &self,
         tx: &mut MySqlConnection,
-        sets: BTreeMap<Number, LastSet>,
+        sets: BTreeMap<CounterKey, LastSet>,
         counts: Vec<CountEvent>,
     ) -> Result<(Settled, Vec<Difference>), StoreError> {
         let counted = counts.iter().map(|count| (count.target, count.metric));
-        let numbers: BTreeSet<Number> = sets.keys().copied().chain(counted).collect();
+        let numbers: BTreeSet<CounterKey> = sets.keys().copied().chain(counted).collect();
         if numbers.is_empty() {
             return Ok((Settled::default(), Vec::new()));
         }
-        let numbers: Vec<Number> = numbers.into_iter().collect();
+        let numbers: Vec<CounterKey> = numbers.into_iter().collect();
         let known = sets::lock(tx, &numbers).await?;
         let settled = settle(&sets, counts, &known);
         let standing = sets::standing(tx, &settled.won).await?;

@@ -8,7 +8,7 @@ use sqlx::MySqlConnection;
 
 use super::flush::Writer;
 use crate::config::Writes;
-use crate::model::{Micros, Number};
+use crate::model::{Micros, CounterKey};
 use crate::store::likes::Difference;
 use crate::store::{StoreError, sightings};
 
@@ -16,9 +16,9 @@ use crate::store::{StoreError, sightings};
 const KEPT_MAX: usize = 1_000;
 
 /// Differences that are older than that, of numbers that API servers count in Redis, sorted by key.
-fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<Number> {
+fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<CounterKey> {
     let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
-    let mut late: Vec<Number> =
+    let mut late: Vec<CounterKey> =
         differences.iter().filter(is_late).map(|it| (it.target, it.metric)).take(KEPT_MAX).collect();
     late.sort_unstable();
     late
@@ -40,7 +40,7 @@ impl Writer {
         // A backlog is as old. But a run lists all since the one before it, and none has begun meanwhile.
         let Some(began) = sightings::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
-        let late: Vec<(Number, i64)> = late.into_iter().map(|number| (number, 0)).collect();
+        let late: Vec<(CounterKey, i64)> = late.into_iter().map(|number| (number, 0)).collect();
         sightings::keep(tx, &late).await?;
         Ok(())
     }

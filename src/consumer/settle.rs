@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
-use crate::model::{Micros, Number};
+use crate::model::{Micros, CounterKey};
 use crate::store::likes::Difference;
 use crate::store::sets::{LastSet, Standing};
 
@@ -15,14 +15,14 @@ use crate::store::sets::{LastSet, Standing};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     /// The sets that are newer than the one before, sorted by key.
-    pub won: Vec<(Number, LastSet)>,
+    pub won: Vec<(CounterKey, LastSet)>,
     /// The counts that no set has made void, in the order of the ledger.
     pub live: Vec<CountEvent>,
 }
 
 /// The newest of each number's sets. Of two with the same `at` the larger value wins, so that the outcome doesn't depend on the
 /// order of arrival.
-pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<Number, LastSet> {
+pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
     for SetEvent { target, metric, value, at } in sets {
         let set = LastSet { at, value };
@@ -34,12 +34,12 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<Number, LastSet>
 
 /// Which events hold, where `known` says what each number was set to before.
 pub fn settle(
-    sets: &BTreeMap<Number, LastSet>,
+    sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
-    known: &HashMap<Number, LastSet>,
+    known: &HashMap<CounterKey, LastSet>,
 ) -> Settled {
-    let is_newer = |(number, set): &(&Number, &LastSet)| known.get(*number).is_none_or(|last| *set > last);
-    let won: Vec<(Number, LastSet)> = sets.iter().filter(is_newer).map(|(number, set)| (*number, *set)).collect();
+    let is_newer = |(number, set): &(&CounterKey, &LastSet)| known.get(*number).is_none_or(|last| *set > last);
+    let won: Vec<(CounterKey, LastSet)> = sets.iter().filter(is_newer).map(|(number, set)| (*number, *set)).collect();
     counts.retain(|count| {
         let number = (count.target, count.metric);
         let last = known.get(&number).max(sets.get(&number));
@@ -51,8 +51,8 @@ pub fn settle(
 impl Settled {
     /// What `counter` gains or loses, sorted by key, where `standing` says what the numbers that are set were before. None
     /// where a difference is more than 64 bits hold.
-    pub fn differences(&self, standing: &HashMap<Number, Standing>) -> Option<Vec<Difference>> {
-        let mut gains: BTreeMap<Number, (i128, Micros)> = BTreeMap::new();
+    pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
+        let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {
             let Standing { counted, since, .. } = standing.get(number).copied().unwrap_or_default();
             gains.insert(*number, (i128::from(set.value) + since - counted, set.at));
@@ -61,7 +61,7 @@ impl Settled {
             let gain = gains.entry((*target, *metric)).or_insert((0, *at));
             *gain = (gain.0 + i128::from(*delta), gain.1.max(*at));
         }
-        let difference = |((target, metric), (delta, at)): (Number, (i128, Micros))| {
+        let difference = |((target, metric), (delta, at)): (CounterKey, (i128, Micros))| {
             Some(Difference { target, metric, delta: i64::try_from(delta).ok()?, at })
         };
         gains.into_iter().map(difference).collect()
@@ -82,10 +82,10 @@ mod tests {
     /// The tables, written as the consumer writes them.
     #[derive(Default)]
     struct Tables {
-        counter: BTreeMap<Number, (i64, Micros)>,
+        counter: BTreeMap<CounterKey, (i64, Micros)>,
         ledger: HashSet<crate::store::ledger::Entry>,
-        number_set: HashMap<Number, LastSet>,
-        recent: BTreeMap<(Number, Micros, EventId), i64>,
+        number_set: HashMap<CounterKey, LastSet>,
+        recent: BTreeMap<(CounterKey, Micros, EventId), i64>,
     }
 
     impl Tables {
@@ -97,14 +97,14 @@ mod tests {
             let sets =
                 newest(events.iter().filter_map(|event| if let Event::Set(set) = event { Some(*set) } else { None }));
             let settled = settle(&sets, counts, &self.number_set);
-            let standing = |(number, set): &(Number, LastSet)| {
+            let standing = |(number, set): &(CounterKey, LastSet)| {
                 let counter = self.counter.get(number);
                 let counted = i128::from(counter.map_or(0, |(value, _)| *value));
-                let after = |((of, at, _), _): &(&(Number, Micros, EventId), &i64)| of == number && *at > set.at;
+                let after = |((of, at, _), _): &(&(CounterKey, Micros, EventId), &i64)| of == number && *at > set.at;
                 let since = self.recent.iter().filter(after).map(|(_, delta)| i128::from(*delta)).sum();
                 (*number, Standing { counted, since, update_at: counter.map(|(_, at)| *at) })
             };
-            let standing: HashMap<Number, Standing> = settled.won.iter().map(standing).collect();
+            let standing: HashMap<CounterKey, Standing> = settled.won.iter().map(standing).collect();
             for Difference { target, metric, delta, at } in settled.differences(&standing).expect("small numbers") {
                 let counter = self.counter.entry((target, metric)).or_insert((0, at));
                 *counter = (counter.0 + delta, counter.1.max(at));
@@ -113,12 +113,12 @@ mod tests {
             self.recent.extend(settled.live.iter().map(|it| (((it.target, it.metric), it.at, it.id), it.delta)));
         }
 
-        fn values(&self) -> BTreeMap<Number, i64> {
+        fn values(&self) -> BTreeMap<CounterKey, i64> {
             self.counter.iter().map(|(number, (value, _))| (*number, *value)).filter(|(_, value)| *value != 0).collect()
         }
     }
 
-    fn number_of(event: &Event) -> Number {
+    fn number_of(event: &Event) -> CounterKey {
         match event {
             Event::Like(event) => (event.target, Metric(1)),
             Event::Count(event) => (event.target, event.metric),
@@ -127,9 +127,9 @@ mod tests {
     }
 
     /// What the events come to, in whatever order.
-    fn model(events: &[Event]) -> BTreeMap<Number, i64> {
-        let numbers: BTreeSet<Number> = events.iter().map(number_of).collect();
-        let value = |number: &Number| {
+    fn model(events: &[Event]) -> BTreeMap<CounterKey, i64> {
+        let numbers: BTreeSet<CounterKey> = events.iter().map(number_of).collect();
+        let value = |number: &CounterKey| {
             let of = || events.iter().filter(|event| number_of(event) == *number);
             let set = of()
                 .filter_map(|event| if let Event::Set(set) = event { Some((set.at, set.value)) } else { None })

@@ -7,7 +7,7 @@ use sqlx::MySqlConnection;
 use super::flush::Writer;
 use super::settle::Settled;
 use crate::event::{CountEvent, LikeEvent};
-use crate::model::{Metric, Number};
+use crate::model::{Metric, CounterKey};
 use crate::store::likes::{Pair, State};
 use crate::store::watches::{self, Logged};
 use crate::store::{StoreError, partitions};
@@ -16,7 +16,7 @@ use crate::store::{StoreError, partitions};
 #[derive(Default)]
 pub(super) struct Watch {
     number: Option<u64>,
-    numbers: HashSet<Number>,
+    numbers: HashSet<CounterKey>,
 }
 
 impl Watch {

@@ -5,7 +5,7 @@ use sqlx::mysql::MySqlRow;
 
 use super::counters::target;
 use super::{Result, Store, Tried, datetime};
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Where the last page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct ChangedBefore {
     /// The last row's `update_span`.
     pub span: Span,
     /// The last row's number.
-    pub number: Number,
+    pub number: CounterKey,
 }
 
 impl ChangedBefore {

@@ -11,7 +11,7 @@ use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Lent, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// A target's number as MySQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,10 +51,10 @@ impl Store {
     /// MySQL's.
     pub async fn truths(
         &self,
-        numbers: &[Number],
+        numbers: &[CounterKey],
         recounted: Option<Metric>,
         applied: Option<&Marks>,
-    ) -> Result<(HashMap<Number, Truth>, Since)> {
+    ) -> Result<(HashMap<CounterKey, Truth>, Since)> {
         let mut lent = self.lend().await?;
         lent.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
@@ -145,8 +145,8 @@ pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<s
 /// Of `numbers`, sorted by key, those that have a counter.
 pub(super) async fn read_counted(
     connection: &mut MySqlConnection,
-    numbers: &[Number],
-) -> Result<HashMap<Number, Truth>> {
+    numbers: &[CounterKey],
+) -> Result<HashMap<CounterKey, Truth>> {
     const ACTION: &str = "read counters";
     let mut truths = HashMap::with_capacity(numbers.len());
     for (kind, ids) in by_kind(numbers.iter().map(|(target, _)| *target)) {
@@ -175,8 +175,8 @@ pub(super) async fn read_counted(
 async fn recount(
     connection: &mut MySqlConnection,
     like: Metric,
-    numbers: &[Number],
-    truths: &mut HashMap<Number, Truth>,
+    numbers: &[CounterKey],
+    truths: &mut HashMap<CounterKey, Truth>,
 ) -> Result<()> {
     const ACTION: &str = "recount like records";
     let likes = || numbers.iter().filter(|(_, metric)| *metric == like);

@@ -15,7 +15,7 @@ use super::outbox::LAST;
 use super::text::Text;
 use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
-use crate::model::{Metric, Micros, Number};
+use crate::model::{Metric, Micros, CounterKey};
 
 /// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
 ///
 /// # Errors
 /// MySQL's.
-pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<Number>> {
+pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<CounterKey>> {
     const ACTION: &str = "read the watched targets";
     let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
         .bind(watch)

@@ -11,13 +11,13 @@ use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
 use super::{Result, Store, Tried, micros};
 use crate::marks::Marks;
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// One number of `counter`: the sum of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// Which number.
-    pub number: Number,
+    pub number: CounterKey,
     /// `SUM(value)`.
     pub value: i64,
     /// The newest `at` that was applied.

@@ -16,7 +16,7 @@ use super::repairs::{self, Intent};
 use super::{Result, Store, StoreError, Tried, in_shapes, jobs, outbox, sightings};
 use crate::config::Writes;
 use crate::marks::CORRECTIONS;
-use crate::model::{Addition, Kind, Metric, Micros, Number, TargetId};
+use crate::model::{Addition, Kind, Metric, Micros, CounterKey, TargetId};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
@@ -376,7 +376,7 @@ async fn tell_redis(connection: &mut MySqlConnection, writer: Writes, intents: &
             Ok(0)
         }
         Writes::Api => {
-            let seen: Vec<(Number, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
+            let seen: Vec<(CounterKey, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
             sightings::keep(connection, &seen).await
         }
     }

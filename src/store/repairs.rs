@@ -5,13 +5,13 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 use super::{Result, Store, Tried, in_shapes, jobs, placeholders};
-use crate::model::Number;
+use crate::model::CounterKey;
 
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
     /// Which number.
-    pub number: Number,
+    pub number: CounterKey,
     /// The number, as of the cut.
     pub before: i64,
     /// What is added.
@@ -42,13 +42,13 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn note_outcomes(&self, pass: u64, outcomes: &[(Number, &'static str)]) -> Result<()> {
+    pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
         const ACTION: &str = "note what became of repairs";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             for outcome in ["done", "below-zero", "stale"] {
-                let those: Vec<Number> =
+                let those: Vec<CounterKey> =
                     outcomes.iter().filter(|(_, of)| *of == outcome).map(|(number, _)| *number).collect();
                 for piece in in_shapes(&those) {
                     let sql = format!(

@@ -15,7 +15,7 @@ use super::counters::target;
 use super::ledger::{DAYS, day, partition_of};
 use super::{Result, Tried, micros};
 use crate::event::CountEvent;
-use crate::model::{Metric, Micros, Number};
+use crate::model::{Metric, Micros, CounterKey};
 
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
@@ -47,7 +47,7 @@ pub struct Standing {
 ///
 /// # Errors
 /// MySQL's.
-pub async fn lock(connection: &mut MySqlConnection, numbers: &[Number]) -> Result<HashMap<Number, LastSet>> {
+pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock numbers that are set";
     let mut known = HashMap::with_capacity(numbers.len());
     for piece in numbers.chunks(STATEMENT_ROWS) {
@@ -82,10 +82,10 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[Number]) -> Resul
 /// MySQL's.
 pub async fn standing(
     connection: &mut MySqlConnection,
-    sets: &[(Number, LastSet)],
-) -> Result<HashMap<Number, Standing>> {
+    sets: &[(CounterKey, LastSet)],
+) -> Result<HashMap<CounterKey, Standing>> {
     const ACTION: &str = "read numbers that are set";
-    let mut standing: HashMap<Number, Standing> =
+    let mut standing: HashMap<CounterKey, Standing> =
         sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
     for piece in sets.chunks(ASKED_NUMBERS) {
         // As text: the sum of two slots may be more than 64 bits hold.
@@ -101,10 +101,10 @@ pub async fn standing(
         }
     }
     // Only where something newer than the event was applied: most events come in time.
-    let is_late = |(number, set): &&(Number, LastSet)| {
+    let is_late = |(number, set): &&(CounterKey, LastSet)| {
         standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
     };
-    let late: Vec<(Number, LastSet)> = sets.iter().filter(is_late).copied().collect();
+    let late: Vec<(CounterKey, LastSet)> = sets.iter().filter(is_late).copied().collect();
     for piece in late.chunks(ASKED_NUMBERS) {
         let sql = select_since(piece, &standing);
         for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
@@ -118,8 +118,8 @@ pub async fn standing(
 
 /// Reads what was added to each number after the `at` that it is set at. All of that lies in the days from there to what was
 /// applied last.
-fn select_since<S: BuildHasher>(late: &[(Number, LastSet)], standing: &HashMap<Number, Standing, S>) -> String {
-    let newest = |(number, _): &(Number, LastSet)| standing.get(number).and_then(|it| it.update_at);
+fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
+    let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
     let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
     let last = late.iter().filter_map(newest).map(day).max().unwrap_or(first);
     let partitions: Vec<String> =
@@ -144,7 +144,7 @@ fn select_since<S: BuildHasher>(late: &[(Number, LastSet)], standing: &HashMap<N
 ///
 /// # Errors
 /// MySQL's.
-pub async fn note(connection: &mut MySqlConnection, sets: &[(Number, LastSet)], counts: &[CountEvent]) -> Result<()> {
+pub async fn note(connection: &mut MySqlConnection, sets: &[(CounterKey, LastSet)], counts: &[CountEvent]) -> Result<()> {
     const ACTION: &str = "note what was set and added";
     for piece in sets.chunks(STATEMENT_ROWS) {
         let rows = list(piece.iter(), |sql, ((target, metric), set)| {
@@ -173,7 +173,7 @@ pub async fn note(connection: &mut MySqlConnection, sets: &[(Number, LastSet)], 
 }
 
 /// `(1,42,3),(1,43,3)`
-fn keys<'a>(numbers: impl Iterator<Item = &'a Number>) -> String {
+fn keys<'a>(numbers: impl Iterator<Item = &'a CounterKey>) -> String {
     list(numbers, |sql, (target, metric)| {
         let _ = write!(sql, "({},{},{})", target.kind, target.id, metric.0);
     })
@@ -190,7 +190,7 @@ fn list<T>(rows: impl Iterator<Item = T>, write: impl Fn(&mut String, T)) -> Str
     sql
 }
 
-fn number(row: &MySqlRow) -> std::result::Result<Number, sqlx::Error> {
+fn number(row: &MySqlRow) -> std::result::Result<CounterKey, sqlx::Error> {
     Ok((target(row, 0)?, Metric(row.try_get(2)?)))
 }
 

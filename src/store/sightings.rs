@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::{Result, Store, Tried, in_shapes, micros, placeholders};
-use crate::model::{Metric, Micros, Number};
+use crate::model::{Metric, Micros, CounterKey};
 
 /// Targets that are kept at most: a run looks at half as many first of all.
 const KEPT_MAX: usize = 10_000;
@@ -17,7 +17,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn keep_drift_seen(&self, seen: &[(Number, i64)]) -> Result<u64> {
+    pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| keep(connection, seen)).await
     }
@@ -27,7 +27,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(Number, Micros)>> {
+    pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read which drifts were seen";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {
@@ -37,7 +37,7 @@ impl Store {
                 .await
                 .tried(ACTION)?;
             let read = |row: &MySqlRow| Ok(((target(row, 0)?, Metric(row.try_get(2)?)), micros(row.try_get(3)?)));
-            let mut seen: Vec<(Number, Micros)> =
+            let mut seen: Vec<(CounterKey, Micros)> =
                 rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)?;
             seen.sort_unstable();
             Ok(seen)
@@ -49,7 +49,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn forget_drift_seen(&self, seen: &[(Number, Micros)]) -> Result<()> {
+    pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "forget drifts that were seen";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
         let mut lent = self.lend().await?;
@@ -88,7 +88,7 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
 ///
 /// # Errors
 /// MySQL's.
-pub async fn keep(connection: &mut MySqlConnection, seen: &[(Number, i64)]) -> Result<u64> {
+pub async fn keep(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
     // Those that are there already need no room, and must not be taken for ones that were seen no more.
     for piece in in_shapes(seen) {
         let sql = format!(

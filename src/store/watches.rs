@@ -9,7 +9,7 @@ use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
 use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
 use crate::event::{EventId, LikeEvent};
-use crate::model::{Metric, Micros, Number, UserId};
+use crate::model::{Metric, Micros, CounterKey, UserId};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct WatchedEvent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
     /// Which number.
-    pub number: Number,
+    pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
     /// What was added; none where the number was set.
@@ -35,7 +35,7 @@ pub struct WatchedCount {
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     /// Which number.
-    pub number: Number,
+    pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
     /// The event's id, and what was added; none where the number was set.
@@ -62,10 +62,10 @@ impl Store {
     /// MySQL's.
     pub async fn watched(
         &self,
-        numbers: &[Number],
+        numbers: &[CounterKey],
         watch: u64,
         partitions: u16,
-    ) -> Result<Option<(HashMap<Number, Truth>, Watched)>> {
+    ) -> Result<Option<(HashMap<CounterKey, Truth>, Watched)>> {
         let mut lent = self.lend().await?;
         lent.limit("read watched events", |connection| async move {
             let mut tx = begin_snapshot(connection).await?;
@@ -87,7 +87,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn watch(&self, watch: u64, numbers: &[Number], partitions: u16, seconds: u64) -> Result<()> {
+    pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: u16, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut lent = self.lend().await?;
         lent.limit(ACTION, |connection| async move {

@@ -2,7 +2,7 @@
 
 use tallyd::cache::keys::KindNames;
 use tallyd::event::encode_count;
-use tallyd::model::{Metric, Micros, Number, TargetId, UserId};
+use tallyd::model::{Metric, Micros, CounterKey, TargetId, UserId};
 
 use super::common::{World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
@@ -20,7 +20,7 @@ fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
 }
 
 async fn in_redis(world: &World) -> Vec<i64> {
-    let numbers: Vec<Number> = (1..=TARGETS).map(|id| (target(id), VIEW)).collect();
+    let numbers: Vec<CounterKey> = (1..=TARGETS).map(|id| (target(id), VIEW)).collect();
     let samples = world.cache.sample(&KindNames::new(&world.config.kinds), &numbers).await.unwrap();
     samples.into_iter().map(|sample| sample.unwrap().value).collect()
 }

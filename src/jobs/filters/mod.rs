@@ -75,7 +75,7 @@ use crate::cache::bloom::{self, Shape};
 use crate::cache::keys::KindNames;
 use crate::config::Config;
 use crate::jobs::fence::NotNow;
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
@@ -254,9 +254,9 @@ impl Run<'_> {
             // A number with several slots may stand there twice, or on another page again, where it is right by then.
             let numbers = rows.iter().map(|row| row.number);
             let liked = numbers.filter(|(target, metric)| *metric == on.metric && on.names.get(target.kind).is_some());
-            let liked: Vec<Number> = liked.collect::<BTreeSet<_>>().into_iter().collect();
+            let liked: Vec<CounterKey> = liked.collect::<BTreeSet<_>>().into_iter().collect();
             let (truths, _) = on.store.truths(&liked, None, None).await?;
-            let likes = |number: &Number| truths.get(number).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
+            let likes = |number: &CounterKey| truths.get(number).map_or(0, |truth| truth.counted.max(0).unsigned_abs());
             let pairs: Vec<(Target, u64)> = liked.iter().map(|number| (number.0, likes(number))).collect();
             let near = pairs.into_iter().filter(|(_, likes)| likes.saturating_mul(FAR) >= on.wish.likes_min).collect();
             self.keep(near).await?;

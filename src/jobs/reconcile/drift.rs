@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
-use crate::model::{Metric, Micros, Number, UserId};
+use crate::model::{Metric, Micros, CounterKey, UserId};
 use crate::store::counters::Truth;
 use crate::store::watches::{Watched, WatchedCount, WatchedEvent};
 
@@ -103,7 +103,7 @@ impl Logged {
     }
 
     /// The number as of `cut`, from its value `now`; none where nobody can say.
-    pub fn value_at(&self, number: Number, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
+    pub fn value_at(&self, number: CounterKey, cut: Micros, skew: Duration, now: i64) -> Option<i64> {
         let Watched { likes, counts } = &self.watched;
         if number.1 == self.like {
             value_at(cut, skew, now, of(likes, number.0, |logged| logged.event.target))

@@ -12,7 +12,7 @@ use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
 use crate::marks::Marks;
-use crate::model::{Metric, Number};
+use crate::model::{Metric, CounterKey};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 
@@ -29,9 +29,9 @@ pub(super) struct Look {
 /// One look at numbers, without those that are unknown.
 #[derive(Default)]
 pub(super) struct Looks {
-    pub looks: BTreeMap<Number, Look>,
+    pub looks: BTreeMap<CounterKey, Look>,
     /// What MySQL says of all of them.
-    pub truths: HashMap<Number, Truth>,
+    pub truths: HashMap<CounterKey, Truth>,
 }
 
 impl Run<'_> {
@@ -39,7 +39,7 @@ impl Run<'_> {
     /// none. Like records of the metric `recounted` are counted.
     pub(super) async fn look(
         &mut self,
-        numbers: &[Number],
+        numbers: &[CounterKey],
         grace: Duration,
         recounted: Option<Metric>,
     ) -> Result<Looks> {
@@ -54,7 +54,7 @@ impl Run<'_> {
         let (truths, since) = self.on.store.truths(numbers, recounted, applied.as_ref()).await?;
         let waiting = Waiting::new(since, applied.unwrap_or_default());
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
-        let look = |(number, sample): (Number, Sample)| {
+        let look = |(number, sample): (CounterKey, Sample)| {
             let truth = truths.get(&number).map(|truth| self.as_corrected(number, *truth));
             let verdict = self.judge(number, &sample, truth, &waiting);
             (number, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
@@ -64,7 +64,7 @@ impl Run<'_> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub(super) fn judge(&self, number: Number, sample: &Sample, truth: Option<Truth>, waiting: &Waiting) -> Verdict {
+    pub(super) fn judge(&self, number: CounterKey, sample: &Sample, truth: Option<Truth>, waiting: &Waiting) -> Verdict {
         if self.is_by_daemon(number) {
             judge_waiting(sample, truth, waiting.of(number, &sample.marks))
         } else {
@@ -73,7 +73,7 @@ impl Run<'_> {
     }
 
     /// With what a run that isn't dry would have added to `counter`.
-    fn as_corrected(&self, (target, metric): Number, mut truth: Truth) -> Truth {
+    fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
         if metric == self.on.metrics.like() && truth.rows.is_none() {
             truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
         }
@@ -89,11 +89,11 @@ impl Run<'_> {
     /// within `skew` of the cut stay busy. What the daemon adds to Redis is only looked at again: it was busy because its rows were deleted.
     pub(super) async fn look_watched(
         &mut self,
-        numbers: &[Number],
+        numbers: &[CounterKey],
         grace: Duration,
         skew: Duration,
-    ) -> Result<BTreeMap<Number, Look>> {
-        let (again, watched): (Vec<Number>, Vec<Number>) =
+    ) -> Result<BTreeMap<CounterKey, Look>> {
+        let (again, watched): (Vec<CounterKey>, Vec<CounterKey>) =
             numbers.iter().partition(|number| self.is_by_daemon(**number));
         let mut looks = self.look(&again, grace, None).await?.looks;
         if watched.is_empty() {
@@ -127,13 +127,13 @@ impl Run<'_> {
     }
 
     /// Samples Redis, without what is unknown; none where nothing is left.
-    async fn sample(&mut self, numbers: &[Number]) -> Result<Option<BTreeMap<Number, Sample>>> {
+    async fn sample(&mut self, numbers: &[CounterKey]) -> Result<Option<BTreeMap<CounterKey, Sample>>> {
         let began = Instant::now();
         let samples = self.on.cache.sample(&self.on.names, numbers).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
         let run = self.number;
-        let known = |(number, sample): (&Number, Option<Sample>)| Some((*number, sample?));
-        let samples: BTreeMap<Number, Sample> =
+        let known = |(number, sample): (&CounterKey, Option<Sample>)| Some((*number, sample?));
+        let samples: BTreeMap<CounterKey, Sample> =
             numbers.iter().zip(samples).filter_map(known).filter(|(_, sample)| is_known(sample, run)).collect();
         Ok(if samples.is_empty() { None } else { Some(samples) })
     }

@@ -61,7 +61,7 @@ use crate::cache::keys::KindNames;
 use crate::caution::{Brake, Braked};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
-use crate::model::{Kind, Metric, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
@@ -341,12 +341,12 @@ impl Run<'_> {
     }
 
     /// Whether the daemon adds the number to Redis.
-    fn is_by_daemon(&self, (target, metric): Number) -> bool {
+    fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
         self.on.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
     /// All numbers of targets that are sorted by key.
-    fn numbers(&self, targets: impl IntoIterator<Item = Target>) -> Vec<Number> {
+    fn numbers(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.on.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
     }

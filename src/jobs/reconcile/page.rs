@@ -17,7 +17,7 @@ use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
 use crate::caution::agreed;
 use crate::jobs::fence::NotNow;
-use crate::model::{Micros, Number, Target};
+use crate::model::{Micros, CounterKey, Target};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 use crate::store::jobs::LEASE;
@@ -33,11 +33,11 @@ pub(super) const PENDING_MAX: usize = 10_000;
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 /// Numbers that no look has decided: the drift that one has found; none where all found them busy.
-pub(super) type Pending = BTreeMap<Number, Option<i64>>;
+pub(super) type Pending = BTreeMap<CounterKey, Option<i64>>;
 
 impl Run<'_> {
     /// Looks at one page of numbers that are sorted by key.
-    pub(super) async fn compare(&mut self, numbers: &[Number]) -> Result<()> {
+    pub(super) async fn compare(&mut self, numbers: &[CounterKey]) -> Result<()> {
         // Before the look, which may brake.
         self.report.checked += numbers.len() as u64;
         let Looks { looks, truths } = self.look(numbers, Duration::ZERO, self.recounted()).await?;
@@ -54,7 +54,7 @@ impl Run<'_> {
     }
 
     /// Has the number looked at again.
-    pub(super) fn doubt(&mut self, number: Number, drift: Option<i64>) {
+    pub(super) fn doubt(&mut self, number: CounterKey, drift: Option<i64>) {
         self.pending.insert(number, drift);
     }
 
@@ -76,13 +76,13 @@ impl Run<'_> {
         let (grace, skew) = (self.on.limits.publish_grace.0, self.on.limits.skew());
         // What was counted in Redis before the first look, and published late, has come by the second.
         self.pause(grace).await;
-        let numbers: Vec<Number> = pending.keys().copied().collect();
+        let numbers: Vec<CounterKey> = pending.keys().copied().collect();
         // What is shown of a target that somebody has named is all as of the same look.
         let recounted = self.recounted().filter(|_| self.lists_all);
         let Looks { looks, truths } = self.look(&numbers, grace, recounted).await?;
         self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
         self.correct_counters(&truths).await?;
-        let busy: Vec<Number> = with_busy(&looks).collect();
+        let busy: Vec<CounterKey> = with_busy(&looks).collect();
         self.decide(&pending, &looks).await?;
         for some in busy.chunks(WATCHED_MAX) {
             let looks = self.look_watched(some, grace, skew).await?;
@@ -96,7 +96,7 @@ impl Run<'_> {
     }
 
     /// Repairs those on which a look agrees with an earlier one. What it is the first to find off stays pending.
-    async fn decide(&mut self, pending: &Pending, looks: &BTreeMap<Number, Look>) -> Result<()> {
+    async fn decide(&mut self, pending: &Pending, looks: &BTreeMap<CounterKey, Look>) -> Result<()> {
         let mut seen = BTreeMap::new();
         for (number, look) in looks {
             match (pending.get(number).copied().flatten(), look.verdict) {
@@ -110,7 +110,7 @@ impl Run<'_> {
     }
 
     /// Adds what two looks agree on.
-    async fn repair_agreed(&mut self, first: &BTreeMap<Number, i64>, second: &BTreeMap<Number, Look>) -> Result<()> {
+    async fn repair_agreed(&mut self, first: &BTreeMap<CounterKey, i64>, second: &BTreeMap<CounterKey, Look>) -> Result<()> {
         let mut repairs = Vec::new();
         for (number, look) in second {
             let (Some(first), Verdict::Drift(drift)) = (first.get(number), look.verdict) else { continue };
@@ -141,7 +141,7 @@ impl Run<'_> {
         fault::point("reconcile:agreed");
         let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
         self.brake(largest)?;
-        let deltas: BTreeMap<Number, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
+        let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
         let mut left = Vec::new();
         for (number, result) in self.repair(&repairs, second).await? {
             let (Some(delta), Some(look)) = (deltas.get(&number), second.get(&number)) else { continue };
@@ -161,7 +161,7 @@ impl Run<'_> {
     }
 
     /// Repairs, and notes each: before it is made and after.
-    async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<Number, Look>) -> Result<Vec<(Number, Repaired)>> {
+    async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<CounterKey, Look>) -> Result<Vec<(CounterKey, Repaired)>> {
         let began = Instant::now();
         let pass = self.next_number();
         // Noting them makes the lease last from then: until it ends no other run measures.
@@ -180,7 +180,7 @@ impl Run<'_> {
         fault::point("reconcile:noted");
         let done = self.on.cache.repair(&self.on.names, pass, &repairs).await?;
         fault::point("reconcile:repaired");
-        let outcomes: Vec<(Number, &str)> = done.iter().map(|(number, result)| (*number, result.name())).collect();
+        let outcomes: Vec<(CounterKey, &str)> = done.iter().map(|(number, result)| (*number, result.name())).collect();
         self.on.store.note_outcomes(pass, &outcomes).await?;
         Steps::add(&mut self.report.steps_ms.repair, began.elapsed());
         Ok(done)
@@ -196,7 +196,7 @@ impl Run<'_> {
 
     /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it. What was not recounted has no
     /// rows here.
-    pub(super) async fn correct_counters(&mut self, truths: &HashMap<Number, Truth>) -> Result<()> {
+    pub(super) async fn correct_counters(&mut self, truths: &HashMap<CounterKey, Truth>) -> Result<()> {
         let off: BTreeMap<Target, Intent> = truths
             .iter()
             .filter_map(|(number, Truth { counted, rows, .. })| {
@@ -230,7 +230,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn note_exact(&mut self, number: Number, look: &Look) {
+    fn note_exact(&mut self, number: CounterKey, look: &Look) {
         self.report.exact += 1;
         if self.lists_all {
             self.list(number, look, 0, "exact");
@@ -239,8 +239,8 @@ impl Run<'_> {
 
     /// Numbers that had an event so close to the cut, by a producer's clock, that no look could say which was first: the
     /// next run looks at them first, so that what was compared may be called compared.
-    async fn note_undecided(&mut self, looks: &BTreeMap<Number, Look>) -> Result<()> {
-        let undecided: Vec<(Number, i64)> = with_busy(looks).map(|number| (number, 0)).collect();
+    async fn note_undecided(&mut self, looks: &BTreeMap<CounterKey, Look>) -> Result<()> {
+        let undecided: Vec<(CounterKey, i64)> = with_busy(looks).map(|number| (number, 0)).collect();
         for (number, look) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
             self.report.undecided += 1;
             if self.lists_all {
@@ -251,7 +251,7 @@ impl Run<'_> {
     }
 
     /// The next run looks at them first, and the cut of all others goes on.
-    async fn keep_for_next(&mut self, numbers: &[(Number, i64)]) -> Result<()> {
+    async fn keep_for_next(&mut self, numbers: &[(CounterKey, i64)]) -> Result<()> {
         if numbers.is_empty() || self.report.dry_run {
             return Ok(());
         }
@@ -262,7 +262,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn note_unknown<'a>(&mut self, numbers: impl Iterator<Item = &'a Number>) {
+    pub(super) fn note_unknown<'a>(&mut self, numbers: impl Iterator<Item = &'a CounterKey>) {
         for (target, metric) in numbers {
             self.report.unknown += 1;
             if self.lists_all {
@@ -271,7 +271,7 @@ impl Run<'_> {
         }
     }
 
-    fn list(&mut self, (target, metric): Number, look: &Look, added: i64, verdict: &'static str) {
+    fn list(&mut self, (target, metric): CounterKey, look: &Look, added: i64, verdict: &'static str) {
         // What the truth was at the cut is not known of an undecided one: it is told as of now.
         let drift =
             if let Verdict::Drift(drift) = look.verdict { drift } else { look.sample.value - look.truth.counted };
@@ -293,6 +293,6 @@ impl Run<'_> {
     }
 }
 
-fn with_busy(looks: &BTreeMap<Number, Look>) -> impl Iterator<Item = Number> {
+fn with_busy(looks: &BTreeMap<CounterKey, Look>) -> impl Iterator<Item = CounterKey> {
     looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number)
 }

@@ -10,7 +10,7 @@ use super::Run;
 use super::report::Steps;
 use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
-use crate::model::{Kind, Metric, Number};
+use crate::model::{Kind, Metric, CounterKey};
 use crate::store::counters::Truth;
 use crate::telemetry::telemetry;
 
@@ -75,7 +75,7 @@ impl Run<'_> {
                 let unknown = self.unknown_to_mysql(std::mem::take(&mut numbers)).await?;
                 // A key stays when its number is repaired to zero.
                 let samples = self.on.cache.sample(&self.on.names, &unknown).await?;
-                let counts = |(number, sample): (Number, Option<Sample>)| {
+                let counts = |(number, sample): (CounterKey, Option<Sample>)| {
                     Some(number).filter(|_| sample.is_some_and(|it| it.value != 0))
                 };
                 phantoms.extend(unknown.into_iter().zip(samples).filter_map(counts));
@@ -134,7 +134,7 @@ impl Run<'_> {
         }
     }
 
-    async fn compare_found(&mut self, phantoms: &mut Vec<Number>) -> Result<()> {
+    async fn compare_found(&mut self, phantoms: &mut Vec<CounterKey>) -> Result<()> {
         phantoms.sort_unstable();
         phantoms.dedup();
         self.report.phantoms += phantoms.len() as u64;
@@ -142,7 +142,7 @@ impl Run<'_> {
     }
 
     /// Those of `numbers`, sorted by key, that have neither a counter nor a like record.
-    async fn unknown_to_mysql(&self, mut numbers: Vec<Number>) -> Result<Vec<Number>> {
+    async fn unknown_to_mysql(&self, mut numbers: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
         // Counters first: they are few point reads each, and nearly every number has one.
         for recounted in [None, Some(self.on.metrics.like())] {
             let (truths, _) = self.on.store.truths(&numbers, recounted, None).await?;

@@ -17,7 +17,7 @@ use super::{Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
 use crate::marks::Marks;
-use crate::model::{Kind, Number, Target, TargetId};
+use crate::model::{Kind, CounterKey, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 use crate::store::ranges::{Counted, LAST, Range, Recount};
@@ -56,7 +56,7 @@ impl Run<'_> {
         let (began, rows) = (Instant::now(), range.rows());
         self.slice_left = self.slice_left.saturating_sub(rows);
         self.listed += rows;
-        let numbers: Vec<Number> = range.counters.iter().map(|counted| counted.number).collect();
+        let numbers: Vec<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
         let applied = self.applied(numbers.iter().any(|number| self.is_by_daemon(*number))).await?;
         let samples = self.on.cache.sample(&self.on.names, &numbers).await?;
         Steps::add(&mut self.report.steps_ms.sample, began.elapsed());
@@ -77,14 +77,14 @@ impl Run<'_> {
             rows: (counted.number.1 == like).then_some(0),
             update_at: Some(counted.update_at),
         };
-        let mut truths: HashMap<Number, Truth> =
+        let mut truths: HashMap<CounterKey, Truth> =
             recount.counters.iter().map(|counted| (counted.number, truth(counted))).collect();
         for (id, liked) in recount.likes {
             truths.entry((Target { kind, id }, like)).or_default().rows = Some(liked);
         }
         // What the list lacks was new or had no counter: the next look decides.
-        let is_listed = |number: &Number| range.counters.binary_search_by_key(number, |it| it.number).is_ok();
-        let unlisted: Vec<Number> = truths.keys().copied().filter(|number| !is_listed(number)).collect();
+        let is_listed = |number: &CounterKey| range.counters.binary_search_by_key(number, |it| it.number).is_ok();
+        let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|number| !is_listed(number)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
         self.correct_counters(&truths).await?;
         for number in unlisted {

@@ -24,7 +24,7 @@ use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::cache::load::{Lost, Unloaded};
 use crate::config::{Ruled, Writes};
-use crate::model::{Kind, Micros, Number, TargetId};
+use crate::model::{Kind, Micros, CounterKey, TargetId};
 use crate::runtime::fault;
 use crate::store::ranges::{LAST, Range};
 
@@ -52,7 +52,7 @@ struct Loading {
     /// Who loads them.
     run: u64,
     /// What was written since the buckets' cuts.
-    busy: Vec<Number>,
+    busy: Vec<CounterKey>,
 }
 
 impl Loading {
@@ -214,7 +214,7 @@ impl Run<'_> {
 
     /// What the buckets lacked at their cuts of a page, and the numbers of which only a look can say it: those that the daemon adds to Redis are
     /// judged by each bucket's marks, and keys of targets can't be listed by bucket.
-    fn lacking(&self, loading: &mut Loading, range: Range) -> (Vec<Repair>, Vec<Number>) {
+    fn lacking(&self, loading: &mut Loading, range: Range) -> (Vec<Repair>, Vec<CounterKey>) {
         let (mut repairs, mut looked) = (Vec::new(), Vec::new());
         let (keys, skew) = (&self.on.cache.keys, self.on.limits.skew());
         for counted in range.counters {
@@ -236,7 +236,7 @@ impl Run<'_> {
     }
 
     /// Adds what numbers lack by a sample of their own. Those that are written meanwhile are busy.
-    async fn load_looked(&mut self, loading: &mut Loading, numbers: &[Number]) -> Result<()> {
+    async fn load_looked(&mut self, loading: &mut Loading, numbers: &[CounterKey]) -> Result<()> {
         let looks = self.look(numbers, Duration::ZERO, None).await?.looks;
         loading.busy.extend(looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number));
         self.add(loading, &self.missing(&looks)).await
@@ -276,8 +276,8 @@ impl Run<'_> {
     }
 
     /// What numbers lack that a look could judge.
-    fn missing(&self, looks: &BTreeMap<Number, Look>) -> Vec<Repair> {
-        let missing = |(number, look): (&Number, &Look)| match look.verdict {
+    fn missing(&self, looks: &BTreeMap<CounterKey, Look>) -> Vec<Repair> {
+        let missing = |(number, look): (&CounterKey, &Look)| match look.verdict {
             Verdict::Drift(drift) if drift != 0 => {
                 Some(self.adding(*number, look.sample.value, -drift, look.sample.loaded))
             }
@@ -336,7 +336,7 @@ impl Run<'_> {
     /// What is added to a number, which was `sampled`. It may pass below zero where the daemon counts it, because events
     /// come in another order than they happened, and where MySQL has it there. Otherwise it would only by what was taken away since: measure again.
     /// No deadline: a run that takes a load over changes the state of its buckets.
-    pub(super) fn adding(&self, number: Number, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
+    pub(super) fn adding(&self, number: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
         let Ruled { writer, below_zero, .. } = self.on.rules.of(number.0.kind, number.1);
         // Of likes there are never less than none: where `counter` says so, it is wrong.
         let is_below = number.1 != self.on.metrics.like() && sampled.saturating_add(delta) < 0;

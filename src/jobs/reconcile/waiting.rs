@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use crate::marks::Marks;
-use crate::model::{Addition, Number};
+use crate::model::{Addition, CounterKey};
 use crate::store::outbox::Since;
 
 /// Rows that no sample of a page had, and some that they had.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     /// By number: a row's partition and place in its outbox, and what it adds.
-    additions: HashMap<Number, Vec<(u16, u64, i64)>>,
+    additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these are deleted.
     pruned: Marks,
     /// Rows up to these were in Redis before it was sampled, whatever a bucket's marks say: they stand in none that the row has nothing for, and
@@ -25,7 +25,7 @@ pub(super) struct Waiting {
 impl Waiting {
     /// What followed `applied`, which was read before the sample.
     pub fn new(since: Since, applied: Marks) -> Self {
-        let mut additions: HashMap<Number, Vec<_>> = HashMap::new();
+        let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
         for row in since.rows {
             for Addition { target, metric, delta } in row.additions {
                 additions.entry((target, metric)).or_default().push((row.partition, row.number, delta));
@@ -35,7 +35,7 @@ impl Waiting {
     }
 
     /// What a sample of the number lacks whose bucket had `marks`; none where rows are deleted that would tell.
-    pub fn of(&self, number: Number, marks: &Marks) -> Option<i64> {
+    pub fn of(&self, number: CounterKey, marks: &Marks) -> Option<i64> {
         let had = |partition| marks.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
             return None;

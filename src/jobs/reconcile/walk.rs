@@ -12,7 +12,7 @@ use super::page::PENDING_MAX;
 use super::range::read_range;
 use super::report::{Report, Steps};
 use super::{JOB, Mode, Run};
-use crate::model::{Kind, Micros, Number, Target, TargetId};
+use crate::model::{Kind, Micros, CounterKey, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
 use crate::store::ranges::Range;
@@ -57,7 +57,7 @@ impl Run<'_> {
     }
 
     /// Compares `numbers`, sorted by key, to the end.
-    pub(super) async fn compare_these(&mut self, numbers: &[Number]) -> Result<()> {
+    pub(super) async fn compare_these(&mut self, numbers: &[CounterKey]) -> Result<()> {
         let mut rest = numbers;
         while !rest.is_empty() && !self.is_over() {
             let (page, after) = rest.split_at(rest.len().min(self.pace.page()));
@@ -104,9 +104,9 @@ impl Run<'_> {
     }
 
     /// Compares what changed, after what was kept for this run; gives the latter.
-    async fn compare_changed_since(&mut self, start: Micros) -> Result<Vec<(Number, Micros)>> {
+    async fn compare_changed_since(&mut self, start: Micros) -> Result<Vec<(CounterKey, Micros)>> {
         let seen = self.on.store.drift_seen(SEEN_MAX).await?;
-        let first: Vec<Number> = seen.iter().map(|(number, _)| *number).collect();
+        let first: Vec<CounterKey> = seen.iter().map(|(number, _)| *number).collect();
         // Not settled by themselves: what is off of them is few of all that is compared, or too much.
         for page in first.chunks(self.pace.page()) {
             if self.is_over() {
@@ -120,7 +120,7 @@ impl Run<'_> {
             let rows = self.on.store.changed_numbers(start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
             self.listed += rows.len() as u64;
-            let numbers: BTreeSet<Number> =
+            let numbers: BTreeSet<CounterKey> =
                 rows.iter().map(|row| row.number).filter(|it| first.binary_search(it).is_err()).collect();
             self.compare_paced(&numbers.into_iter().collect::<Vec<_>>()).await?;
             let Some(last) = rows.last().filter(|_| rows.len() == limit) else { break };
@@ -270,13 +270,13 @@ impl Run<'_> {
     async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
         let (kind, mut after, until, mut ended) = (range.kind, range.after, range.until, false);
         let like = self.on.metrics.like();
-        let mut without: BTreeSet<Number> = range.counters.iter().map(|counted| counted.number).collect();
+        let mut without: BTreeSet<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
         while !ended && !self.is_over() {
             let limit = self.pace.page().min(PENDING_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
             ended = liked.len() < limit;
             after = liked.last().copied().unwrap_or(after);
-            let numbers: Vec<Number> = liked.into_iter().map(|id| (Target { kind, id }, like)).collect();
+            let numbers: Vec<CounterKey> = liked.into_iter().map(|id| (Target { kind, id }, like)).collect();
             without.retain(|number| numbers.binary_search(number).is_err());
             self.compare_paced(&numbers).await?;
         }
@@ -285,7 +285,7 @@ impl Run<'_> {
     }
 
     /// Compares one page when the servers have time for it.
-    async fn compare_paced(&mut self, page: &[Number]) -> Result<()> {
+    async fn compare_paced(&mut self, page: &[CounterKey]) -> Result<()> {
         // Somebody waits for an answer about a few targets.
         if !self.lists_all {
             self.wait().await?;
