@@ -62,7 +62,7 @@ pub async fn noop(config: &Config) -> Result<()> {
 pub async fn floor(config: &Config, events: impl Iterator<Item = LikeEvent>) -> Result<()> {
     let events: Vec<LikeEvent> = events.collect();
     let store = Store::new(&config.mysql, 1)?;
-    let mut lent = store.lend().await?;
+    let mut lent = store.acquire().await?;
     say_consuming();
     for batch in events.chunks(config.consumer.batch_events_max) {
         lent.limit("write a batch", |connection| write_batch(connection, batch)).await?;

@@ -228,7 +228,7 @@ impl Writer {
     pub async fn release(&self) {
         let Some(epoch) = self.epoch else { return };
         let released = async {
-            let mut lent = self.store.lend().await?;
+            let mut lent = self.store.acquire().await?;
             lent.limit("release the partition", |connection| {
                 partitions::release_partition(connection, self.partition, epoch)
             })

@@ -220,7 +220,7 @@ impl Partition {
         if self.reads_first.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let mut lent = self.store.lend().await?;
+        let mut lent = self.store.acquire().await?;
         let exact = lent.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await?;
         if !exact {
             self.reads_first.store(true, Ordering::Relaxed);

@@ -30,7 +30,7 @@ impl Writer {
     pub(super) async fn transact(&mut self, batch: &Batch) -> Result<Found, StoreError> {
         self.beat.beat();
         let mut steps = Steps::begin();
-        let mut lent = self.store.lend().await?;
+        let mut lent = self.store.acquire().await?;
         steps.end("lend");
         self.beat.beat();
         let found = lent.limit("write a batch", |it| self.transact_on(it, batch, &mut steps)).await?;

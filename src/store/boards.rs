@@ -89,8 +89,8 @@ impl Store {
     /// MySQL's.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT board, period FROM leaderboard_period WHERE state IN ('frozen', 'done') \
                  ORDER BY board, period DESC",
@@ -112,8 +112,8 @@ impl Store {
         const ACTION: &str = "list a board's frozen periods";
         const SQL: &str =
             "SELECT period, generation, note FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             sqlx::query_as(SQL).bind(board).fetch_all(connection).await.tried(ACTION)
         })
         .await
@@ -124,8 +124,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read how far a board is", |connection| read_period(connection, at)).await
+        let mut conn = self.acquire().await?;
+        conn.limit("read how far a board is", |connection| read_period(connection, at)).await
     }
 
     /// The latest periods of the board whose names are `like` that, which were frozen; at most `limit` of them, newest first.
@@ -134,8 +134,8 @@ impl Store {
     /// MySQL's.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members, period FROM leaderboard_period \
                  WHERE board = ? AND period LIKE ? ORDER BY frozen_at DESC, period DESC LIMIT ?",
@@ -161,8 +161,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         const ACTION: &str = "read how far a board is";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             let row = read_period(&mut tx, at).await?;
             tx.commit().await.tried(ACTION)?;
@@ -177,8 +177,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn check_archive_run(&self, run: u64) -> Result<()> {
         const ACTION: &str = "check the archiver's lock";
-        let mut lent = self.lend().await?;
-        lent.limit(
+        let mut conn = self.acquire().await?;
+        conn.limit(
             ACTION,
             |connection| async move { begin(connection, run, ACTION).await?.commit().await.tried(ACTION) },
         )
@@ -191,8 +191,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
         const ACTION: &str = "note that a board is frozen";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             sqlx::query(
                 "INSERT INTO leaderboard_period (board, period, state, generation, frozen_at) VALUES (?, ?, ?, ?, ?) \
@@ -267,8 +267,8 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list archives that are to be pruned";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let periods: Vec<String> = sqlx::query_scalar(
                 "SELECT period FROM leaderboard_period AS p WHERE board = ? AND period LIKE ? \
                  AND ((state = 'ended' AND done_at < ?) \
@@ -296,8 +296,8 @@ impl Store {
         at: &BoardPeriod,
         query: Query<'_, MySql, MySqlArguments>,
     ) -> Result<()> {
-        let mut lent = self.lend().await?;
-        lent.limit(action, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(action, |connection| async move {
             let mut tx = begin(connection, run, action).await?;
             query.bind(&at.board).bind(&at.period).execute(&mut *tx).await.tried(action)?;
             tx.commit().await.tried(action)

@@ -45,8 +45,8 @@ impl Store {
     /// MySQL's.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM counter WHERE update_span >= ?")
                 .bind(Span::of(since).0)
                 .fetch_one(connection)
@@ -72,8 +72,8 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<ChangedBefore>> {
         const ACTION: &str = "list changed counters";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             // The span in each branch: the server goes on in the index where the last page ended.
             let rows = sqlx::query(
                 "SELECT CAST(update_span AS UNSIGNED), kind, target_id, metric FROM counter \

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
-use super::{Lent, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
+use super::{Conn, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
@@ -32,8 +32,8 @@ impl Store {
     /// MySQL's.
     pub async fn estimate_counters(&self) -> Result<u64> {
         const ACTION: &str = "estimate the number of counters";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let plan = sqlx::raw_sql("EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM counter")
                 .fetch_one(connection)
                 .await
@@ -55,8 +55,8 @@ impl Store {
         recounted: Option<Metric>,
         applied: Option<&Marks>,
     ) -> Result<(HashMap<CounterKey, Truth>, Since)> {
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
             let mut truths = read_counted(&mut tx, numbers).await?;
             if let Some(like) = recounted {
@@ -80,8 +80,8 @@ impl Store {
     pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, intent: Intent) -> Result<()> {
         let Intent { number: (target, metric), added, .. } = intent;
         const ACTION: &str = "correct a counter";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             jobs::hold(&mut tx, job, run).await?;
             // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
@@ -108,8 +108,8 @@ impl Store {
     /// MySQL's.
     pub async fn fences(&self, job: &'static str, partitions: u16) -> Result<Vec<u64>> {
         const ACTION: &str = "read the fences";
-        let mut lent: Lent = self.lend().await?;
-        let rows: Vec<(u16, u64)> = lent
+        let mut conn: Conn = self.acquire().await?;
+        let rows: Vec<(u16, u64)> = conn
             .limit(ACTION, |connection| async move {
                 check_primary(connection, ACTION).await?;
                 let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);

@@ -12,8 +12,8 @@ impl Store {
     /// MySQL's.
     pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
         const ACTION: &str = "estimate the number of targets";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             // The number of different values in the key's first two columns, which are targets, and in all of them, which are rows.
             let sql = "SELECT CAST(MIN(IF(SEQ_IN_INDEX = 2, CARDINALITY, NULL)) AS UNSIGNED), \
                        CAST(MAX(CARDINALITY) AS UNSIGNED) FROM information_schema.STATISTICS \

@@ -86,8 +86,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
-        let mut lent = self.lend().await?;
-        lent.limit("take the job's lock", |connection| take(connection, job, mode, owner)).await
+        let mut conn = self.acquire().await?;
+        conn.limit("take the job's lock", |connection| take(connection, job, mode, owner)).await
     }
 
     /// Makes the lease last from now.
@@ -95,8 +95,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::TakenOver`] when the lease ran out and another run has begun; MySQL's.
     pub async fn renew_job(&self, job: &str, run: u64) -> Result<()> {
-        let mut lent = self.lend().await?;
-        lent.limit("renew the job's lease", |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit("renew the job's lease", |connection| async move {
             hold(connection, job, run).await?;
             sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
                 .bind(run)
@@ -120,8 +120,8 @@ impl Store {
         cut: Option<Micros>,
         report: &str,
     ) -> Result<()> {
-        let mut lent = self.lend().await?;
-        lent.limit("note the run's end", |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit("note the run's end", |connection| async move {
             sqlx::query("UPDATE job_run SET finished_at = NOW(6), outcome = ?, cut = ?, report = ? WHERE run = ?")
                 .bind(outcome.name())
                 .bind(cut.map(datetime))
@@ -149,8 +149,8 @@ impl Store {
     /// MySQL's.
     pub async fn stamp(&self, run: u64) -> Result<Micros> {
         const ACTION: &str = "note that the run is alive";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             sqlx::query("UPDATE job_run SET heartbeat_at = NOW(6) WHERE run = ?")
                 .bind(run)
                 .execute(&mut *connection)
@@ -166,8 +166,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
-        let mut lent = self.lend().await?;
-        lent.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
+        let mut conn = self.acquire().await?;
+        conn.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
     }
 
     /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has. What is later
@@ -178,8 +178,8 @@ impl Store {
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_scalar(SQL).bind(job).bind(layout).bind(datetime(now));
             let cut: Option<NaiveDateTime> = query.fetch_one(connection).await.tried(ACTION)?;
             Ok(cut.map(micros))
@@ -210,8 +210,8 @@ impl Store {
 
     async fn time_of_run(&self, sql: &'static str, job: &str, mode: &str) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last run";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_scalar(sql).bind(job).bind(mode);
             let time: Option<NaiveDateTime> = query.fetch_optional(connection).await.tried(ACTION)?;
             Ok(time.map(micros))
@@ -229,8 +229,8 @@ impl Store {
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \
                            AND run NOT IN (SELECT run FROM (SELECT MAX(run) AS run FROM job_run \
                                WHERE job = ? AND mode = ? GROUP BY outcome) AS kept) LIMIT 1000";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(SQL).bind(job).bind(mode).bind(keep.as_secs()).bind(job).bind(mode);
             query.execute(connection).await.tried(ACTION).map(drop)
         })

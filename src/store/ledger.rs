@@ -88,8 +88,8 @@ impl Store {
     /// MySQL's, for instance where the account may not ALTER and DROP the tables.
     pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
         const ACTION: &str = "forget which events were applied";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             sqlx::query("UPDATE partition_owner SET ledger_floor = ? WHERE ledger_floor < ?")
                 .bind(floor_s(now, keep))
                 .bind(floor_s(now, keep))

@@ -145,9 +145,9 @@ impl Store {
     ///
     /// # Errors
     /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
-    pub async fn lend(&self) -> Result<Lent> {
+    pub async fn acquire(&self) -> Result<Conn> {
         let connection = self.pool.acquire().await.map_err(|source| self.told(source))?;
-        Ok(Lent { connection, limit: self.transaction_max, broken: false })
+        Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
     /// Says what is wrong with a certificate, in place of the library.
@@ -169,8 +169,8 @@ impl Store {
     /// MySQL is away.
     pub async fn clock(&self) -> Result<(Micros, bool)> {
         const ACTION: &str = "ask MySQL for the time";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             // A word in some versions of MariaDB, a number in all others.
             let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
             let row = sqlx::query(asks).fetch_one(connection).await.tried(ACTION)?;
@@ -189,8 +189,8 @@ impl Store {
     /// MySQL is away.
     pub async fn threads_running(&self) -> Result<u64> {
         const ACTION: &str = "ask MySQL how much it has to do";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let row =
                 sqlx::query("SHOW GLOBAL STATUS LIKE 'Threads_running'").fetch_one(connection).await.tried(ACTION)?;
             let threads: String = row.try_get(1).tried(ACTION)?;
@@ -207,15 +207,15 @@ impl Store {
     }
 }
 
-/// A connection that is lent from the pool.
-pub struct Lent {
+/// A connection that is conn from the pool.
+pub struct Conn {
     connection: PoolConnection<MySql>,
     limit: Duration,
     /// Work was begun and has not ended: a statement may still be running.
     broken: bool,
 }
 
-impl Lent {
+impl Conn {
     /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. Where it doesn't end, by the
     /// timeout or because the caller is dropped, the connection is closed instead of given back.
     ///
@@ -261,7 +261,7 @@ fn spoils<T>(ended: &Result<T>) -> bool {
     ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
 }
 
-/// When a server last said that it is no primary. Connections that are older are closed instead of lent, in every pool: those that only
+/// When a server last said that it is no primary. Connections that are older are closed instead of conn, in every pool: those that only
 /// read would stay on a server that was demoted, and read what is old, for as long as it lets them.
 static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
@@ -283,7 +283,7 @@ fn is_from_before_a_failover(age: Duration) -> bool {
     age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
 }
 
-impl Drop for Lent {
+impl Drop for Conn {
     fn drop(&mut self) {
         if self.broken {
             self.connection.close_on_drop();

@@ -64,8 +64,8 @@ impl Store {
     pub async fn registered(&self, of: Of) -> Result<Vec<Registered>> {
         const ACTION: &str = "read the names of codes";
         let (table, column) = of.table();
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let sql = format!("SELECT {column}, name, removed_at IS NOT NULL FROM {table} ORDER BY {column}");
             let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
             let read = |row: &sqlx::mysql::MySqlRow| {
@@ -87,8 +87,8 @@ impl Store {
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
         const ACTION: &str = "note the name of a code";
         let (table, column) = of.table();
-        let mut lent = self.lend().await?;
-        let done = lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        let done = conn.limit(ACTION, |connection| async move {
             let sql = match noted {
                 Noted::New => format!("INSERT INTO {table} (name, {column}) VALUES (?, ?)"),
                 // The condition is what this rests on.
@@ -125,8 +125,8 @@ impl Store {
     /// MySQL's.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "look for a kind";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let found: i64 = sqlx::query_scalar(
                 "SELECT EXISTS (SELECT 1 FROM like_record WHERE kind = ?) OR EXISTS (SELECT 1 FROM counter WHERE kind = ?)",
             )
@@ -147,7 +147,7 @@ impl Store {
     /// MySQL's.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "look for a metric";
-        let mut lent = self.lend().await?;
+        let mut conn = self.acquire().await?;
         // No time at all would mean any time to both.
         let limit = limit.max(Duration::from_millis(1));
         // The first comment is for MariaDB alone, the second one for MySQL.
@@ -158,7 +158,7 @@ impl Store {
             limit.as_millis(),
             metric.0
         );
-        let found = lent.limit(ACTION, |connection| async move {
+        let found = conn.limit(ACTION, |connection| async move {
             let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(connection).await.tried(ACTION)?;
             Ok(Some(row.is_some()))
         });

@@ -197,8 +197,8 @@ impl Store {
     /// MySQL's.
     pub async fn outbox_ends(&self) -> Result<Vec<End>> {
         const ACTION: &str = "read how far the outbox is";
-        let mut lent = self.lend().await?;
-        let rows = lent
+        let mut conn = self.acquire().await?;
+        let rows = conn
             .limit(ACTION, |connection| async move {
                 let sql = "SELECT `partition`, outbox, owner FROM partition_owner WHERE outbox > 0";
                 sqlx::query(sql).fetch_all(connection).await.tried(ACTION)
@@ -215,7 +215,7 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn outbox_numbers(&self) -> Result<Marks> {
-        self.lend().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
+        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
     }
 
     /// Up to which row each partition's outbox is in Redis, at least.
@@ -223,7 +223,7 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn outbox_applied(&self) -> Result<Marks> {
-        self.lend().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
+        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
     }
 
     /// How many rows are not in Redis yet.
@@ -245,8 +245,8 @@ impl Store {
             return Ok(0);
         }
         let sql = format!("SELECT {}", counts.join(" + "));
-        let mut lent = self.lend().await?;
-        let rows: i64 = lent
+        let mut conn = self.acquire().await?;
+        let rows: i64 = conn
             .limit(ACTION, |connection| async move {
                 sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.tried(ACTION)
             })
@@ -259,8 +259,8 @@ impl Store {
     /// # Errors
     /// MySQL's, or a row that somebody has changed.
     pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
+        let mut conn = self.acquire().await?;
+        conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
     }
 
     /// Notes up to which rows partitions are in Redis.
@@ -278,8 +278,8 @@ impl Store {
              ON DUPLICATE KEY UPDATE applied = GREATEST(applied, VALUES(applied))",
             rows.join(",")
         );
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.tried(ACTION)?;
             Ok(())
         })
@@ -292,8 +292,8 @@ impl Store {
     /// MySQL's.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             let state = "SELECT applied, pruned FROM outbox_state WHERE `partition` = ? FOR UPDATE";
             let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.tried(ACTION)?;

@@ -197,8 +197,8 @@ impl super::Store {
     /// MySQL's.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read who writes the partitions";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows =
                 sqlx::query("SELECT `partition`, owner, epoch, taken_at FROM partition_owner ORDER BY `partition`")
                     .fetch_all(connection)
@@ -218,8 +218,8 @@ impl super::Store {
     /// # Errors
     /// MySQL's.
     pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read how many partitions are in use", read_noted).await
+        let mut conn = self.acquire().await?;
+        conn.limit("read how many partitions are in use", read_noted).await
     }
 
     /// Notes that `partitions` are in use, unless more are, and says how many are. To be called before an event can come to any of them.
@@ -228,8 +228,8 @@ impl super::Store {
     /// MySQL's.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "note how many partitions are in use";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             if let Some(noted) = read_noted(connection).await?.filter(|noted| noted.partitions >= partitions) {
                 return Ok(noted.partitions);
             }

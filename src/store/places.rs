@@ -33,8 +33,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
         const ACTION: &str = "copy a page of a board";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             for sql in places.0 {
                 sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.tried(ACTION)?;
@@ -50,8 +50,8 @@ impl Store {
     /// MySQL's.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let sql = "SELECT MAX(place) FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ?";
             let last: Option<u32> = sqlx::query_scalar(sql)
                 .bind(&at.board)
@@ -72,8 +72,8 @@ impl Store {
     pub async fn trim_places(&self, run: u64, at: &BoardPeriod, copy: u8, after: u64, last: u64) -> Result<u64> {
         const ACTION: &str = "delete places beyond a board's end";
         let until = last.min(after + TRIM_ROWS_MAX);
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             let sql =
                 "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ? AND place BETWEEN ? AND ?";
@@ -98,8 +98,8 @@ impl Store {
     /// MySQL's.
     pub async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count what is before a page";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let (higher, distinct): (i64, i64) = sqlx::query_as(
                 "SELECT COUNT(*), COUNT(DISTINCT score) FROM leaderboard_archive \
                  WHERE board = ? AND period = ? AND copy = ? AND place <= ? AND score > ?",
@@ -129,8 +129,8 @@ impl Store {
         members: usize,
     ) -> Result<Vec<(u64, BoardMember)>> {
         const ACTION: &str = "read an archived board";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT place, member, score FROM leaderboard_archive \
                  WHERE board = ? AND period = ? AND copy = ? AND place > ? ORDER BY place LIMIT ?",

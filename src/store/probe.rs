@@ -40,8 +40,8 @@ impl Store {
     /// MySQL is away.
     pub async fn settings(&self) -> Result<Settings> {
         const ACTION: &str = "read the server's settings";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let row =
                 sqlx::query("SELECT VERSION(), @@max_allowed_packet").fetch_one(connection).await.tried(ACTION)?;
             Ok(Settings {
@@ -59,8 +59,8 @@ impl Store {
     /// # Errors
     /// MySQL is away.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
-        let mut lent = self.lend().await?;
-        lent.limit("try what the account may do", |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit("try what the account may do", |connection| async move {
             let mut missing = Vec::new();
             for table in tables() {
                 missing.extend(missing_of(connection, table).await?);

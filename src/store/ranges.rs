@@ -90,8 +90,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
-        let mut lent = self.lend().await?;
-        lent.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
+        let mut conn = self.acquire().await?;
+        conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
     /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
@@ -101,8 +101,8 @@ impl Store {
     /// MySQL's.
     pub async fn recount_range(&self, range: &Range, applied: Option<&Marks>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let mut tx = begin_snapshot(connection).await?;
             let counters = read_counters(&mut tx, range.kind, (range.after, range.until), usize::MAX >> 1).await?;
             let targets = range.counters.chunk_by(|a, b| a.number.0 == b.number.0).count();
@@ -129,8 +129,8 @@ impl Store {
         limit: usize,
     ) -> Result<Vec<TargetId>> {
         const ACTION: &str = "list targets with like records";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
             // cost grows with the targets, not with the rows.
             let ids: Vec<u64> = sqlx::query_scalar(

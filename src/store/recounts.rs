@@ -74,8 +74,8 @@ impl Store {
     /// # Errors
     /// [`RecountError`].
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<String>> {
-        let mut lent = self.lend().await?;
-        let told = lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        let told = conn.unlimited(|connection| async move {
             let plan = match describe(connection, question).await {
                 Ok(()) => explain(connection, question).await,
                 Err(error) => Err(error),
@@ -96,8 +96,8 @@ impl Store {
         question: &Question,
         until: TargetId,
     ) -> Told<Answer> {
-        let mut lent = self.lend().await?;
-        let read = lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        let read = conn.unlimited(|connection| async move {
             let longest = question.query_max + ANSWER_GRACE;
             match tokio::time::timeout(longest, ask(connection, (kind, metric), question, until)).await {
                 Ok(answer) => part(answer),
@@ -110,7 +110,7 @@ impl Store {
             read => read?.map_err(RecountError::Query),
         };
         // Perhaps the answer goes on, without an end.
-        lent.broken |= read.is_err();
+        conn.broken |= read.is_err();
         read
     }
 
@@ -130,9 +130,9 @@ impl Store {
         const ACTION: &str = "correct counters";
         let mut tries = 1;
         loop {
-            let mut lent = self.lend().await?;
+            let mut conn = self.acquire().await?;
             let corrected =
-                lent.limit(ACTION, |connection| correct(connection, (job, run, pass), metric, writer, intents)).await;
+                conn.limit(ACTION, |connection| correct(connection, (job, run, pass), metric, writer, intents)).await;
             match corrected {
                 Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
                 corrected => return corrected,

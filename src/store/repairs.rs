@@ -28,8 +28,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn note_repairs(&self, job: &str, run: u64, pass: u64, intents: &[Intent]) -> Result<()> {
         const ACTION: &str = "note repairs";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             jobs::hold(&mut tx, job, run).await?;
             insert(&mut tx, run, pass, "redis", None, intents).await?;
@@ -44,8 +44,8 @@ impl Store {
     /// MySQL's.
     pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
         const ACTION: &str = "note what became of repairs";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             for outcome in ["done", "below-zero", "stale"] {
                 let those: Vec<CounterKey> =
@@ -75,8 +75,8 @@ impl Store {
         const ACTION: &str = "forget old repairs";
         let mut pruned = 0;
         loop {
-            let mut lent = self.lend().await?;
-            let rows = lent
+            let mut conn = self.acquire().await?;
+            let rows = conn
                 .limit(ACTION, |connection| async move {
                     sqlx::query("DELETE FROM repair WHERE repaired_at < NOW(6) - INTERVAL ? SECOND LIMIT ?")
                         .bind(keep.as_secs())

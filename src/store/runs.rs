@@ -64,8 +64,8 @@ impl Store {
     /// MySQL's.
     pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
         const ACTION: &str = "read how the last runs ended";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT run, mode, owner, started_at, finished_at, COALESCE(outcome, ''), COALESCE(report, '') FROM job_run \
                  WHERE job = ? AND mode = ? AND finished_at >= ? AND outcome <> 'dry-run' \
@@ -100,8 +100,8 @@ impl Store {
     /// MySQL's.
     pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
         const ACTION: &str = "read which jobs run";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT job_run.job, job_run.mode, job_run.owner, job_run.started_at, job_run.run FROM job_lock \
                  JOIN job_run ON job_run.run = job_lock.run \
@@ -133,8 +133,8 @@ impl Store {
         const ACTION: &str = "read how often Redis was loaded";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
                            AND report LIKE '%\"buckets_loaded\":%' AND report NOT LIKE '%\"buckets_loaded\":0,%'";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let loads: i64 = sqlx::query_scalar(SQL).bind(job).fetch_one(connection).await.tried(ACTION)?;
             Ok(loads.unsigned_abs())
         })
@@ -163,8 +163,8 @@ impl Store {
         unless_done: bool,
     ) -> Result<Option<(u64, String)>> {
         const ACTION: &str = "read how far the last run came";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let row = sqlx::query(
                 "SELECT run, checkpoint FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL \
                  AND (NOT ? OR \
@@ -195,8 +195,8 @@ impl Store {
         const SELECT: &str = "SELECT checkpoint, CAST(TIMESTAMPDIFF(SECOND, \
              COALESCE(finished_at, heartbeat_at, started_at), NOW(6)) AS SIGNED) \
              FROM job_run WHERE job = ? AND mode = ? AND run < ? AND checkpoint IS NOT NULL";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut found = Vec::new();
             for condition in ["", " AND outcome = 'done'"] {
                 let sql = format!("{SELECT}{condition} ORDER BY run DESC LIMIT 1");
@@ -236,8 +236,8 @@ impl Store {
     /// MySQL's.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let row: Option<(String, Option<String>)> = sqlx::query_as(
                 "SELECT layout, also FROM job_run WHERE job = ? AND run < ? AND layout IS NOT NULL ORDER BY run DESC LIMIT 1",
             )
@@ -270,8 +270,8 @@ impl Store {
     /// MySQL's.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_as("SELECT layout, also FROM partition_count WHERE one = 1");
             let row: Option<(Option<String>, Option<String>)> = query.fetch_optional(connection).await.tried(ACTION)?;
             Ok(row.into_iter().flat_map(|(layout, also)| layout.into_iter().chain(also)).collect())
@@ -289,7 +289,7 @@ impl Store {
     }
 
     async fn note_of_run(&self, action: &'static str, sql: Query<'_, MySql, MySqlArguments>) -> Result<()> {
-        let mut lent = self.lend().await?;
-        lent.limit(action, |connection| async move { sql.execute(connection).await.tried(action).map(drop) }).await
+        let mut conn = self.acquire().await?;
+        conn.limit(action, |connection| async move { sql.execute(connection).await.tried(action).map(drop) }).await
     }
 }

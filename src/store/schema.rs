@@ -3,7 +3,7 @@
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
 
-use super::{Lent, Result, Store, Tried};
+use super::{Conn, Result, Store, Tried};
 
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
@@ -43,8 +43,8 @@ impl Store {
     /// # Errors
     /// MySQL is away.
     pub async fn schema(&self) -> Result<Schema> {
-        let mut lent = self.lend().await?;
-        let (applied, floor) = lent
+        let mut conn = self.acquire().await?;
+        let (applied, floor) = conn
             .limit("read the schema's version", async |connection| {
                 Ok((applied(connection).await?, floor(connection).await?))
             })
@@ -57,8 +57,8 @@ impl Store {
     /// # Errors
     /// MySQL is away.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
-        let mut lent: Lent = self.lend().await?;
-        let row = lent
+        let mut conn: Conn = self.acquire().await?;
+        let row = conn
             .limit("read the server's settings", |connection| async move {
                 sqlx::query("SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
                     .fetch_one(connection)

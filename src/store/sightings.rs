@@ -18,8 +18,8 @@ impl Store {
     /// # Errors
     /// MySQL's.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| keep(connection, seen)).await
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| keep(connection, seen)).await
     }
 
     /// Up to `limit` of the numbers that are kept, those that were seen first, sorted by key, with the time at which each
@@ -29,8 +29,8 @@ impl Store {
     /// MySQL's.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read which drifts were seen";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query("SELECT kind, target_id, metric, seen_at FROM drift_seen ORDER BY seen_at LIMIT ?")
                 .bind(limit as u64)
                 .fetch_all(connection)
@@ -52,8 +52,8 @@ impl Store {
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "forget drifts that were seen";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             for piece in in_shapes(seen) {
                 let sql = format!(
                     "DELETE FROM drift_seen WHERE seen_at <= ? AND (kind, target_id, metric) IN ({})",

@@ -56,8 +56,8 @@ impl Store {
     /// MySQL's.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT number, generation, members, began_at, taken_at, board, period FROM leaderboard_snapshot_period \
                  ORDER BY board, period DESC",
@@ -80,8 +80,8 @@ impl Store {
     /// MySQL's.
     pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
         const ACTION: &str = "read how far a snapshot is";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let row = sqlx::query(
                 "SELECT number, generation, members, began_at, taken_at FROM leaderboard_snapshot_period \
                  WHERE board = ? AND period = ?",
@@ -116,8 +116,8 @@ impl Store {
         if members.is_empty() {
             return Ok(());
         }
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             sqlx::raw_sql(AssertSqlSafe(upsert(at, members))).execute(&mut *tx).await.tried(ACTION)?;
             tx.commit().await.tried(ACTION)
@@ -131,8 +131,8 @@ impl Store {
     /// MySQL's.
     pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a snapshot";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let sql = match after {
                 None => {
                     "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ? \
@@ -165,8 +165,8 @@ impl Store {
             hex(at.period.as_bytes()),
             names.join(",")
         );
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
             rows.iter()
                 .map(|row| row.try_get_unchecked(0))
@@ -182,8 +182,8 @@ impl Store {
     /// MySQL's; [`super::StoreError::TakenOver`].
     pub async fn forget_members(&self, run: u64, at: &BoardPeriod, members: &[Vec<u8>]) -> Result<()> {
         const ACTION: &str = "delete members that left a board";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             for piece in in_shapes(members) {
                 let sql = format!(
@@ -223,8 +223,8 @@ impl Store {
     /// MySQL's.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read the best of a snapshot";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ? \
                  ORDER BY primary_value DESC, second_value DESC, member DESC LIMIT ?",
@@ -256,8 +256,8 @@ impl Store {
     /// MySQL's.
     pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list snapshots of archived boards";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::query(
                 "SELECT board, period FROM leaderboard_snapshot_period JOIN leaderboard_period USING (board, period) \
                  WHERE state <> 'frozen' ORDER BY board, period",
@@ -289,8 +289,8 @@ impl Store {
     pub async fn forget_snapshot(&self, run: u64, at: &BoardPeriod, after: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
         const ACTION: &str = "delete a snapshot";
         let page = self.saved_page(at, after, DELETE_ROWS_MAX).await?;
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             let (Some(first), Some(last)) = (page.first(), page.last()) else {
                 sqlx::query("DELETE FROM leaderboard_snapshot_period WHERE board = ? AND period = ?")

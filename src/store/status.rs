@@ -32,8 +32,8 @@ impl Store {
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read what a user likes";
         let kinds = by_kind(targets);
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut clicks = HashMap::new();
             for (kind, ids) in kinds {
                 // Numbers alone: as text any number of ids is one statement that the server need not prepare.
@@ -60,8 +60,8 @@ impl Store {
     pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
         const ACTION: &str = "read counters";
         let kinds = by_kind(targets);
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut numbers = HashMap::new();
             for (kind, ids) in kinds {
                 let sql = format!(
@@ -85,8 +85,8 @@ impl Store {
     /// MySQL's.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read who likes a target";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let users: Vec<u64> = sqlx::query_scalar(
                 "SELECT user_id FROM like_record WHERE kind = ? AND target_id = ? AND user_id > ? AND is_del = 0 \
                  ORDER BY user_id LIMIT ?",

@@ -66,8 +66,8 @@ impl Store {
         watch: u64,
         partitions: u16,
     ) -> Result<Option<(HashMap<CounterKey, Truth>, Watched)>> {
-        let mut lent = self.lend().await?;
-        lent.limit("read watched events", |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit("read watched events", |connection| async move {
             let mut tx = begin_snapshot(connection).await?;
             if !is_watched(&mut tx, watch, partitions).await? {
                 return Ok(None);
@@ -89,8 +89,8 @@ impl Store {
     /// MySQL's.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: u16, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             for piece in in_shapes(numbers) {
                 let sql = format!(
@@ -143,8 +143,8 @@ impl Store {
             let mut rows = UNWATCHED_ROWS;
             while rows == UNWATCHED_ROWS {
                 let query = sqlx::query(sql).bind(next).bind(UNWATCHED_ROWS);
-                let mut lent = self.lend().await?;
-                rows = lent
+                let mut conn = self.acquire().await?;
+                rows = conn
                     .limit(ACTION, |connection| async move { query.execute(connection).await.tried(ACTION) })
                     .await?
                     .rows_affected();

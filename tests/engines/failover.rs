@@ -85,10 +85,10 @@ async fn a_switchover_under_load_loses_and_doubles_nothing_and_leaves_the_old_se
     stage.replica_has_all().await;
     // Of two connections that lead to the old server one will find that out.
     let store = Store::new(&stage.world.config.mysql, 2).unwrap();
-    drop((store.lend().await.unwrap(), store.lend().await.unwrap()));
+    drop((store.acquire().await.unwrap(), store.acquire().await.unwrap()));
     stage.promote().await;
     assert_eq!(store.take_job("archive", "all", "test").await.unwrap_err().number(), Some(1290));
-    let (one, two) = (store.lend().await.unwrap(), store.lend().await.unwrap());
+    let (one, two) = (store.acquire().await.unwrap(), store.acquire().await.unwrap());
     drop((one, two));
     for _ in 0..4 {
         assert!(store.clock().await.unwrap().1, "a connection that leads to the old server is lent");

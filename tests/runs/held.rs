@@ -134,7 +134,7 @@ async fn a_page_of_changed_targets_reads_no_row_of_the_pages_before_it() {
     // One connection: the session counts what it reads.
     let store = Store::new(&world.config.mysql, 1).unwrap();
     let read = async || {
-        let mut lent = store.lend().await.unwrap();
+        let mut lent = store.acquire().await.unwrap();
         let counted = lent.limit("read the session's status", |connection| async move {
             let sql = "SHOW SESSION STATUS LIKE 'Handler_read_prev'";
             let (_, count): (String, String) = sqlx::query_as(sql).fetch_one(connection).await.unwrap();

@@ -81,8 +81,8 @@ impl Store {
         let sql = format!(
             "SELECT {COLUMNS}, LEFT(body, {HEAD_BYTES}), '' FROM dead_letter WHERE {SELECTED} ORDER BY id DESC LIMIT ?"
         );
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(limit);
             letters_of(&query.fetch_all(connection).await.tried(ACTION)?).tried(ACTION)
         })
@@ -102,8 +102,8 @@ impl Store {
             "SELECT {COLUMNS}, body, headers FROM dead_letter WHERE id IN ({}) ORDER BY id",
             comma_separated(ids)
         );
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
             letters_of(&rows).tried(ACTION)
         })
@@ -120,8 +120,8 @@ impl Store {
             "SELECT reason, CAST(SUM(replayed_at IS NULL) AS UNSIGNED), CAST(SUM(replayed_at IS NOT NULL) AS UNSIGNED), \
              MIN(first_seen), MAX(first_seen) FROM dead_letter WHERE {SELECTED} GROUP BY reason ORDER BY reason"
         );
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let rows =
                 selected(sqlx::query(AssertSqlSafe(sql)), selection).fetch_all(connection).await.tried(ACTION)?;
             let total = |row: &MySqlRow| {
@@ -144,8 +144,8 @@ impl Store {
     /// MySQL's.
     pub async fn newest_dead_letter(&self) -> Result<u64> {
         const ACTION: &str = "look for the newest dead letter";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let newest: Option<u64> =
                 sqlx::query_scalar("SELECT MAX(id) FROM dead_letter").fetch_one(connection).await.tried(ACTION)?;
             Ok(newest.unwrap_or(0))
@@ -167,8 +167,8 @@ impl Store {
         let sql = format!(
             "SELECT id, LENGTH(body) FROM dead_letter WHERE {SELECTED} AND id > ? AND id <= ? ORDER BY id LIMIT ?"
         );
-        let mut lent = self.lend().await?;
-        lent.unlimited(|connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(after).bind(until).bind(limit);
             sizes_of(&query.fetch_all(connection).await.tried(ACTION)?).tried(ACTION)
         })
@@ -186,8 +186,8 @@ impl Store {
         }
         let sql =
             format!("SELECT id, LENGTH(body) FROM dead_letter WHERE id IN ({}) ORDER BY id", comma_separated(ids));
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
             sizes_of(&rows).tried(ACTION)
         })
@@ -212,8 +212,8 @@ impl Store {
             comma_separated(&ids),
             pairs.join(", ")
         );
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
             // Rows that were found, whether they changed or not.
             Ok(query.execute(connection).await.tried(ACTION)?.rows_affected())
@@ -231,8 +231,8 @@ impl Store {
             return Ok(0);
         }
         let sql = format!("DELETE FROM dead_letter WHERE {SELECTED} AND id IN ({})", comma_separated(ids));
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)).persistent(false), selection);
             Ok(query.execute(connection).await.tried(ACTION)?.rows_affected())
         })

@@ -79,8 +79,8 @@ impl Store {
     /// MySQL's.
     pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let sql = "SELECT queue, reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL \
                        GROUP BY queue, reason";
             sqlx::query_as(sql).fetch_all(connection).await.tried(ACTION)
@@ -94,8 +94,8 @@ impl Store {
     /// MySQL's.
     pub async fn may_keep_dead_letters(&self) -> Result<()> {
         const ACTION: &str = "look if dead letters can be kept";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let sql = "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) \
                        SELECT body, headers, reason, error, queue, first_seen FROM dead_letter AS of_none WHERE id = 0 \
                        ON DUPLICATE KEY UPDATE refusals = dead_letter.refusals + 1";
@@ -110,8 +110,8 @@ impl Store {
     /// MySQL's.
     pub async fn keep_dead_letters(&self, letters: &[DeadLetter]) -> Result<()> {
         const ACTION: &str = "keep dead letters";
-        let mut lent = self.lend().await?;
-        lent.limit(ACTION, |connection| async move {
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
             let mut tx = connection.begin().await.tried(ACTION)?;
             keep_dead_letters(&mut tx, letters).await?;
             fault::point("dead:returned-before-commit");
