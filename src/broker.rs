@@ -26,7 +26,7 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 use nodes::{Node, Nodes};
 
 use crate::config::{Amqp, Identity};
-use crate::runtime::tls::{self, Distrust};
+use crate::runtime::tls::{self, TlsFault};
 use crate::telemetry::telemetry;
 
 /// AMQP's number for "kept on disk".
@@ -135,8 +135,8 @@ impl Broker {
     fn told(&self, node: &Node, error: anyhow::Error) -> anyhow::Error {
         let has_certificate = self.config.tls.identity.is_some();
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
-        match Distrust::of(&*error, server) {
-            Some(distrust) => distrust.into(),
+        match TlsFault::of(&*error, server) {
+            Some(fault) => fault.into(),
             // It says why only after the handshake, and then the connection is gone, often with what it said.
             None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(&error) => error.context(format!(
                 "RabbitMQ at {} ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)",

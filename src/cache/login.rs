@@ -9,15 +9,15 @@ use redis::{
 
 use super::link::tcp_settings;
 use crate::config::{Identity, Redis, ServerUrl, Tls};
-use crate::runtime::tls::{self, Distrust};
+use crate::runtime::tls::{self, TlsFault};
 
 /// Redis' port, unless an address says otherwise.
 pub(super) const PORT: u16 = 6_379;
 
-/// What is said before a [`Distrust`].
+/// What is said before a [`TlsFault`].
 const NO_TLS: &str = "no connection by TLS";
 
-/// Whether it is a [`Distrust`].
+/// Whether it is a [`TlsFault`].
 pub(super) fn is_distrust(error: &RedisError) -> bool {
     error.kind() == ErrorKind::AuthenticationFailed && error.to_string().starts_with(NO_TLS)
 }
@@ -87,8 +87,8 @@ impl Login {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();
         let server = tls::Server { name: "Redis", address: &address, section: "redis", has_certificate };
-        match Distrust::of(&error, server) {
-            Some(distrust) => RedisError::from((ErrorKind::AuthenticationFailed, NO_TLS, distrust.to_string())),
+        match TlsFault::of(&error, server) {
+            Some(fault) => RedisError::from((ErrorKind::AuthenticationFailed, NO_TLS, fault.to_string())),
             None => error,
         }
     }

@@ -17,7 +17,7 @@ use crate::app::Servers;
 use crate::cache::CacheError;
 use crate::config::{Config, ConfigError, Problem};
 use crate::model::Micros;
-use crate::runtime::tls::Distrust;
+use crate::runtime::tls::TlsFault;
 use crate::store::StoreError;
 
 /// How far two clocks may be apart before it is said, in microseconds.
@@ -202,7 +202,7 @@ impl fmt::Display for Check {
 fn is_refusal(error: &Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
-            || cause.is::<Distrust>()
+            || cause.is::<TlsFault>()
             || cause
                 .downcast_ref::<CacheError>()
                 .is_some_and(|error| error.is_of_the_configuration() || error.is_refusal())
@@ -214,8 +214,8 @@ fn is_refusal(error: &Error) -> bool {
 /// TLS says that the server is another one than is meant, or the server that we are.
 fn is_distrust(error: &Error) -> bool {
     error.chain().any(|cause| {
-        cause.is::<Distrust>()
-            || matches!(cause.downcast_ref(), Some(StoreError::Distrust(_)))
+        cause.is::<TlsFault>()
+            || matches!(cause.downcast_ref(), Some(StoreError::TlsFault(_)))
             || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_distrust)
     })
 }

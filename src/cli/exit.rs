@@ -8,7 +8,7 @@ use crate::cache::CacheError;
 use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
 use crate::jobs::fence::{NotNow, TooFew};
-use crate::runtime::tls::Distrust;
+use crate::runtime::tls::TlsFault;
 use crate::store::migrate::MigrateError;
 use crate::store::{Fate, StoreError};
 
@@ -49,7 +49,7 @@ pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
                 Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
             )
             || cause.is::<NoAnswer>()
-            || cause.is::<Distrust>()
+            || cause.is::<TlsFault>()
             || cause.is::<NoDaemon>()
             || cause.is::<CacheError>()
             || cause.is::<NotNow>()

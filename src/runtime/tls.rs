@@ -28,7 +28,7 @@ static SYSTEMS: LazyLock<String> = LazyLock::new(|| {
 /// A server that can't be believed to be the one that is meant, or that doesn't believe us.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct Distrust(String);
+pub struct TlsFault(String);
 
 /// A server, as sentences name it.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ pub fn authorities(own: Option<&str>) -> String {
     format!("{}\n{}", own.unwrap_or_default(), *SYSTEMS)
 }
 
-impl Distrust {
+impl TlsFault {
     /// What is wrong; none where the connection failed for another reason.
     pub fn of(error: &(dyn Error + 'static), server: Server<'_>) -> Option<Self> {
         let Server { name, address, section, has_certificate } = server;
@@ -156,7 +156,7 @@ mod tests {
         let server = Server { name: "Redis", address: "db:1", section: "redis", has_certificate: false };
         let said = |error: rustls::Error| {
             let outer = io::Error::other(io::Error::new(io::ErrorKind::InvalidData, error));
-            Distrust::of(&outer, server).unwrap().to_string()
+            TlsFault::of(&outer, server).unwrap().to_string()
         };
         assert_eq!(
             said(CertificateError::UnknownIssuer.into()),
@@ -167,6 +167,6 @@ mod tests {
             said(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))
                 .contains("set [redis] tls_cert_file")
         );
-        assert!(Distrust::of(&io::Error::other("no"), server).is_none());
+        assert!(TlsFault::of(&io::Error::other("no"), server).is_none());
     }
 }

@@ -6,7 +6,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
 
-use super::{Result, Store, Tried, datetime, jobs, micros};
+use super::{Result, Store, Context, datetime, jobs, micros};
 use crate::model::{BoardPeriod, Freeze, Micros};
 
 /// The job whose lock fences the archive.
@@ -97,9 +97,9 @@ impl Store {
             )
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| Ok(BoardPeriod { board: row.try_get(0)?, period: row.try_get(1)? });
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -114,7 +114,7 @@ impl Store {
             "SELECT period, generation, note FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            sqlx::query_as(SQL).bind(board).fetch_all(connection).await.tried(ACTION)
+            sqlx::query_as(SQL).bind(board).fetch_all(connection).await.context(ACTION)
         })
         .await
     }
@@ -145,12 +145,12 @@ impl Store {
             .bind(limit as u64)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| {
                 let at = BoardPeriod { board: board.to_owned(), period: row.try_get(10)? };
                 Ok((at, read_row(row)?))
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -165,7 +165,7 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             let row = read_period(&mut tx, at).await?;
-            tx.commit().await.tried(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             Ok(row)
         })
         .await
@@ -180,7 +180,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(
             ACTION,
-            |connection| async move { begin(connection, run, ACTION).await?.commit().await.tried(ACTION) },
+            |connection| async move { begin(connection, run, ACTION).await?.commit().await.context(ACTION) },
         )
         .await
     }
@@ -205,8 +205,8 @@ impl Store {
             .bind(datetime(now))
             .execute(&mut *tx)
             .await
-            .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
+            .context(ACTION)?;
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -282,7 +282,7 @@ impl Store {
             .bind(limit as u64)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(periods.into_iter().map(|period| BoardPeriod { board: board.to_owned(), period }).collect())
         })
         .await
@@ -299,8 +299,8 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(action, |connection| async move {
             let mut tx = begin(connection, run, action).await?;
-            query.bind(&at.board).bind(&at.period).execute(&mut *tx).await.tried(action)?;
-            tx.commit().await.tried(action)
+            query.bind(&at.board).bind(&at.period).execute(&mut *tx).await.context(action)?;
+            tx.commit().await.context(action)
         })
         .await
     }
@@ -312,7 +312,7 @@ pub(super) async fn begin<'c>(
     run: u64,
     action: &'static str,
 ) -> Result<Transaction<'c, MySql>> {
-    let mut tx = connection.begin().await.tried(action)?;
+    let mut tx = connection.begin().await.context(action)?;
     jobs::hold(&mut tx, JOB, run).await?;
     Ok(tx)
 }
@@ -327,8 +327,8 @@ async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Resu
     .bind(&at.period)
     .fetch_optional(connection)
     .await
-    .tried(ACTION)?;
-    row.as_ref().map(read_row).transpose().tried(ACTION)
+    .context(ACTION)?;
+    row.as_ref().map(read_row).transpose().context(ACTION)
 }
 
 /// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members`.

@@ -4,7 +4,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::counters::target;
-use super::{Result, Store, Tried, datetime};
+use super::{Result, Store, Context, datetime};
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Where the last page ended.
@@ -51,7 +51,7 @@ impl Store {
                 .bind(Span::of(since).0)
                 .fetch_one(connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             Ok(rows.unsigned_abs())
         })
         .await
@@ -88,11 +88,11 @@ impl Store {
             let rows = rows.bind(span).bind(kind.0);
             let rows = rows.bind(span).bind(kind.0).bind(id.0);
             let rows = rows.bind(span).bind(kind.0).bind(id.0).bind(metric.0);
-            let rows = rows.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
+            let rows = rows.bind(limit as u64).fetch_all(connection).await.context(ACTION)?;
             let read = |row: &MySqlRow| {
                 Ok(ChangedBefore { span: Span(row.try_get(0)?), number: (target(row, 1)?, Metric(row.try_get(3)?)) })
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
-use super::{Conn, Result, Store, StoreError, Tried, in_shapes, jobs, micros, placeholders};
+use super::{Conn, Result, Store, StoreError, Context, in_shapes, jobs, micros, placeholders};
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
@@ -37,8 +37,8 @@ impl Store {
             let plan = sqlx::raw_sql("EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM counter")
                 .fetch_one(connection)
                 .await
-                .tried(ACTION)?;
-            let rows: Option<u64> = plan.try_get_unchecked("rows").tried(ACTION)?;
+                .context(ACTION)?;
+            let rows: Option<u64> = plan.try_get_unchecked("rows").context(ACTION)?;
             Ok(rows.unwrap_or(0))
         })
         .await
@@ -66,7 +66,7 @@ impl Store {
                 Some(applied) => outbox::read_since(&mut tx, applied).await?,
                 None => Since::default(),
             };
-            tx.commit().await.tried("read counters")?;
+            tx.commit().await.context("read counters")?;
             Ok((truths, since))
         })
         .await
@@ -82,7 +82,7 @@ impl Store {
         const ACTION: &str = "correct a counter";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             jobs::hold(&mut tx, job, run).await?;
             // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
             sqlx::query(
@@ -95,9 +95,9 @@ impl Store {
             .bind(added)
             .execute(&mut *tx)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             repairs::note_corrections(&mut tx, run, pass, &[intent]).await?;
-            tx.commit().await.tried(ACTION)
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -113,7 +113,7 @@ impl Store {
             .limit(ACTION, |connection| async move {
                 check_primary(connection, ACTION).await?;
                 let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);
-                query.fetch_all(connection).await.tried(ACTION)
+                query.fetch_all(connection).await.context(ACTION)
             })
             .await?;
         let mut fences = vec![0; usize::from(partitions)];
@@ -130,14 +130,14 @@ impl Store {
 async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
     // A word in some versions of MariaDB, a number in all others.
     let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
-    let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.tried(action)?;
+    let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.context(action)?;
     if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }
 }
 
 pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
     const ACTION: &str = "begin a snapshot";
-    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.tried(ACTION)?;
-    let mut tx = connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.tried(ACTION)?;
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.context(ACTION)?;
+    let mut tx = connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.context(ACTION)?;
     check_primary(&mut tx, ACTION).await?;
     Ok(tx)
 }
@@ -158,11 +158,11 @@ pub(super) async fn read_counted(
             );
             let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
             let mut rows = query.fetch(&mut *connection);
-            while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-                let number = (target, Metric(row.try_get(1).tried(ACTION)?));
-                let update_at = micros(row.try_get::<NaiveDateTime, _>(3).tried(ACTION)?);
-                let counted = row.try_get(2).tried(ACTION)?;
+            while let Some(row) = rows.try_next().await.context(ACTION)? {
+                let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                let number = (target, Metric(row.try_get(1).context(ACTION)?));
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(3).context(ACTION)?);
+                let counted = row.try_get(2).context(ACTION)?;
                 if numbers.binary_search(&number).is_ok() {
                     truths.insert(number, Truth { counted, rows: None, update_at: Some(update_at) });
                 }
@@ -192,9 +192,9 @@ async fn recount(
             );
             let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
             let mut rows = query.fetch(&mut *connection);
-            while let Some(row) = rows.try_next().await.tried(ACTION)? {
-                let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-                truths.entry((target, like)).or_default().rows = Some(row.try_get(1).tried(ACTION)?);
+            while let Some(row) = rows.try_next().await.context(ACTION)? {
+                let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                truths.entry((target, like)).or_default().rows = Some(row.try_get(1).context(ACTION)?);
             }
         }
     }

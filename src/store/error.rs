@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::model::Micros;
-use crate::runtime::tls::Distrust;
+use crate::runtime::tls::TlsFault;
 
 /// What becomes of the work that an error stopped. Decided once, here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum StoreError {
     OutOfRange(&'static str),
     /// The server can't be believed to be the one that is meant, or doesn't believe us.
     #[error(transparent)]
-    Distrust(#[from] Distrust),
+    TlsFault(#[from] TlsFault),
     /// By how many seconds this machine's clock is ahead of MySQL's.
     #[error("this machine's clock and MySQL's are {0} s apart: one of them is wrong")]
     ClocksApart(i64),
@@ -114,7 +114,7 @@ impl StoreError {
             _ if self.is_lock_timeout() => "1205",
             _ if self.number() == Some(1213) => "1213",
             Self::Sql { source: sqlx::Error::Database(_), .. } => "other",
-            Self::Sql { .. } | Self::Distrust(_) => "connection",
+            Self::Sql { .. } | Self::TlsFault(_) => "connection",
             _ => "other",
         }
     }
@@ -147,12 +147,12 @@ fn is_about_a_row(number: u16) -> bool {
 pub type Result<T> = std::result::Result<T, StoreError>;
 
 /// Says what was tried, where an error is born.
-pub(super) trait Tried<T> {
-    fn tried(self, action: &'static str) -> Result<T>;
+pub(super) trait Context<T> {
+    fn context(self, action: &'static str) -> Result<T>;
 }
 
-impl<T> Tried<T> for std::result::Result<T, sqlx::Error> {
-    fn tried(self, action: &'static str) -> Result<T> {
+impl<T> Context<T> for std::result::Result<T, sqlx::Error> {
+    fn context(self, action: &'static str) -> Result<T> {
         self.map_err(|source| StoreError::Sql { action, source })
     }
 }

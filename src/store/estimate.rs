@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, Tried};
+use super::{Result, Store, Context};
 use crate::model::Kind;
 
 impl Store {
@@ -18,15 +18,15 @@ impl Store {
             let sql = "SELECT CAST(MIN(IF(SEQ_IN_INDEX = 2, CARDINALITY, NULL)) AS UNSIGNED), \
                        CAST(MAX(CARDINALITY) AS UNSIGNED) FROM information_schema.STATISTICS \
                        WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counter' AND INDEX_NAME = 'PRIMARY'";
-            let row = sqlx::query(sql).fetch_one(&mut *connection).await.tried(ACTION)?;
+            let row = sqlx::query(sql).fetch_one(&mut *connection).await.context(ACTION)?;
             let (targets, rows): (Option<u64>, Option<u64>) =
-                (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+                (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
             let sql = format!(
                 "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM counter FORCE INDEX (PRIMARY) WHERE kind = {}",
                 kind.0
             );
-            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.tried(ACTION)?;
-            let of_kind: Option<u64> = row.try_get_unchecked("rows").tried(ACTION)?;
+            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.context(ACTION)?;
+            let of_kind: Option<u64> = row.try_get_unchecked("rows").context(ACTION)?;
             let (Some(targets), Some(rows), Some(of_kind)) = (targets, rows.filter(|rows| *rows > 0), of_kind) else {
                 return Ok(None);
             };

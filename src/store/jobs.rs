@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::NaiveDateTime;
 use sqlx::{Connection, MySqlConnection, Row};
 
-use super::{Result, Store, StoreError, Tried, datetime, micros};
+use super::{Result, Store, StoreError, Context, datetime, micros};
 use crate::model::Micros;
 
 /// How long a lease lasts without being renewed.
@@ -102,7 +102,7 @@ impl Store {
                 .bind(run)
                 .execute(connection)
                 .await
-                .tried("note that the run is alive")?;
+                .context("note that the run is alive")?;
             Ok(())
         })
         .await
@@ -129,7 +129,7 @@ impl Store {
                 .bind(run)
                 .execute(&mut *connection)
                 .await
-                .tried("note the run's end")?;
+                .context("note the run's end")?;
             // Long ago by any clock: this one can be put back.
             sqlx::query("UPDATE job_lock SET lease_until = '1970-01-02' WHERE job = ? AND run = ? AND token = ?")
                 .bind(job)
@@ -137,7 +137,7 @@ impl Store {
                 .bind(*TOKEN)
                 .execute(connection)
                 .await
-                .tried("give the job's lock back")?;
+                .context("give the job's lock back")?;
             Ok(())
         })
         .await
@@ -155,7 +155,7 @@ impl Store {
                 .bind(run)
                 .execute(&mut *connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             Ok(read_stamp(connection, run).await?.unwrap_or(Micros(0)))
         })
         .await
@@ -181,7 +181,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_scalar(SQL).bind(job).bind(layout).bind(datetime(now));
-            let cut: Option<NaiveDateTime> = query.fetch_one(connection).await.tried(ACTION)?;
+            let cut: Option<NaiveDateTime> = query.fetch_one(connection).await.context(ACTION)?;
             Ok(cut.map(micros))
         })
         .await
@@ -213,7 +213,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_scalar(sql).bind(job).bind(mode);
-            let time: Option<NaiveDateTime> = query.fetch_optional(connection).await.tried(ACTION)?;
+            let time: Option<NaiveDateTime> = query.fetch_optional(connection).await.context(ACTION)?;
             Ok(time.map(micros))
         })
         .await
@@ -232,7 +232,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(SQL).bind(job).bind(mode).bind(keep.as_secs()).bind(job).bind(mode);
-            query.execute(connection).await.tried(ACTION).map(drop)
+            query.execute(connection).await.context(ACTION).map(drop)
         })
         .await
     }
@@ -253,7 +253,7 @@ pub async fn hold(connection: &mut MySqlConnection, job: &str, run: u64) -> Resu
         .bind(*TOKEN)
         .execute(connection)
         .await
-        .tried("check the job's lock")?;
+        .context("check the job's lock")?;
     if held.rows_affected() == 0 { Err(taken_over(job)) } else { Ok(()) }
 }
 
@@ -262,7 +262,7 @@ async fn read_stamp(connection: &mut MySqlConnection, run: u64) -> Result<Option
         .bind(run)
         .fetch_optional(connection)
         .await
-        .tried("read when the run was last alive")?;
+        .context("read when the run was last alive")?;
     Ok(stamp.flatten().map(micros))
 }
 
@@ -270,7 +270,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     const ACTION: &str = "take the job's lock";
     const GIVE: &str =
         "UPDATE job_lock SET run = ?, owner = ?, token = ?, lease_until = NOW(6) + INTERVAL ? SECOND WHERE job = ?";
-    let mut tx = connection.begin().await.tried(ACTION)?;
+    let mut tx = connection.begin().await.context(ACTION)?;
     // The row first, so that two that come at once wait for each other instead of both finding none.
     sqlx::query(
         "INSERT INTO job_lock (job, run, owner, lease_until) VALUES (?, 0, '', '1970-01-02') \
@@ -279,7 +279,7 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     .bind(job)
     .execute(&mut *tx)
     .await
-    .tried(ACTION)?;
+    .context(ACTION)?;
     let row = sqlx::query(
         "SELECT owner, CAST(CEIL(TIMESTAMPDIFF(MICROSECOND, NOW(6), lease_until) / 1000000) AS SIGNED), run \
          FROM job_lock WHERE job = ? FOR UPDATE",
@@ -287,19 +287,19 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
     .bind(job)
     .fetch_one(&mut *tx)
     .await
-    .tried(ACTION)?;
-    let (holder, lease_s): (String, i64) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+    .context(ACTION)?;
+    let (holder, lease_s): (String, i64) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
     if lease_s > 0 && lease_s.unsigned_abs() <= LEASE_MAX.as_secs() {
         return Ok(Lock::Held { owner: holder, lease_s });
     }
-    close(&mut tx, row.try_get(2).tried(ACTION)?).await?;
+    close(&mut tx, row.try_get(2).context(ACTION)?).await?;
     let started = sqlx::query("INSERT INTO job_run (job, mode, owner, started_at) VALUES (?, ?, ?, NOW(6))")
         .bind(job)
         .bind(mode)
         .bind(owner)
         .execute(&mut *tx)
         .await
-        .tried("note the run's start")?;
+        .context("note the run's start")?;
     let run = started.last_insert_id();
     sqlx::query(GIVE)
         .bind(run)
@@ -309,8 +309,8 @@ async fn take(connection: &mut MySqlConnection, job: &str, mode: &str, owner: &s
         .bind(job)
         .execute(&mut *tx)
         .await
-        .tried(ACTION)?;
-    tx.commit().await.tried(ACTION)?;
+        .context(ACTION)?;
+    tx.commit().await.context(ACTION)?;
     Ok(Lock::Taken(run))
 }
 
@@ -324,7 +324,7 @@ async fn close(connection: &mut MySqlConnection, run: u64) -> Result<()> {
     .bind(run)
     .execute(connection)
     .await
-    .tried("note that a run has died")
+    .context("note that a run has died")
     .map(drop)
 }
 

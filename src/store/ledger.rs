@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::{Result, Store, Tried};
+use super::{Result, Store, Context};
 use crate::event::EventId;
 use crate::model::Micros;
 
@@ -40,7 +40,7 @@ pub struct Entry {
 pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
     for piece in entries.chunks(STATEMENT_ENTRIES) {
         let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried("note which events were applied")?;
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("note which events were applied")?;
     }
     Ok(())
 }
@@ -55,9 +55,9 @@ pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Res
     for packet in entries.chunks(STATEMENT_ENTRIES) {
         let select = |piece| format!("SELECT at_s, id FROM applied_event WHERE (at_s, id) IN ({})", listed(piece));
         let sql: Vec<String> = packet.chunks(ASKED_ENTRIES).map(select).collect();
-        let rows = sqlx::raw_sql(AssertSqlSafe(sql.join("; "))).fetch_all(&mut *connection).await.tried(ACTION)?;
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql.join("; "))).fetch_all(&mut *connection).await.context(ACTION)?;
         for row in rows {
-            let (second, id): (u32, Vec<u8>) = (row.try_get(0).tried(ACTION)?, row.try_get(1).tried(ACTION)?);
+            let (second, id): (u32, Vec<u8>) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
             // The column has 16 bytes.
             if let Ok(id) = id.try_into() {
                 applied.insert(Entry { second: second.into(), id: EventId(id) });
@@ -95,12 +95,12 @@ impl Store {
                 .bind(floor_s(now, keep))
                 .execute(&mut *connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             let mut forgotten = 0;
             let of = |table: &'static str| over(now, keep).into_iter().map(move |partition| (table, partition));
             for (table, partition) in of("applied_event").chain(of("recent_delta")) {
                 let sql = format!("SELECT 1 FROM {table} PARTITION (p{partition}) LIMIT 1");
-                let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.tried(ACTION)?;
+                let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.context(ACTION)?;
                 if held.is_none() {
                     continue;
                 }
@@ -110,7 +110,7 @@ impl Store {
                     "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
                      SET SESSION lock_wait_timeout = DEFAULT"
                 );
-                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried(ACTION)?;
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
                 forgotten += 1;
             }
             Ok(forgotten)

@@ -11,7 +11,7 @@ use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Fate, Result, TRIPLE_SHAPES, Tried, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use super::{Fate, Result, TRIPLE_SHAPES, Context, datetime, in_shapes, in_shapes_of, micros, placeholders};
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
@@ -74,8 +74,8 @@ pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Res
         for (target, user) in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(user.0);
         }
-        for row in query.fetch_all(&mut *connection).await.tried(ACTION)? {
-            let (pair, state) = read_state(&row).tried(ACTION)?;
+        for row in query.fetch_all(&mut *connection).await.context(ACTION)? {
+            let (pair, state) = read_state(&row).context(ACTION)?;
             states.insert(pair, state);
         }
     }
@@ -161,7 +161,7 @@ pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) ->
     let mut before = Vec::with_capacity(rows.len());
     for piece in rows.chunks(NOTED_ROWS) {
         let Some(answer) = answers.next() else { return Ok(None) };
-        let former: Option<Vec<u8>> = answer.try_get_unchecked(0).tried(ACTION)?;
+        let former: Option<Vec<u8>> = answer.try_get_unchecked(0).context(ACTION)?;
         let Some(met) = former.and_then(|former| read_former(&former, piece)) else { return Ok(None) };
         before.extend(met);
     }
@@ -177,7 +177,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     const ACTION: &str = "try the way of writing rows";
     let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
     let state = |at, liked| State { at: Micros(at), liked };
-    let mut tx = connection.begin().await.tried(ACTION)?;
+    let mut tx = connection.begin().await.context(ACTION)?;
     let mut met = Vec::new();
     for state in [state(1, true), state(3, false), state(2, true)] {
         match upsert(&mut tx, &[(pair, state)]).await {
@@ -187,7 +187,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
         }
     }
     let is = old_states(&mut tx, &[pair]).await?;
-    tx.rollback().await.tried(ACTION)?;
+    tx.rollback().await.context(ACTION)?;
     Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
 }
 
@@ -236,7 +236,7 @@ async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)],
     for ((target, user), state) in piece {
         query = query.bind(target.kind.0).bind(target.id.0).bind(user.0).bind(!state.liked).bind(datetime(state.at));
     }
-    query.execute(connection).await.tried("write like records")?;
+    query.execute(connection).await.context("write like records")?;
     Ok(())
 }
 

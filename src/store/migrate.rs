@@ -11,7 +11,7 @@ use sqlx::migrate::{MigrateError as Sqlx, Migrator};
 use tracing::warn;
 
 use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
-use super::{Result, Store, StoreError, Tried};
+use super::{Result, Store, StoreError, Context};
 
 /// Seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;
@@ -60,12 +60,12 @@ impl Store {
             Schema::Derived | Schema::Behind(_) => {}
         }
         // Steps may take as long as the table is large: no time limit here. The session is not given back: its settings are its own.
-        let connection = &mut self.pool.acquire().await.tried("connect to MySQL")?.detach();
+        let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();
         lock(connection).await?;
         let before = applied(connection).await?.len();
         make(connection).await?;
         let after = applied(connection).await?.len();
-        sqlx::query("DO RELEASE_LOCK('tallyd-migrate')").execute(connection).await.tried("unlock the schema")?;
+        sqlx::query("DO RELEASE_LOCK('tallyd-migrate')").execute(connection).await.context("unlock the schema")?;
         Ok(after - before)
     }
 }
@@ -75,7 +75,7 @@ async fn lock(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
         .bind(LOCK_WAIT_S)
         .fetch_one(&mut *connection)
         .await
-        .tried("lock the schema")?;
+        .context("lock the schema")?;
     if locked != Some(1) {
         return Err(MigrateError::Locked);
     }
@@ -83,7 +83,7 @@ async fn lock(connection: &mut MySqlConnection) -> std::result::Result<(), Migra
         .bind(TABLE_WAIT_S)
         .execute(connection)
         .await
-        .tried("limit how long a step keeps others waiting")?;
+        .context("limit how long a step keeps others waiting")?;
     Ok(())
 }
 
@@ -118,7 +118,7 @@ async fn forget_interrupted(connection: &mut MySqlConnection) -> Result<()> {
     sqlx::query("DELETE FROM _sqlx_migrations WHERE NOT success")
         .execute(connection)
         .await
-        .tried("forget a step that was interrupted")?;
+        .context("forget a step that was interrupted")?;
     Ok(())
 }
 

@@ -43,12 +43,12 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
 
-use self::error::Tried;
+use self::error::Context;
 pub use self::error::{Fate, Result, StoreError};
 pub use self::text::Text;
 use crate::config::{Identity, Mysql, ServerUrl};
 use crate::model::Micros;
-use crate::runtime::tls::{self, Distrust};
+use crate::runtime::tls::{self, TlsFault};
 use crate::telemetry::telemetry;
 
 /// MySQL's port, unless an address says otherwise.
@@ -146,19 +146,19 @@ impl Store {
     /// # Errors
     /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
     pub async fn acquire(&self) -> Result<Conn> {
-        let connection = self.pool.acquire().await.map_err(|source| self.told(source))?;
+        let connection = self.pool.acquire().await.map_err(|source| self.explain(source))?;
         Ok(Conn { connection, limit: self.transaction_max, broken: false })
     }
 
     /// Says what is wrong with a certificate, in place of the library.
-    fn told(&self, source: sqlx::Error) -> StoreError {
+    fn explain(&self, source: sqlx::Error) -> StoreError {
         let has_certificate = self.has_certificate;
         let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
         let lacks_tls =
             matches!(&source, sqlx::Error::Tls(error) if error.to_string().contains("does not support TLS"));
-        match Distrust::of(&source, server) {
-            Some(distrust) => distrust.into(),
-            None if lacks_tls => Distrust::without_tls(server, "write ?ssl-mode=DISABLED").into(),
+        match TlsFault::of(&source, server) {
+            Some(fault) => fault.into(),
+            None if lacks_tls => TlsFault::without_tls(server, "write ?ssl-mode=DISABLED").into(),
             None => StoreError::Sql { action: "connect to MySQL", source },
         }
     }
@@ -173,12 +173,12 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             // A word in some versions of MariaDB, a number in all others.
             let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
-            let row = sqlx::query(asks).fetch_one(connection).await.tried(ACTION)?;
-            let is_writable = row.try_get::<i64, _>(1).tried(ACTION)? != 0;
+            let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
+            let is_writable = row.try_get::<i64, _>(1).context(ACTION)? != 0;
             if !is_writable {
                 note_no_primary();
             }
-            Ok((micros(row.try_get(0).tried(ACTION)?), is_writable))
+            Ok((micros(row.try_get(0).context(ACTION)?), is_writable))
         })
         .await
     }
@@ -192,8 +192,8 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row =
-                sqlx::query("SHOW GLOBAL STATUS LIKE 'Threads_running'").fetch_one(connection).await.tried(ACTION)?;
-            let threads: String = row.try_get(1).tried(ACTION)?;
+                sqlx::query("SHOW GLOBAL STATUS LIKE 'Threads_running'").fetch_one(connection).await.context(ACTION)?;
+            let threads: String = row.try_get(1).context(ACTION)?;
             Ok(threads.parse().unwrap_or(0))
         })
         .await
@@ -307,7 +307,7 @@ async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<()
 
 fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
     let Mysql { url, tls, .. } = config;
-    let options = MySqlConnectOptions::from_str(url.expose()).tried("read [mysql] url")?;
+    let options = MySqlConnectOptions::from_str(url.expose()).context("read [mysql] url")?;
     let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
     // What is slow or fails is logged by whoever asked, once.
     let mut options = options.disable_statement_logging();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, StoreError, Tried};
+use super::{Result, Store, StoreError, Context};
 use crate::model::{Kind, Metric};
 
 /// What a code is of.
@@ -67,12 +67,12 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let sql = format!("SELECT {column}, name, removed_at IS NOT NULL FROM {table} ORDER BY {column}");
-            let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
+            let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
             let read = |row: &sqlx::mysql::MySqlRow| {
                 Ok(Registered {
-                    code: row.try_get(0).tried(ACTION)?,
-                    name: row.try_get(1).tried(ACTION)?,
-                    removed: row.try_get_unchecked::<i64, _>(2).tried(ACTION)? != 0,
+                    code: row.try_get(0).context(ACTION)?,
+                    name: row.try_get(1).context(ACTION)?,
+                    removed: row.try_get_unchecked::<i64, _>(2).context(ACTION)? != 0,
                 })
             };
             rows.iter().map(read).collect()
@@ -111,7 +111,7 @@ impl Store {
                 Noted::Removed => query.bind(name),
             };
             // Rows that were found: the library asks for that.
-            Ok(query.execute(connection).await.tried(ACTION)?.rows_affected() > 0)
+            Ok(query.execute(connection).await.context(ACTION)?.rows_affected() > 0)
         });
         match done.await {
             Err(error) if error.is_contention() => Ok(false),
@@ -134,7 +134,7 @@ impl Store {
             .bind(kind.0)
             .fetch_one(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(found != 0)
         })
         .await
@@ -159,7 +159,7 @@ impl Store {
             metric.0
         );
         let found = conn.limit(ACTION, |connection| async move {
-            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(connection).await.tried(ACTION)?;
+            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(connection).await.context(ACTION)?;
             Ok(Some(row.is_some()))
         });
         match found.await {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Result, Store, Tried, micros, partitions};
+use super::{Result, Store, Context, micros, partitions};
 use crate::marks::Marks;
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 
@@ -76,12 +76,12 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
     }
     partitions::make_owner(connection, partition).await?;
     let sql = format!("UPDATE partition_owner SET outbox = {LAST} + ? WHERE `partition` = ?");
-    sqlx::query(AssertSqlSafe(sql)).bind(rows).bind(partition).execute(&mut *connection).await.tried(ACTION)?;
+    sqlx::query(AssertSqlSafe(sql)).bind(rows).bind(partition).execute(&mut *connection).await.context(ACTION)?;
     let last: u64 = sqlx::query_scalar("SELECT outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE")
         .bind(partition)
         .fetch_one(&mut *connection)
         .await
-        .tried(ACTION)?;
+        .context(ACTION)?;
     let mut text = Text::default();
     push_rows(&mut text, partition, last - rows, additions);
     text.run(connection, ACTION).await.map(drop)
@@ -157,9 +157,9 @@ const PRUNED: &str = "SELECT `partition`, pruned FROM outbox_state";
 
 async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<Marks> {
     const ACTION: &str = "read how far the outbox is";
-    let rows = sqlx::query(sql).fetch_all(connection).await.tried(ACTION)?;
+    let rows = sqlx::query(sql).fetch_all(connection).await.context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-    rows.iter().map(read).collect::<std::result::Result<Marks, sqlx::Error>>().tried(ACTION)
+    rows.iter().map(read).collect::<std::result::Result<Marks, sqlx::Error>>().context(ACTION)
 }
 
 async fn read_rows(
@@ -179,7 +179,7 @@ async fn read_rows(
     .bind(limit)
     .fetch_all(connection)
     .await
-    .tried(ACTION)?;
+    .context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| {
         let number = row.try_get(0)?;
         let additions = decode(row.try_get(2)?)
@@ -187,7 +187,7 @@ async fn read_rows(
         let written_at = micros(row.try_get(3)?);
         Ok(OutboxRow { partition, number, written_at, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
     };
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
 }
 
 impl Store {
@@ -201,13 +201,13 @@ impl Store {
         let rows = conn
             .limit(ACTION, |connection| async move {
                 let sql = "SELECT `partition`, outbox, owner FROM partition_owner WHERE outbox > 0";
-                sqlx::query(sql).fetch_all(connection).await.tried(ACTION)
+                sqlx::query(sql).fetch_all(connection).await.context(ACTION)
             })
             .await?;
         let read = |row: &sqlx::mysql::MySqlRow| {
             Ok(End { partition: row.try_get(0)?, last: row.try_get(1)?, owner: row.try_get(2)? })
         };
-        rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+        rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
     }
 
     /// The number of each partition's last row.
@@ -248,7 +248,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         let rows: i64 = conn
             .limit(ACTION, |connection| async move {
-                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.tried(ACTION)
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.context(ACTION)
             })
             .await?;
         Ok(rows.unsigned_abs())
@@ -280,7 +280,7 @@ impl Store {
         );
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.tried(ACTION)?;
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.context(ACTION)?;
             Ok(())
         })
         .await
@@ -294,11 +294,11 @@ impl Store {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             let state = "SELECT applied, pruned FROM outbox_state WHERE `partition` = ? FOR UPDATE";
-            let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.tried(ACTION)?;
+            let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.context(ACTION)?;
             let Some(state) = state else { return Ok(false) };
-            let (applied, pruned): (u64, u64) = (state.try_get(0).tried(ACTION)?, state.try_get(1).tried(ACTION)?);
+            let (applied, pruned): (u64, u64) = (state.try_get(0).context(ACTION)?, state.try_get(1).context(ACTION)?);
             let until = until.min(applied);
             if until <= pruned {
                 return Ok(false);
@@ -306,14 +306,14 @@ impl Store {
             let last =
                 "SELECT number FROM outbox WHERE `partition` = ? AND number <= ? ORDER BY number LIMIT 1 OFFSET ?";
             let last = sqlx::query_scalar(last).bind(partition).bind(until).bind(PRUNED_ROWS - 1);
-            let last: u64 = last.fetch_optional(&mut *tx).await.tried(ACTION)?.unwrap_or(until);
+            let last: u64 = last.fetch_optional(&mut *tx).await.context(ACTION)?.unwrap_or(until);
             for sql in [
                 "UPDATE outbox_state SET pruned = ? WHERE `partition` = ?",
                 "DELETE FROM outbox WHERE number <= ? AND `partition` = ?",
             ] {
-                sqlx::query(sql).bind(last).bind(partition).execute(&mut *tx).await.tried(ACTION)?;
+                sqlx::query(sql).bind(last).bind(partition).execute(&mut *tx).await.context(ACTION)?;
             }
-            tx.commit().await.tried(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             Ok(last < until)
         })
         .await

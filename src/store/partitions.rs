@@ -13,7 +13,7 @@ use super::jobs::run_of;
 use super::likes::{Pair, State};
 use super::outbox::LAST;
 use super::text::Text;
-use super::{Result, Tried, datetime, in_shapes, micros, placeholders};
+use super::{Result, Context, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
 use crate::model::{Metric, Micros, CounterKey};
 
@@ -51,7 +51,7 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
         let ledger_floor = Micros(i64::from(row.try_get::<u32, _>(4)?) * 1_000_000);
         Ok(Ownership { epoch: row.try_get(0)?, watch: row.try_get(1)?, outbox: row.try_get(2)?, now, ledger_floor })
     };
-    rows.first().map(read).transpose().tried("read the partition's row")
+    rows.first().map(read).transpose().context("read the partition's row")
 }
 
 /// Makes the partition's row where there is none, and locks it either way.
@@ -67,7 +67,7 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
     .bind(partition)
     .execute(connection)
     .await
-    .tried("make the partition's row")?;
+    .context("make the partition's row")?;
     Ok(())
 }
 
@@ -85,7 +85,7 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
     .bind(owner)
     .execute(connection)
     .await
-    .tried("take the partition")?;
+    .context("take the partition")?;
     Ok(())
 }
 
@@ -99,7 +99,7 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
         .bind(epoch)
         .execute(connection)
         .await
-        .tried("release the partition")?;
+        .context("release the partition")?;
     Ok(())
 }
 
@@ -118,7 +118,7 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
     .bind(run_of(fence))
     .execute(connection)
     .await
-    .tried("pass the fence")?;
+    .context("pass the fence")?;
     Ok(())
 }
 
@@ -132,11 +132,11 @@ pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Re
         .bind(watch)
         .fetch_all(connection)
         .await
-        .tried(ACTION)?;
+        .context(ACTION)?;
     rows.iter()
         .map(|row| Ok((target(row, 0)?, Metric(row.try_get(2)?))))
         .collect::<std::result::Result<_, sqlx::Error>>()
-        .tried(ACTION)
+        .context(ACTION)
 }
 
 /// Logs events of watched targets, and the states that their rows had before.
@@ -163,7 +163,7 @@ pub async fn log_watched(
             query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(user.0);
             query = query.bind(datetime(state.at)).bind(!state.liked).bind(*is_former);
         }
-        query.execute(&mut *connection).await.tried("log watched events")?;
+        query.execute(&mut *connection).await.context("log watched events")?;
     }
     Ok(())
 }
@@ -203,12 +203,12 @@ impl super::Store {
                 sqlx::query("SELECT `partition`, owner, epoch, taken_at FROM partition_owner ORDER BY `partition`")
                     .fetch_all(connection)
                     .await
-                    .tried(ACTION)?;
+                    .context(ACTION)?;
             let read = |row: &sqlx::mysql::MySqlRow| {
                 let taken_at = micros(row.try_get::<NaiveDateTime, _>(3)?);
                 Ok(Owner { partition: row.try_get(0)?, owner: row.try_get(1)?, epoch: row.try_get(2)?, taken_at })
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -244,7 +244,7 @@ impl super::Store {
             .bind(owner)
             .execute(&mut *connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(read_noted(connection).await?.map_or(partitions, |noted| noted.partitions))
         })
         .await
@@ -258,6 +258,6 @@ impl super::Store {
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");
-    let row = row.fetch_optional(connection).await.tried(ACTION)?;
-    row.map(|row| Ok(Noted { partitions: row.try_get(0)?, raised_by: row.try_get(1)? })).transpose().tried(ACTION)
+    let row = row.fetch_optional(connection).await.context(ACTION)?;
+    row.map(|row| Ok(Noted { partitions: row.try_get(0)?, raised_by: row.try_get(1)? })).transpose().context(ACTION)
 }

@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::boards::begin;
-use super::{Result, Store, Tried};
+use super::{Result, Store, Context};
 use crate::model::{BoardMember, BoardPeriod};
 
 /// Rows that one statement deletes at most: so that its transaction stays short.
@@ -37,9 +37,9 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
             for sql in places.0 {
-                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.tried(ACTION)?;
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.context(ACTION)?;
             }
-            tx.commit().await.tried(ACTION)
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -59,7 +59,7 @@ impl Store {
                 .bind(copy)
                 .fetch_one(connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             Ok(last.map_or(0, u64::from))
         })
         .await
@@ -85,8 +85,8 @@ impl Store {
                 .bind(until)
                 .execute(&mut *tx)
                 .await
-                .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)?;
+                .context(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             Ok(until)
         })
         .await
@@ -111,7 +111,7 @@ impl Store {
             .bind(score)
             .fetch_one(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok((higher.unsigned_abs(), distinct.unsigned_abs()))
         })
         .await
@@ -142,13 +142,13 @@ impl Store {
             .bind(members as u64)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| {
                 // Unchecked: a million rows are read like this.
                 let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
                 Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::grants::lacking;
 use super::schema::MIGRATIONS;
-use super::{Result, Store, StoreError, Tried};
+use super::{Result, Store, StoreError, Context};
 
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];
@@ -26,7 +26,7 @@ impl StoreError {
     pub fn is_refusal(&self) -> bool {
         // No right to the database, wrong password, no such database, no right to the table, no such setting, no right to it, no login
         // that way.
-        matches!(self, Self::Distrust(_))
+        matches!(self, Self::TlsFault(_))
             || self
                 .number()
                 .is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1193 | 1227 | 1698))
@@ -43,10 +43,10 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let row =
-                sqlx::query("SELECT VERSION(), @@max_allowed_packet").fetch_one(connection).await.tried(ACTION)?;
+                sqlx::query("SELECT VERSION(), @@max_allowed_packet").fetch_one(connection).await.context(ACTION)?;
             Ok(Settings {
-                version: row.try_get_unchecked(0).tried(ACTION)?,
-                packet_max: row.try_get_unchecked::<i64, _>(1).tried(ACTION)?.unsigned_abs(),
+                version: row.try_get_unchecked(0).context(ACTION)?,
+                packet_max: row.try_get_unchecked::<i64, _>(1).context(ACTION)?.unsigned_abs(),
             })
         })
         .await
@@ -66,11 +66,11 @@ impl Store {
                 missing.extend(missing_of(connection, table).await?);
             }
             let grants: Vec<String> =
-                sqlx::query_scalar("SHOW GRANTS").fetch_all(&mut *connection).await.tried("read the grants")?;
+                sqlx::query_scalar("SHOW GRANTS").fetch_all(&mut *connection).await.context("read the grants")?;
             let database: String = sqlx::query_scalar("SELECT DATABASE()")
                 .fetch_one(connection)
                 .await
-                .tried("read the database's name")?;
+                .context("read the database's name")?;
             for table in PARTITIONED {
                 let lacking = lacking(&grants, &database, table, &TO_PARTITION);
                 if !lacking.is_empty() {
@@ -98,7 +98,7 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
     .bind(table)
     .fetch_optional(&mut *connection)
     .await
-    .tried("read the columns")?;
+    .context("read the columns")?;
     let column = column.unwrap_or_else(|| "1".to_owned());
     let mut missing = Vec::new();
     for (right, sql) in [
@@ -108,7 +108,7 @@ async fn missing_of(connection: &mut MySqlConnection, table: &str) -> Result<Vec
         ("DELETE", format!("DELETE FROM {table} WHERE FALSE")),
     ] {
         let tried =
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried("try what the account may do");
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("try what the account may do");
         match tried.as_ref().map_err(StoreError::number) {
             Err(Some(1142 | 1143)) => missing.push(format!("{right} on {table}")),
             // Rights are looked at before all else that a server may refuse.

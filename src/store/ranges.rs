@@ -9,7 +9,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
-use super::{Result, Store, Tried, micros};
+use super::{Result, Store, Context, micros};
 use crate::marks::Marks;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
@@ -111,7 +111,7 @@ impl Store {
                 Some(applied) => outbox::read_since(&mut tx, applied).await?,
                 None => Since::default(),
             };
-            tx.commit().await.tried(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             Ok(Some(Recount { counters, likes, since }))
         })
         .await
@@ -143,7 +143,7 @@ impl Store {
             .bind(limit as u64)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(ids.into_iter().map(TargetId).collect())
         })
         .await
@@ -196,11 +196,11 @@ async fn read_counters(
     .bind(limit as u64)
     .fetch(connection);
     let mut counters: Vec<Counted> = Vec::new();
-    while let Some(row) = rows.try_next().await.tried(ACTION)? {
-        let target = Target { kind, id: TargetId(row.try_get_unchecked(0).tried(ACTION)?) };
-        let number = (target, Metric(row.try_get_unchecked(1).tried(ACTION)?));
-        let value: i64 = row.try_get_unchecked(2).tried(ACTION)?;
-        let update_at = micros(row.try_get::<NaiveDateTime, _>(3).tried(ACTION)?);
+    while let Some(row) = rows.try_next().await.context(ACTION)? {
+        let target = Target { kind, id: TargetId(row.try_get_unchecked(0).context(ACTION)?) };
+        let number = (target, Metric(row.try_get_unchecked(1).context(ACTION)?));
+        let value: i64 = row.try_get_unchecked(2).context(ACTION)?;
+        let update_at = micros(row.try_get::<NaiveDateTime, _>(3).context(ACTION)?);
         match counters.last_mut().filter(|last| last.number == number) {
             Some(last) => {
                 last.value = last.value.saturating_add(value);
@@ -230,8 +230,8 @@ async fn read_likes(
     .bind(limit as u64)
     .fetch(connection);
     let mut likes = Vec::new();
-    while let Some(row) = rows.try_next().await.tried(ACTION)? {
-        likes.push((TargetId(row.try_get_unchecked(0).tried(ACTION)?), row.try_get_unchecked(1).tried(ACTION)?));
+    while let Some(row) = rows.try_next().await.context(ACTION)? {
+        likes.push((TargetId(row.try_get_unchecked(0).context(ACTION)?), row.try_get_unchecked(1).context(ACTION)?));
     }
     Ok(if likes.len() < limit { Some(likes) } else { None })
 }

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, Ty
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
-use super::{Result, Store, StoreError, Tried, in_shapes, jobs, outbox, sightings};
+use super::{Result, Store, StoreError, Context, in_shapes, jobs, outbox, sightings};
 use crate::config::Writes;
 use crate::marks::CORRECTIONS;
 use crate::model::{Addition, Kind, Metric, Micros, CounterKey, TargetId};
@@ -245,7 +245,7 @@ async fn ask(
     let end = truths.last().filter(|_| truths.len() >= question.limit).map_or(until, |(id, _)| until.min(*id));
     let (counters, end) = counters_between(&mut tx, (kind, metric), (question.after, end), question.limit).await?;
     truths.retain(|(id, _)| *id <= end);
-    tx.commit().await.tried("read counters")?;
+    tx.commit().await.context("read counters")?;
     Ok(Answer { truths, counters, until: end })
 }
 
@@ -255,12 +255,12 @@ async fn limit_time(connection: &mut MySqlConnection, limit: Option<Duration>) -
     let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());
     let millis = limit.map_or(0, |limit| limit.as_millis());
     let of_mariadb = format!("SET SESSION max_statement_time = {seconds}");
-    let set = connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mariadb))).await.tried(ACTION);
+    let set = connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mariadb))).await.context(ACTION);
     match set {
         // MySQL has another name for it, and only for SELECT.
         Err(error) if error.number() == Some(1193) => {
             let of_mysql = format!("SET SESSION max_execution_time = {millis}");
-            connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mysql))).await.tried(ACTION).map(drop)
+            connection.execute(sqlx::raw_sql(AssertSqlSafe(of_mysql))).await.context(ACTION).map(drop)
         }
         set => set.map(drop),
     }
@@ -292,7 +292,7 @@ async fn run(connection: &mut MySqlConnection, question: &Question) -> Told<Vec<
 }
 
 fn read_row(row: &MySqlRow) -> Told<(TargetId, i64)> {
-    let text = |place: usize| row.try_get_unchecked::<Option<&str>, _>(place).tried("read the query's answer");
+    let text = |place: usize| row.try_get_unchecked::<Option<&str>, _>(place).context("read the query's answer");
     let Some(id) = text(0)? else { return Err(wrong("the query returns a target whose id is NULL")) };
     let known = id.parse().ok().filter(|id| (1..=LAST.0).contains(id)).map(TargetId);
     let target = known.ok_or_else(|| wrong(format!("the query returns the target {id}: ids are 1 to {}", LAST.0)))?;
@@ -340,7 +340,7 @@ async fn correct(
     intents: &[Intent],
 ) -> Result<u64> {
     const ACTION: &str = "correct counters";
-    let mut tx = connection.begin().await.tried(ACTION)?;
+    let mut tx = connection.begin().await.context(ACTION)?;
     jobs::hold(&mut tx, job, run).await?;
     for piece in in_shapes(intents) {
         // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
@@ -353,11 +353,11 @@ async fn correct(
         for Intent { number: (target, _), added, .. } in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(added);
         }
-        query.execute(&mut *tx).await.tried(ACTION)?;
+        query.execute(&mut *tx).await.context(ACTION)?;
     }
     repairs::note_corrections(&mut tx, run, pass, intents).await?;
     let untold = tell_redis(&mut tx, writer, intents).await?;
-    tx.commit().await.tried(ACTION)?;
+    tx.commit().await.context(ACTION)?;
     Ok(untold)
 }
 

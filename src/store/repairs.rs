@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::{Result, Store, Tried, in_shapes, jobs, placeholders};
+use super::{Result, Store, Context, in_shapes, jobs, placeholders};
 use crate::model::CounterKey;
 
 /// A number that will be changed.
@@ -30,10 +30,10 @@ impl Store {
         const ACTION: &str = "note repairs";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             jobs::hold(&mut tx, job, run).await?;
             insert(&mut tx, run, pass, "redis", None, intents).await?;
-            tx.commit().await.tried(ACTION)
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -46,7 +46,7 @@ impl Store {
         const ACTION: &str = "note what became of repairs";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             for outcome in ["done", "below-zero", "stale"] {
                 let those: Vec<CounterKey> =
                     outcomes.iter().filter(|(_, of)| *of == outcome).map(|(number, _)| *number).collect();
@@ -59,10 +59,10 @@ impl Store {
                     for (target, metric) in piece {
                         query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
                     }
-                    query.execute(&mut *tx).await.tried(ACTION)?;
+                    query.execute(&mut *tx).await.context(ACTION)?;
                 }
             }
-            tx.commit().await.tried(ACTION)
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -83,7 +83,7 @@ impl Store {
                         .bind(PRUNE_ROWS)
                         .execute(connection)
                         .await
-                        .tried(ACTION)
+                        .context(ACTION)
                 })
                 .await?
                 .rows_affected();
@@ -128,7 +128,7 @@ async fn insert(
             query = query.bind(pass).bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(store).bind(run);
             query = query.bind(*before).bind(*added).bind(outcome);
         }
-        query.execute(&mut *connection).await.tried("note repairs")?;
+        query.execute(&mut *connection).await.context("note repairs")?;
     }
     Ok(())
 }

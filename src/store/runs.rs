@@ -7,7 +7,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
 use super::jobs::LEASE_MAX;
-use super::{Result, Store, Tried, datetime, micros};
+use super::{Result, Store, Context, datetime, micros};
 use crate::model::Micros;
 
 /// What earlier runs have noted.
@@ -77,7 +77,7 @@ impl Store {
             .bind(limit)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| {
                 Ok(RunRow {
                     run: row.try_get(0)?,
@@ -89,7 +89,7 @@ impl Store {
                     report: row.try_get(6)?,
                 })
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -110,7 +110,7 @@ impl Store {
             .bind(LEASE_MAX.as_secs())
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| {
                 Ok(RunningRow {
                     job: row.try_get(0)?,
@@ -120,7 +120,7 @@ impl Store {
                     run: row.try_get(4)?,
                 })
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -135,7 +135,7 @@ impl Store {
                            AND report LIKE '%\"buckets_loaded\":%' AND report NOT LIKE '%\"buckets_loaded\":0,%'";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let loads: i64 = sqlx::query_scalar(SQL).bind(job).fetch_one(connection).await.tried(ACTION)?;
+            let loads: i64 = sqlx::query_scalar(SQL).bind(job).fetch_one(connection).await.context(ACTION)?;
             Ok(loads.unsigned_abs())
         })
         .await
@@ -179,8 +179,8 @@ impl Store {
             .bind(mode)
             .fetch_optional(connection)
             .await
-            .tried(ACTION)?;
-            row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().tried(ACTION)
+            .context(ACTION)?;
+            row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().context(ACTION)
         })
         .await
     }
@@ -206,7 +206,7 @@ impl Store {
                     .bind(run)
                     .fetch_optional(&mut *connection)
                     .await
-                    .tried(ACTION)?;
+                    .context(ACTION)?;
                 found.push(row.map(|(mark, age_s)| (mark, Duration::from_secs(u64::try_from(age_s).unwrap_or(0)))));
             }
             let (done, newest) = (found.pop().flatten(), found.pop().flatten());
@@ -245,7 +245,7 @@ impl Store {
             .bind(run)
             .fetch_optional(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(row.map(|(layout, also)| std::iter::once(layout).chain(also).collect()))
         })
         .await
@@ -273,7 +273,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_as("SELECT layout, also FROM partition_count WHERE one = 1");
-            let row: Option<(Option<String>, Option<String>)> = query.fetch_optional(connection).await.tried(ACTION)?;
+            let row: Option<(Option<String>, Option<String>)> = query.fetch_optional(connection).await.context(ACTION)?;
             Ok(row.into_iter().flat_map(|(layout, also)| layout.into_iter().chain(also)).collect())
         })
         .await
@@ -290,6 +290,6 @@ impl Store {
 
     async fn note_of_run(&self, action: &'static str, sql: Query<'_, MySql, MySqlArguments>) -> Result<()> {
         let mut conn = self.acquire().await?;
-        conn.limit(action, |connection| async move { sql.execute(connection).await.tried(action).map(drop) }).await
+        conn.limit(action, |connection| async move { sql.execute(connection).await.context(action).map(drop) }).await
     }
 }

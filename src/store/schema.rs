@@ -3,7 +3,7 @@
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
 
-use super::{Conn, Result, Store, Tried};
+use super::{Conn, Result, Store, Context};
 
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
@@ -63,10 +63,10 @@ impl Store {
                 sqlx::query("SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
                     .fetch_one(connection)
                     .await
-                    .tried("read the server's settings")
+                    .context("read the server's settings")
             })
             .await?;
-        let number = |index: usize| row.try_get_unchecked::<i64, _>(index).tried("read the server's settings");
+        let number = |index: usize| row.try_get_unchecked::<i64, _>(index).context("read the server's settings");
         let mut warnings = Vec::new();
         if number(1)? != 1 {
             warnings.push("innodb_flush_log_at_trx_commit is not 1: a crash of the host loses commits".to_owned());
@@ -74,7 +74,7 @@ impl Store {
         if number(2)? != 0 && number(3)? != 1 {
             warnings.push("sync_binlog is not 1: a crash of the host loses commits for the replicas".to_owned());
         }
-        Ok((row.try_get_unchecked(0).tried("read the server's settings")?, warnings))
+        Ok((row.try_get_unchecked(0).context("read the server's settings")?, warnings))
     }
 }
 
@@ -102,7 +102,7 @@ pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>
     sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success")
         .fetch_all(connection)
         .await
-        .tried("read the schema's version")
+        .context("read the schema's version")
 }
 
 /// The step that a version must know of.
@@ -113,7 +113,7 @@ async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
     sqlx::query_scalar("SELECT step FROM schema_floor WHERE one = 1")
         .fetch_optional(connection)
         .await
-        .tried("read which versions can work with the schema")
+        .context("read which versions can work with the schema")
 }
 
 pub(super) async fn has_table(connection: &mut MySqlConnection, name: &'static str) -> Result<bool> {
@@ -123,7 +123,7 @@ pub(super) async fn has_table(connection: &mut MySqlConnection, name: &'static s
     .bind(name)
     .fetch_one(connection)
     .await
-    .tried("look for the schema")?;
+    .context("look for the schema")?;
     Ok(tables > 0)
 }
 

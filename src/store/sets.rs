@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
 use super::ledger::{DAYS, day, partition_of};
-use super::{Result, Tried, micros};
+use super::{Result, Context, micros};
 use crate::event::CountEvent;
 use crate::model::{Metric, Micros, CounterKey};
 
@@ -67,9 +67,9 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
                 keys(asked.iter())
             );
         }
-        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
             let read = || Ok((number(&row)?, LastSet { at: Micros(row.try_get(3)?), value: row.try_get(4)? }));
-            let (number, last) = read().tried(ACTION)?;
+            let (number, last) = read().context(ACTION)?;
             known.insert(number, last);
         }
     }
@@ -94,9 +94,9 @@ pub async fn standing(
              WHERE (kind, target_id, metric) IN ({}) GROUP BY kind, target_id, metric",
             keys(piece.iter().map(|(number, _)| number))
         );
-        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
             let read = || Ok((number(&row)?, sum(&row)?, micros(row.try_get::<NaiveDateTime, _>(4)?)));
-            let (number, counted, update_at) = read().tried(ACTION)?;
+            let (number, counted, update_at) = read().context(ACTION)?;
             standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
         }
     }
@@ -107,9 +107,9 @@ pub async fn standing(
     let late: Vec<(CounterKey, LastSet)> = sets.iter().filter(is_late).copied().collect();
     for piece in late.chunks(ASKED_NUMBERS) {
         let sql = select_since(piece, &standing);
-        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
             let read = || Ok((number(&row)?, sum(&row)?));
-            let (number, since) = read().tried(ACTION)?;
+            let (number, since) = read().context(ACTION)?;
             standing.entry(number).or_default().since = since;
         }
     }
@@ -154,7 +154,7 @@ pub async fn note(connection: &mut MySqlConnection, sets: &[(CounterKey, LastSet
             "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
              ON DUPLICATE KEY UPDATE at_us = VALUES(at_us), value = VALUES(value)"
         );
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried(ACTION)?;
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
     }
     for piece in counts.chunks(STATEMENT_ROWS) {
         let rows = list(piece.iter(), |sql, count| {
@@ -167,7 +167,7 @@ pub async fn note(connection: &mut MySqlConnection, sets: &[(CounterKey, LastSet
             "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
              ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"
         );
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.tried(ACTION)?;
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
-use super::{Result, Store, Tried, in_shapes, micros, placeholders};
+use super::{Result, Store, Context, in_shapes, micros, placeholders};
 use crate::model::{Metric, Micros, CounterKey};
 
 /// Targets that are kept at most: a run looks at half as many first of all.
@@ -35,10 +35,10 @@ impl Store {
                 .bind(limit as u64)
                 .fetch_all(connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             let read = |row: &MySqlRow| Ok(((target(row, 0)?, Metric(row.try_get(2)?)), micros(row.try_get(3)?)));
             let mut seen: Vec<(CounterKey, Micros)> =
-                rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)?;
+                rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)?;
             seen.sort_unstable();
             Ok(seen)
         })
@@ -63,7 +63,7 @@ impl Store {
                 for ((target, metric), _) in piece {
                     query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
                 }
-                query.execute(&mut *connection).await.tried(ACTION)?;
+                query.execute(&mut *connection).await.context(ACTION)?;
             }
             Ok(())
         })
@@ -80,7 +80,7 @@ const ACTION: &str = "keep drifts that were seen";
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
-    let began: Option<NaiveDateTime> = sqlx::query_scalar(sql).fetch_optional(connection).await.tried(ACTION)?;
+    let began: Option<NaiveDateTime> = sqlx::query_scalar(sql).fetch_optional(connection).await.context(ACTION)?;
     Ok(began.map(micros))
 }
 
@@ -99,10 +99,10 @@ pub async fn keep(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) 
         for ((target, metric), _) in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
         }
-        query.execute(&mut *connection).await.tried(ACTION)?;
+        query.execute(&mut *connection).await.context(ACTION)?;
     }
     let kept: i64 =
-        sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.tried(ACTION)?;
+        sqlx::query_scalar("SELECT COUNT(*) FROM drift_seen").fetch_one(&mut *connection).await.context(ACTION)?;
     let room = KEPT_MAX.saturating_sub(usize::try_from(kept).unwrap_or(KEPT_MAX));
     // Sorted by whoever calls, so that two of them don't wait for each other.
     let (new, beyond) = seen.split_at(room.min(seen.len()));
@@ -116,7 +116,7 @@ pub async fn keep(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) 
         for ((target, metric), drift) in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(drift);
         }
-        query.execute(&mut *connection).await.tried(ACTION)?;
+        query.execute(&mut *connection).await.context(ACTION)?;
     }
     let mut without_room = beyond.len() as u64;
     for piece in in_shapes(beyond) {
@@ -128,7 +128,7 @@ pub async fn keep(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) 
         for ((target, metric), _) in piece {
             query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0);
         }
-        let known = query.fetch_one(&mut *connection).await.tried(ACTION)?;
+        let known = query.fetch_one(&mut *connection).await.context(ACTION)?;
         without_room = without_room.saturating_sub(known.unsigned_abs());
     }
     Ok(without_room)

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::boards::begin;
 use super::places::hex;
-use super::{Result, Store, Tried, datetime, in_shapes, micros, placeholders};
+use super::{Result, Store, Context, datetime, in_shapes, micros, placeholders};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 
 /// Rows that one statement deletes at most.
@@ -64,12 +64,12 @@ impl Store {
             )
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| {
                 let at = BoardPeriod { board: row.try_get(5)?, period: row.try_get(6)? };
                 Ok((at, read_snapshot(row)?))
             };
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -90,8 +90,8 @@ impl Store {
             .bind(&at.period)
             .fetch_optional(connection)
             .await
-            .tried(ACTION)?;
-            row.as_ref().map(read_snapshot).transpose().tried(ACTION)
+            .context(ACTION)?;
+            row.as_ref().map(read_snapshot).transpose().context(ACTION)
         })
         .await
     }
@@ -119,8 +119,8 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let mut tx = begin(connection, run, ACTION).await?;
-            sqlx::raw_sql(AssertSqlSafe(upsert(at, members))).execute(&mut *tx).await.tried(ACTION)?;
-            tx.commit().await.tried(ACTION)
+            sqlx::raw_sql(AssertSqlSafe(upsert(at, members))).execute(&mut *tx).await.context(ACTION)?;
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -145,8 +145,8 @@ impl Store {
             };
             let query = sqlx::query(sql).bind(&at.board).bind(&at.period);
             let query = if let Some(after) = after { query.bind(after) } else { query };
-            let rows = query.bind(limit as u64).fetch_all(connection).await.tried(ACTION)?;
-            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            let rows = query.bind(limit as u64).fetch_all(connection).await.context(ACTION)?;
+            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -167,11 +167,11 @@ impl Store {
         );
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
             rows.iter()
                 .map(|row| row.try_get_unchecked(0))
                 .collect::<std::result::Result<_, sqlx::Error>>()
-                .tried(ACTION)
+                .context(ACTION)
         })
         .await
     }
@@ -192,9 +192,9 @@ impl Store {
                 );
                 let query = sqlx::query(AssertSqlSafe(sql)).bind(&at.board).bind(&at.period);
                 let query = piece.iter().fold(query, |query, member| query.bind(member));
-                query.execute(&mut *tx).await.tried(ACTION)?;
+                query.execute(&mut *tx).await.context(ACTION)?;
             }
-            tx.commit().await.tried(ACTION)
+            tx.commit().await.context(ACTION)
         })
         .await
     }
@@ -234,8 +234,8 @@ impl Store {
             .bind(limit)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
-            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            .context(ACTION)?;
+            rows.iter().map(read_member).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -264,9 +264,9 @@ impl Store {
             )
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             let read = |row: &MySqlRow| Ok(BoardPeriod { board: row.try_get(0)?, period: row.try_get(1)? });
-            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
         })
         .await
     }
@@ -298,8 +298,8 @@ impl Store {
                     .bind(&at.period)
                     .execute(&mut *tx)
                     .await
-                    .tried(ACTION)?;
-                tx.commit().await.tried(ACTION)?;
+                    .context(ACTION)?;
+                tx.commit().await.context(ACTION)?;
                 return Ok(None);
             };
             sqlx::query("DELETE FROM leaderboard_snapshot WHERE board = ? AND period = ? AND member BETWEEN ? AND ?")
@@ -309,8 +309,8 @@ impl Store {
                 .bind(&last.member)
                 .execute(&mut *tx)
                 .await
-                .tried(ACTION)?;
-            tx.commit().await.tried(ACTION)?;
+                .context(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             Ok(Some(last.member.clone()))
         })
         .await

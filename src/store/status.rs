@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, Tried};
+use super::{Result, Store, Context};
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// What a row of `like_record` says.
@@ -42,9 +42,9 @@ impl Store {
                      WHERE kind = {} AND target_id IN ({ids}) AND user_id = {}",
                     kind.0, user.0
                 );
-                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
-                    let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-                    let (liked, at) = (row.try_get(1).tried(ACTION)?, Micros(row.try_get(2).tried(ACTION)?));
+                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+                    let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                    let (liked, at) = (row.try_get(1).context(ACTION)?, Micros(row.try_get(2).context(ACTION)?));
                     clicks.insert(target, LastClick { at, liked });
                 }
             }
@@ -69,9 +69,9 @@ impl Store {
                      WHERE kind = {} AND target_id IN ({ids}) GROUP BY target_id, metric",
                     kind.0
                 );
-                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.tried(ACTION)? {
-                    let target = Target { kind, id: TargetId(row.try_get(0).tried(ACTION)?) };
-                    numbers.insert((target, Metric(row.try_get(1).tried(ACTION)?)), row.try_get(2).tried(ACTION)?);
+                for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+                    let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                    numbers.insert((target, Metric(row.try_get(1).context(ACTION)?)), row.try_get(2).context(ACTION)?);
                 }
             }
             Ok(numbers)
@@ -97,7 +97,7 @@ impl Store {
             .bind(limit)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
             Ok(users.into_iter().map(UserId).collect())
         })
         .await

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::{Result, Tried, datetime};
+use super::{Result, Context, datetime};
 use crate::model::Micros;
 
 /// A statement begins another packet once the last one is so large, and adds no more than as much: far below any `max_allowed_packet`.
@@ -64,7 +64,7 @@ impl Text {
         let mut rows = Vec::new();
         self.full.push(self.sql);
         for packet in self.full.into_iter().filter(|packet| !packet.is_empty()) {
-            rows.extend(sqlx::raw_sql(AssertSqlSafe(packet)).fetch_all(&mut *connection).await.tried(action)?);
+            rows.extend(sqlx::raw_sql(AssertSqlSafe(packet)).fetch_all(&mut *connection).await.context(action)?);
         }
         Ok(rows)
     }

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
-use super::{Result, Store, Tried, datetime, in_shapes, jobs, micros, placeholders};
+use super::{Result, Store, Context, datetime, in_shapes, jobs, micros, placeholders};
 use crate::event::{EventId, LikeEvent};
 use crate::model::{Metric, Micros, CounterKey, UserId};
 
@@ -75,7 +75,7 @@ impl Store {
             let truths = read_counted(&mut tx, numbers).await?;
             let likes = read_watched(&mut tx, watch).await?;
             let counts = read_watched_counts(&mut tx, watch).await?;
-            tx.commit().await.tried("read watched events")?;
+            tx.commit().await.context("read watched events")?;
             Ok(Some((truths, Watched { likes, counts })))
         })
         .await
@@ -91,7 +91,7 @@ impl Store {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             for piece in in_shapes(numbers) {
                 let sql = format!(
                     "INSERT INTO watched_target (watch, kind, target_id, metric) VALUES {}",
@@ -101,9 +101,9 @@ impl Store {
                 for (target, metric) in piece {
                     query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
                 }
-                query.execute(&mut *tx).await.tried(ACTION)?;
+                query.execute(&mut *tx).await.context(ACTION)?;
             }
-            tx.commit().await.tried(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
             // that nobody ever held gets its row here.
             for partition in 0..partitions {
@@ -119,7 +119,7 @@ impl Store {
                 .bind(seconds)
                 .execute(&mut *connection)
                 .await
-                .tried(ACTION)?;
+                .context(ACTION)?;
             }
             Ok(())
         })
@@ -145,7 +145,7 @@ impl Store {
                 let query = sqlx::query(sql).bind(next).bind(UNWATCHED_ROWS);
                 let mut conn = self.acquire().await?;
                 rows = conn
-                    .limit(ACTION, |connection| async move { query.execute(connection).await.tried(ACTION) })
+                    .limit(ACTION, |connection| async move { query.execute(connection).await.context(ACTION) })
                     .await?
                     .rows_affected();
             }
@@ -171,7 +171,7 @@ pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[
             query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
             query = query.bind(datetime(*at)).bind(id.to_vec()).bind(delta.map(|(_, delta)| delta));
         }
-        query.execute(&mut *connection).await.tried("log watched counts")?;
+        query.execute(&mut *connection).await.context("log watched counts")?;
     }
     Ok(())
 }
@@ -185,7 +185,7 @@ async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u1
     .bind(watch)
     .fetch_one(&mut *connection)
     .await
-    .tried("check the watch")?;
+    .context("check the watch")?;
     // A partition that was added meanwhile, whose events nobody logged.
     let all = read_noted(connection).await?.is_none_or(|noted| noted.partitions <= partitions);
     Ok(all && watching == i64::from(partitions))
@@ -197,12 +197,12 @@ async fn read_watched_counts(connection: &mut MySqlConnection, watch: u64) -> Re
         .bind(watch)
         .fetch_all(connection)
         .await
-        .tried(ACTION)?;
+        .context(ACTION)?;
     let read = |row: &MySqlRow| {
         let number = (target(row, 0)?, Metric(row.try_get(2)?));
         Ok(WatchedCount { number, at: micros(row.try_get(3)?), delta: row.try_get(4)? })
     };
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
 }
 
 async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {
@@ -212,7 +212,7 @@ async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Ve
             .bind(watch)
             .fetch_all(connection)
             .await
-            .tried(ACTION)?;
+            .context(ACTION)?;
     let read = |row: &MySqlRow| {
         let event = LikeEvent {
             target: target(row, 0)?,
@@ -222,5 +222,5 @@ async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Ve
         };
         Ok(WatchedEvent { event, is_former: row.try_get(5)? })
     };
-    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().tried(ACTION)
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
 }

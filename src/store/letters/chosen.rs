@@ -6,7 +6,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
 use crate::model::Micros;
-use crate::store::{Result, Store, Tried, datetime, micros};
+use crate::store::{Result, Store, Context, datetime, micros};
 
 /// A dead letter as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(limit);
-            letters_of(&query.fetch_all(connection).await.tried(ACTION)?).tried(ACTION)
+            letters_of(&query.fetch_all(connection).await.context(ACTION)?).context(ACTION)
         })
         .await
     }
@@ -104,8 +104,8 @@ impl Store {
         );
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
-            letters_of(&rows).tried(ACTION)
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
+            letters_of(&rows).context(ACTION)
         })
         .await
     }
@@ -123,7 +123,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let rows =
-                selected(sqlx::query(AssertSqlSafe(sql)), selection).fetch_all(connection).await.tried(ACTION)?;
+                selected(sqlx::query(AssertSqlSafe(sql)), selection).fetch_all(connection).await.context(ACTION)?;
             let total = |row: &MySqlRow| {
                 Ok(Total {
                     reason: row.try_get(0)?,
@@ -133,7 +133,7 @@ impl Store {
                     newest: micros(row.try_get(4)?),
                 })
             };
-            rows.iter().map(total).collect::<std::result::Result<_, _>>().tried(ACTION)
+            rows.iter().map(total).collect::<std::result::Result<_, _>>().context(ACTION)
         })
         .await
     }
@@ -147,7 +147,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let newest: Option<u64> =
-                sqlx::query_scalar("SELECT MAX(id) FROM dead_letter").fetch_one(connection).await.tried(ACTION)?;
+                sqlx::query_scalar("SELECT MAX(id) FROM dead_letter").fetch_one(connection).await.context(ACTION)?;
             Ok(newest.unwrap_or(0))
         })
         .await
@@ -170,7 +170,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(after).bind(until).bind(limit);
-            sizes_of(&query.fetch_all(connection).await.tried(ACTION)?).tried(ACTION)
+            sizes_of(&query.fetch_all(connection).await.context(ACTION)?).context(ACTION)
         })
         .await
     }
@@ -188,8 +188,8 @@ impl Store {
             format!("SELECT id, LENGTH(body) FROM dead_letter WHERE id IN ({}) ORDER BY id", comma_separated(ids));
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.tried(ACTION)?;
-            sizes_of(&rows).tried(ACTION)
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
+            sizes_of(&rows).context(ACTION)
         })
         .await
     }
@@ -216,7 +216,7 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
             // Rows that were found, whether they changed or not.
-            Ok(query.execute(connection).await.tried(ACTION)?.rows_affected())
+            Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
         })
         .await
     }
@@ -234,7 +234,7 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = selected(sqlx::query(AssertSqlSafe(sql)).persistent(false), selection);
-            Ok(query.execute(connection).await.tried(ACTION)?.rows_affected())
+            Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
         })
         .await
     }

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 pub use chosen::{HEAD_BYTES, Letter, Selection, Total};
 
-use super::{Result, Store, Tried, datetime, in_shapes, placeholders};
+use super::{Result, Store, Context, datetime, in_shapes, placeholders};
 use crate::model::Micros;
 use crate::runtime::fault;
 
@@ -56,7 +56,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
                 query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
                 query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
             }
-            query.execute(&mut *connection).await.tried("keep dead letters")?;
+            query.execute(&mut *connection).await.context("keep dead letters")?;
         }
     }
     Ok(())
@@ -69,7 +69,7 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
-    sqlx::query_scalar(sql).bind(queue).bind(most).fetch_one(connection).await.tried("count open dead letters")
+    sqlx::query_scalar(sql).bind(queue).bind(most).fetch_one(connection).await.context("count open dead letters")
 }
 
 impl Store {
@@ -83,7 +83,7 @@ impl Store {
         conn.limit(ACTION, |connection| async move {
             let sql = "SELECT queue, reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL \
                        GROUP BY queue, reason";
-            sqlx::query_as(sql).fetch_all(connection).await.tried(ACTION)
+            sqlx::query_as(sql).fetch_all(connection).await.context(ACTION)
         })
         .await
     }
@@ -99,7 +99,7 @@ impl Store {
             let sql = "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) \
                        SELECT body, headers, reason, error, queue, first_seen FROM dead_letter AS of_none WHERE id = 0 \
                        ON DUPLICATE KEY UPDATE refusals = dead_letter.refusals + 1";
-            sqlx::query(sql).execute(connection).await.tried(ACTION).map(drop)
+            sqlx::query(sql).execute(connection).await.context(ACTION).map(drop)
         })
         .await
     }
@@ -112,10 +112,10 @@ impl Store {
         const ACTION: &str = "keep dead letters";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.tried(ACTION)?;
+            let mut tx = connection.begin().await.context(ACTION)?;
             keep_dead_letters(&mut tx, letters).await?;
             fault::point("dead:returned-before-commit");
-            tx.commit().await.tried(ACTION)?;
+            tx.commit().await.context(ACTION)?;
             fault::point("dead:returned-after-commit");
             Ok(())
         })
