@@ -33,7 +33,7 @@ pub mod consumer;
 pub mod dead_letters;
 pub mod event;
 pub mod jobs;
-pub mod marks;
+pub mod outbox_offsets;
 pub mod model;
 pub mod outbox;
 pub mod runtime;

@@ -2,7 +2,7 @@
 
 use tallyd::cache::layout::{Layout, Loaded, bucket, packed, value};
 use tallyd::cache::template::Template;
-use tallyd::marks::Marks;
+use tallyd::outbox_offsets::OutboxOffsets;
 use tallyd::model::{Kind, Metric, TargetId};
 
 use super::Bytes;
@@ -23,8 +23,8 @@ pub fn layout(data: &[u8]) {
         assert_eq!(Loaded::parse(&loaded.to_string()), Some(loaded));
         let _ = loaded.repaired(data.len() as u64).to_string();
     }
-    if let Some(marks) = Marks::parse(field) {
-        assert_eq!(Marks::parse(&marks.to_string()), Some(marks));
+    if let Some(marks) = OutboxOffsets::parse(field) {
+        assert_eq!(OutboxOffsets::parse(&marks.to_string()), Some(marks));
     }
     numbers(field, data);
 }

@@ -22,7 +22,7 @@ use crate::jobs::reconcile::lookout::Lookout;
 use crate::jobs::reconcile::{self, Mode, Order};
 use crate::jobs::recount;
 use crate::runtime::liveness::{Heartbeat, Liveness};
-use crate::runtime::schedule::Bells;
+use crate::runtime::cron::CronTriggers;
 use crate::runtime::progress::ProgressSink;
 
 /// What every task is given.
@@ -52,7 +52,7 @@ impl Task {
         ringing.extend(self.start_recounter(liveness, tasks));
         // Patterns that can't be used end the start.
         let rung = patterns(&self.live.current(), &ringing);
-        let bells = Bells::start(with_bells(&rung, &ringing)).await?;
+        let bells = CronTriggers::start(with_bells(&rung, &ringing)).await?;
         tasks.spawn(self.ring(bells, ringing, rung));
         Ok(())
     }
@@ -243,13 +243,13 @@ impl Task {
     }
 
     /// Rings bells by the patterns that are in force, until the stop.
-    async fn ring(mut self, mut bells: Bells, ringing: Ringing, mut rung: Vec<Vec<String>>) -> String {
+    async fn ring(mut self, mut bells: CronTriggers, ringing: Ringing, mut rung: Vec<Vec<String>>) -> String {
         while self.stop.run_until_cancelled(self.live.changed()).await.is_some() {
             let wanted = patterns(&self.live.current(), &ringing);
             if wanted == rung {
                 continue;
             }
-            match Bells::start(with_bells(&wanted, &ringing)).await {
+            match CronTriggers::start(with_bells(&wanted, &ringing)).await {
                 Ok(new) => std::mem::replace(&mut bells, new).stop().await,
                 Err(error) => {
                     let error = format!("{error:#}");

@@ -8,7 +8,7 @@ use redis::{Pipeline, Value};
 use super::keys::KindNames;
 use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
@@ -27,7 +27,7 @@ pub struct Sample {
     /// The state of its bucket then.
     pub loaded: Loaded,
     /// What of each partition's outbox was added to its bucket by then.
-    pub marks: Marks,
+    pub offsets: OutboxOffsets,
 }
 
 /// What a bucket holds.
@@ -355,15 +355,15 @@ pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Me
     let cut = Micros(std::str::from_utf8(parts.next()?).ok()?.parse().ok()?);
     let loaded = Loaded::parse(std::str::from_utf8(parts.next()?).ok()?)?;
     let mut fields: Vec<&[u8]> = parts.collect();
-    let marks = Marks::parse(std::str::from_utf8(fields.pop()?).ok()?);
+    let offsets = OutboxOffsets::parse(std::str::from_utf8(fields.pop()?).ok()?);
     if fields.len() != numbers.last().map_or(0, |(field, _)| field + 1) {
         // One of the fields holds a separator: then nobody knows which is whose.
         return Some(vec![None; numbers.len()]);
     }
-    let marks = marks?;
+    let offsets = offsets?;
     let sample = |(field, metric): &(usize, Metric)| {
         let value = layout.value(std::str::from_utf8(fields.get(*field)?).ok()?, *metric)?;
-        Some(Sample { value, cut, loaded, marks: marks.clone() })
+        Some(Sample { value, cut, loaded, offsets: offsets.clone() })
     };
     Some(numbers.iter().map(sample).collect())
 }
@@ -386,7 +386,7 @@ mod tests {
         let bytes = Value::BulkString(b"7\x00\x005\x00\xff\x000:7,2:9".to_vec());
         let samples = read_sample(&bytes, &packed, &members(2)).unwrap();
         let first = samples[0].as_ref().unwrap();
-        assert_eq!((first.value, first.marks.of(2)), (5, 9));
+        assert_eq!((first.value, first.offsets.of(2)), (5, 9));
         assert_eq!(samples[1], None, "a field that is no text");
         let two = Value::BulkString(b"7\x00\x005,8\x00".to_vec());
         let both = read_sample(&two, &packed, &[(0, Metric(1)), (0, Metric(2))]).unwrap();

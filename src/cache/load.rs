@@ -9,7 +9,7 @@ use super::counters::pieces;
 use super::keys::LOADED;
 use super::layout::Loaded;
 use super::{Cache, Call, LOAD, Result, text, unexpected};
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Buckets that are marked at once: a load keeps 16 bytes of each.
@@ -79,7 +79,7 @@ impl Cache {
         Ok(unloaded)
     }
 
-    /// Marks buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
+    /// OutboxOffsets buckets of the kind, `from` this one on, that nobody has loaded as being loaded by `run`, and gives what they
     /// hold of `metrics` at that instant: four million of them, or fewer where they hold more than `fields_max` numbers. `outbox` is the last number of each
     /// partition's outbox, read before: what these rows have is part of what is loaded, and never added to the buckets afterwards.
     ///
@@ -92,7 +92,7 @@ impl Cache {
         run: u64,
         from: u32,
         fields_max: usize,
-        outbox: &Marks,
+        outbox: &OutboxOffsets,
     ) -> Result<Lost> {
         const ACTION: &str = "mark buckets";
         let mut lost = Lost { from, ..Lost::default() };
@@ -132,7 +132,7 @@ impl Cache {
         Ok(lost)
     }
 
-    /// Marks those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
+    /// OutboxOffsets those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
     ///
     /// # Errors
     /// Redis is away.

@@ -13,7 +13,7 @@ use crate::app::Servers;
 use crate::check::{self, Check, Status};
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::model::Micros;
-use crate::runtime::{log, schedule};
+use crate::runtime::{cron, log};
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -127,6 +127,6 @@ fn told(config: &Config, servers: &Servers) -> String {
 }
 
 fn next_runs(cron: &str) -> Option<String> {
-    let cron = schedule::parse(cron).ok()?;
-    Some(schedule::next_runs(&cron, Micros::now(), 3).join(", "))
+    let cron = cron::parse(cron).ok()?;
+    Some(cron::next_runs(&cron, Micros::now(), 3).join(", "))
 }

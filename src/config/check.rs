@@ -9,7 +9,7 @@ use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, reti
 use crate::jobs::archive::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{Form, Layout};
 use crate::cache::score::Tie;
-use crate::runtime::schedule;
+use crate::runtime::cron;
 
 /// Half of the time after which filters are not trusted any more.
 const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
@@ -142,9 +142,9 @@ fn filters(config: &Config, found: &mut Faults) {
         );
     }
     // Empty where another daemon does it.
-    let often = |cron: &str| schedule::parse(cron).is_ok_and(|cron| schedule::longest_gap(&cron) <= FILTER_GAP_MAX);
+    let often = |cron: &str| cron::parse(cron).is_ok_and(|cron| cron::longest_gap(&cron) <= FILTER_GAP_MAX);
     let cron = &config.filter.cron;
-    if !cron.is_empty() && schedule::parse(cron).is_ok() && !often(cron) {
+    if !cron.is_empty() && cron::parse(cron).is_ok() && !often(cron) {
         let text =
             format!("[filter] cron is \"{cron}\", with runs more than half an hour apart: no filter would be trusted");
         found.between(&["filter.cron".into(), "filter.likes_min".into()], text);
@@ -251,7 +251,7 @@ fn schedules(config: &Config, found: &mut Faults) {
         ("filter.cron", &config.filter.cron),
     ] {
         if !cron.is_empty()
-            && let Err(error) = schedule::parse(cron)
+            && let Err(error) = cron::parse(cron)
         {
             let key = Key::from(key);
             found.at(key.clone(), format!("{key} is \"{cron}\": {error:#}"));

@@ -7,7 +7,7 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Pause, Rules};
 use crate::jobs::recount::query::Query;
-use crate::runtime::schedule;
+use crate::runtime::cron;
 
 /// A metric of one kind, and the query that says what it should be.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -72,7 +72,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
             say("query", &problem);
         }
         if !cron.is_empty()
-            && let Err(error) = schedule::parse(cron)
+            && let Err(error) = cron::parse(cron)
         {
             say("cron", &format!("cron is \"{cron}\": {error:#}"));
         }

@@ -21,7 +21,7 @@ use crate::config::{Config, ConfigHandle};
 use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::runtime::schedule;
+use crate::runtime::cron;
 pub use crate::store::jobs::Outcome;
 use crate::store::jobs::{LEASE, Lock};
 use crate::store::{Store, StoreError};
@@ -210,9 +210,9 @@ impl Timetable {
             return Ok(true);
         }
         // Empty, or refused when it was loaded.
-        let Ok(cron) = schedule::parse((self.pattern)(&self.live.current())) else { return Ok(false) };
+        let Ok(cron) = cron::parse((self.pattern)(&self.live.current())) else { return Ok(false) };
         let last = store.last_done(self.name, &self.mode).await?;
-        Ok(match (last, schedule::last_fired(&cron, now)) {
+        Ok(match (last, cron::last_fired(&cron, now)) {
             (_, None) => false,
             (None, Some(fired)) => since.is_none_or(|since| since < fired),
             (Some(started_at), Some(fired)) => started_at < fired,

@@ -9,19 +9,19 @@
 //!
 //! * A: a batch is committed. B: the daemon is killed before it adds. Another one, or the same again, finds the row: it looks once a second for
 //!   rows that nobody has added.
-//! * A: rows are added. B: the daemon is killed before it notes that, or amidst the buckets. The next one adds them again, and the marks leave
+//! * A: rows are added. B: the daemon is killed before it notes that, or amidst the buckets. The next one adds them again, and the offsets leave
 //!   out what is there.
-//! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. All that some rows have for
+//! * A: a call times out; it may have run, or run later, even after later rows. Again the offsets decide. All that some rows have for
 //!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first might be refused.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
-//!   not of a partition of its own; should both add, the marks decide.
+//!   not of a partition of its own; should both add, the offsets decide.
 //! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
 //! * A: rows are added. B: MySQL goes back to before them (a restore, a failover that loses commits). Numbers follow its clock, so what comes
 //!   now has higher ones than any mark, and is added. What was lost stands in Redis alone until a full reconcile: the task sees that what it
-//!   noted is gone, or marks of rows that MySQL doesn't have, and says so.
+//!   noted is gone, or offsets of rows that MySQL doesn't have, and says so.
 //! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
-//!   unknown to readers; who loads it raises the marks first to what is committed, and loads the numbers as of those (lua/load.lua).
-//! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
+//!   unknown to readers; who loads it raises the offsets first to what is committed, and loads the numbers as of those (lua/load.lua).
+//! * A: Redis comes back older than it was (a failover, an old snapshot). OutboxOffsets and numbers go back together, and rows up to `applied` are not
 //!   sent again: a reconcile finds what is missing, as it does with likes.
 //! * A: a bucket is of another type, or a number is none, by somebody's hand. It is said, and left alone: once somebody mends it, it is a bucket
 //!   that Redis has lost, or a reconcile adds what is missing. Whatever else fails is tried until it works.
@@ -40,7 +40,7 @@ use crate::cache::apply::Left;
 use crate::cache::feed::{Gain, Once};
 use crate::cache::keys::KindNames;
 use crate::config::{Config, ConfigHandle, Rules};
-use crate::marks::{CORRECTIONS, Marks};
+use crate::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use crate::model::{Addition, Micros};
 use crate::runtime::fault;
 use crate::runtime::log::Flood;
@@ -83,9 +83,9 @@ pub struct Outbox {
 #[derive(Default)]
 struct State {
     /// Up to here all is in Redis.
-    added: Marks,
+    added: OutboxOffsets,
     /// What of that MySQL knows.
-    noted: Marks,
+    noted: OutboxOffsets,
     kept: Kept,
     /// Partitions with more rows than were read.
     more: BTreeSet<u16>,
@@ -242,7 +242,7 @@ impl Outbox {
     }
 
     async fn note(&self, state: &mut State) -> Result<()> {
-        let news: Marks = state.added.iter().filter(|(of, number)| *number > state.noted.of(*of)).collect();
+        let news: OutboxOffsets = state.added.iter().filter(|(of, number)| *number > state.noted.of(*of)).collect();
         self.store.note_outbox_applied(&news).await?;
         state.noted.raise_all(&news);
         Ok(())
@@ -266,17 +266,17 @@ impl Outbox {
 
 /// What was in Redis at some instants, the oldest first: rows are kept for a while from then on.
 #[derive(Default)]
-struct Kept(VecDeque<(Instant, Marks)>);
+struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
     /// Which rows are in Redis for long, where these are there `now`.
-    fn over(&mut self, now: Instant, noted: &Marks) -> Marks {
+    fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
-        let is_over = |(since, _): &(Instant, Marks)| now.duration_since(*since) >= KEPT;
+        let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;
         while self.0.get(1).is_some_and(is_over) {
             self.0.pop_front();
         }
-        self.0.front().filter(|oldest| is_over(oldest)).map(|(_, marks)| marks.clone()).unwrap_or_default()
+        self.0.front().filter(|oldest| is_over(oldest)).map(|(_, offsets)| offsets.clone()).unwrap_or_default()
     }
 }
 
@@ -321,7 +321,7 @@ mod tests {
     fn rows_are_kept_from_when_they_were_added() {
         let (began, mut kept) = (Instant::now(), Kept::default());
         let mut over = |after_s: u64, number: u64| {
-            kept.over(began + Duration::from_secs(after_s), &Marks::from_iter([(0, number)])).of(0)
+            kept.over(began + Duration::from_secs(after_s), &OutboxOffsets::from_iter([(0, number)])).of(0)
         };
         assert_eq!([over(0, 5), over(300, 7), over(599, 9)], [0, 0, 0]);
         assert_eq!([over(600, 9), over(899, 9), over(900, 9), over(2_000, 12)], [5, 5, 7, 9]);

@@ -6,7 +6,7 @@ pub mod log;
 pub mod process;
 pub mod liveness;
 pub mod retry;
-pub mod schedule;
+pub mod cron;
 pub mod progress;
 pub mod shutdown;
 pub mod systemd;

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Conn, Result, Store, StoreError, Context, in_shapes, jobs, micros, placeholders};
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// A target's number as MySQL has it.
@@ -53,7 +53,7 @@ impl Store {
         &self,
         numbers: &[CounterKey],
         recounted: Option<Metric>,
-        applied: Option<&Marks>,
+        applied: Option<&OutboxOffsets>,
     ) -> Result<(HashMap<CounterKey, Truth>, Since)> {
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {

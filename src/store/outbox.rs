@@ -2,7 +2,7 @@
 //!
 //! A row's number is given under the lock of the partition's row in `partition_owner`: whoever sees a row sees all rows of its partition before
 //! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
-//! commits), no number comes twice, and Redis' marks leave nothing new out. A row holds so many additions at most that a batch is a few of them.
+//! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many additions at most that a batch is a few of them.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
 use super::{Result, Store, Context, micros, partitions};
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
 
 /// Additions in one row: some 30 KiB.
@@ -61,7 +61,7 @@ pub struct Since {
     /// In the order of their partitions and numbers.
     pub rows: Vec<OutboxRow>,
     /// Rows up to these may be missing: they were deleted, or are too many to be read.
-    pub pruned: Marks,
+    pub pruned: OutboxOffsets,
 }
 
 /// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
@@ -130,8 +130,8 @@ fn decode(body: &[u8]) -> Option<Vec<Addition>> {
 }
 
 /// The rows after those numbers, and what was deleted before, in a transaction that sees one instant.
-pub(super) async fn read_since(connection: &mut MySqlConnection, since: &Marks) -> Result<Since> {
-    let (mut rows, mut kept, mut unread) = (Vec::new(), 0, Marks::default());
+pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
+    let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
     for (partition, last) in read_marks(connection, ENDS).await?.iter() {
         let mut after = since.of(partition);
         while after < last {
@@ -155,11 +155,11 @@ const ENDS: &str = "SELECT `partition`, outbox FROM partition_owner";
 const APPLIED: &str = "SELECT `partition`, applied FROM outbox_state";
 const PRUNED: &str = "SELECT `partition`, pruned FROM outbox_state";
 
-async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<Marks> {
+async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<OutboxOffsets> {
     const ACTION: &str = "read how far the outbox is";
     let rows = sqlx::query(sql).fetch_all(connection).await.context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-    rows.iter().map(read).collect::<std::result::Result<Marks, sqlx::Error>>().context(ACTION)
+    rows.iter().map(read).collect::<std::result::Result<OutboxOffsets, sqlx::Error>>().context(ACTION)
 }
 
 async fn read_rows(
@@ -214,7 +214,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn outbox_numbers(&self) -> Result<Marks> {
+    pub async fn outbox_numbers(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
     }
 
@@ -222,7 +222,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn outbox_applied(&self) -> Result<Marks> {
+    pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
     }
 
@@ -267,7 +267,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn note_outbox_applied(&self, applied: &Marks) -> Result<()> {
+    pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
         const ACTION: &str = "note how far the outbox is";
         if applied.is_empty() {
             return Ok(());

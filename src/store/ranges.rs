@@ -10,7 +10,7 @@ use sqlx::{MySqlConnection, Row};
 use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
 use super::{Result, Store, Context, micros};
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// One number of `counter`: the sum of its slots.
@@ -99,7 +99,7 @@ impl Store {
     ///
     /// # Errors
     /// MySQL's.
-    pub async fn recount_range(&self, range: &Range, applied: Option<&Marks>) -> Result<Option<Recount>> {
+    pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
         conn.unlimited(|connection| async move {

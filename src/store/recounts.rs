@@ -15,7 +15,7 @@ use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
 use super::{Result, Store, StoreError, Context, in_shapes, jobs, outbox, sightings};
 use crate::config::Writes;
-use crate::marks::CORRECTIONS;
+use crate::outbox_offsets::CORRECTIONS;
 use crate::model::{Addition, Kind, Metric, Micros, CounterKey, TargetId};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.

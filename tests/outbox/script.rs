@@ -4,7 +4,7 @@ use tallyd::cache::Cache;
 use tallyd::cache::apply::Left;
 use tallyd::cache::counters::Size;
 use tallyd::cache::keys::KindNames;
-use tallyd::marks::{CORRECTIONS, Marks};
+use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use tallyd::model::{Addition, Kind, Metric};
 
 use super::common::{World, target};
@@ -52,8 +52,8 @@ async fn rows_once(name: &str, settings: &str) {
     apply(&world, &world.cache, 6, &[(2, vec![add(1, VIEW, 1)])]).await;
     expected = [((1, 3), 3), ((1, 5), 2), ((2, 5), 1)].into();
     assert_eq!(in_redis(&world, &world.cache, 3).await, expected);
-    let sampled = Marks::parse(&marks(&world, 1).await).unwrap();
-    assert_eq!(sampled, Marks::parse("0:9,1:3,2:4,6:2,65535:1").unwrap());
+    let sampled = OutboxOffsets::parse(&marks(&world, 1).await).unwrap();
+    assert_eq!(sampled, OutboxOffsets::parse("0:9,1:3,2:4,6:2,65535:1").unwrap());
     let sizes = world.cache.bucket_sizes("video", &[VIEW, FORWARD], 0..1).await.unwrap();
     // `_o`, seven marks and one more; there is no `_`.
     let (targets, numbers) = if world.cache.is_packed() { (2, 3) } else { (0, 0) };
@@ -79,7 +79,7 @@ async fn rows_up_to_the_marks_of_a_load_are_never_added_to_its_buckets() {
     let there = |bucket| ids.iter().copied().find(|id| world.cache.keys.bucket(target(*id)) == bucket).unwrap();
     let (first, second) = (there(0), there(1));
     apply(&world, &world.cache, 0, &[(5, vec![add(first, VIEW, 5)])]).await;
-    let outbox = Marks::parse("0:3,2:7").unwrap();
+    let outbox = OutboxOffsets::parse("0:3,2:7").unwrap();
     let lost = world.cache.begin_load(("video", Kind(1)), &[VIEW], 1, 0, 1_000, &outbox).await.unwrap();
     assert_eq!((marks(&world, first).await, marks(&world, second).await), ("0:5,2:7".to_owned(), "0:3,2:7".to_owned()));
     assert_eq!(lost.held, [((target(first), VIEW), 5)].into());

@@ -143,7 +143,7 @@ mod tests {
     use crate::consumer::batch::{before as meets, coalesce};
     use crate::consumer::settle::{newest, settle};
     use crate::event::{CountEvent, EventId, SetEvent};
-    use crate::marks::Marks;
+    use crate::outbox_offsets::OutboxOffsets;
     use crate::model::{Kind, Target, TargetId};
     use crate::store::likes::{Before, State};
     use crate::store::sets::{LastSet, Standing};
@@ -152,7 +152,7 @@ mod tests {
 
     fn sample(value: i64) -> Sample {
         let loaded = Loaded::Yes { generation: 1, pass: 0 };
-        Sample { value, cut: Micros(100), loaded, marks: Marks::default() }
+        Sample { value, cut: Micros(100), loaded, offsets: OutboxOffsets::default() }
     }
 
     fn truth(counted: i64, rows: Option<i64>, update_at: i64) -> Truth {

@@ -11,7 +11,7 @@ use super::report::Steps;
 use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Metric, CounterKey};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
@@ -66,7 +66,7 @@ impl Run<'_> {
     /// Judges a sample by what MySQL says.
     pub(super) fn judge(&self, number: CounterKey, sample: &Sample, truth: Option<Truth>, waiting: &Waiting) -> Verdict {
         if self.is_by_daemon(number) {
-            judge_waiting(sample, truth, waiting.of(number, &sample.marks))
+            judge_waiting(sample, truth, waiting.of(number, &sample.offsets))
         } else {
             judge(sample, truth.as_ref(), self.on.limits.skew())
         }
@@ -81,7 +81,7 @@ impl Run<'_> {
     }
 
     /// Up to which rows the outboxes are in Redis, where it matters: to be read before the sample.
-    pub(super) async fn applied(&self, matters: bool) -> Result<Option<Marks>> {
+    pub(super) async fn applied(&self, matters: bool) -> Result<Option<OutboxOffsets>> {
         Ok(if matters { Some(self.on.store.outbox_applied().await?) } else { None })
     }
 

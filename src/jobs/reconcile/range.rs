@@ -16,7 +16,7 @@ use super::waiting::Waiting;
 use super::{Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Kind, CounterKey, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
@@ -33,7 +33,7 @@ pub(super) struct Sampled {
     /// How long listing, sampling and fencing took.
     pub took: Duration,
     /// Of what the daemon adds to Redis: up to which rows that was done before the sample.
-    applied: Option<Marks>,
+    applied: Option<OutboxOffsets>,
     samples: Vec<Option<Sample>>,
 }
 

@@ -1,12 +1,12 @@
 //! What the daemons had committed and not yet added to Redis when it was sampled: of numbers with `writer = "daemon"`. Pure.
 //!
 //! Such a number is in Redis what `counter` has, less those rows of the outboxes that were not added to its bucket. Which these are
-//! the bucket's marks say, read with the number; so nothing has to be waited for, and a number that is written all the time is judged as
+//! the bucket's offsets say, read with the number; so nothing has to be waited for, and a number that is written all the time is judged as
 //! exactly as one that rests.
 
 use std::collections::HashMap;
 
-use crate::marks::Marks;
+use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Addition, CounterKey};
 use crate::store::outbox::Since;
 
@@ -16,15 +16,15 @@ pub(super) struct Waiting {
     /// By number: a row's partition and place in its outbox, and what it adds.
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these are deleted.
-    pruned: Marks,
-    /// Rows up to these were in Redis before it was sampled, whatever a bucket's marks say: they stand in none that the row has nothing for, and
+    pruned: OutboxOffsets,
+    /// Rows up to these were in Redis before it was sampled, whatever a bucket's offsets say: they stand in none that the row has nothing for, and
     /// a bucket that was set back to an older state lost what it had.
-    applied: Marks,
+    applied: OutboxOffsets,
 }
 
 impl Waiting {
     /// What followed `applied`, which was read before the sample.
-    pub fn new(since: Since, applied: Marks) -> Self {
+    pub fn new(since: Since, applied: OutboxOffsets) -> Self {
         let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
         for row in since.rows {
             for Addition { target, metric, delta } in row.additions {
@@ -34,9 +34,9 @@ impl Waiting {
         Self { additions, pruned: since.pruned, applied }
     }
 
-    /// What a sample of the number lacks whose bucket had `marks`; none where rows are deleted that would tell.
-    pub fn of(&self, number: CounterKey, marks: &Marks) -> Option<i64> {
-        let had = |partition| marks.of(partition).max(self.applied.of(partition));
+    /// What a sample of the number lacks whose bucket had `offsets`; none where rows are deleted that would tell.
+    pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
+        let had = |partition| offsets.of(partition).max(self.applied.of(partition));
         if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
             return None;
         }
@@ -67,7 +67,7 @@ mod tests {
             noted in prop::collection::vec(0..40_u64, 2),
         ) {
             let (mut counters, mut held) = (HashMap::new(), HashMap::new());
-            let (mut rows, mut last, mut marks) = (Vec::new(), [0; 2], [Marks::default(), Marks::default()]);
+            let (mut rows, mut last, mut offsets) = (Vec::new(), [0; 2], [OutboxOffsets::default(), OutboxOffsets::default()]);
             for (partition, id, delta) in batches {
                 last[usize::from(partition)] += 1;
                 let number = last[usize::from(partition)];
@@ -75,18 +75,18 @@ mod tests {
                 let bucket = (id % 2) as usize;
                 if number <= added[bucket * 2 + usize::from(partition)] {
                     *held.entry(id).or_insert(0) += delta;
-                    marks[bucket].raise(partition, number);
+                    offsets[bucket].raise(partition, number);
                 }
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
                 rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions });
             }
             // Known to be in both buckets.
-            let applied: Marks =
+            let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));
             let waiting = Waiting::new(Since { rows, pruned: applied.clone() }, applied);
             for (id, counted) in counters {
-                let lacks = waiting.of((target(id), Metric(2)), &marks[(id % 2) as usize]);
+                let lacks = waiting.of((target(id), Metric(2)), &offsets[(id % 2) as usize]);
                 prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
             }
         }
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
-        let pruned = Marks::parse("0:5").unwrap();
-        let waiting = Waiting::new(Since { rows: Vec::new(), pruned }, Marks::parse("0:3").unwrap());
-        assert_eq!(waiting.of((target(1), Metric(2)), &Marks::parse("0:4").unwrap()), None);
-        assert_eq!(waiting.of((target(1), Metric(2)), &Marks::parse("0:5").unwrap()), Some(0));
+        let pruned = OutboxOffsets::parse("0:5").unwrap();
+        let waiting = Waiting::new(Since { rows: Vec::new(), pruned }, OutboxOffsets::parse("0:3").unwrap());
+        assert_eq!(waiting.of((target(1), Metric(2)), &OutboxOffsets::parse("0:4").unwrap()), None);
+        assert_eq!(waiting.of((target(1), Metric(2)), &OutboxOffsets::parse("0:5").unwrap()), Some(0));
     }
 }

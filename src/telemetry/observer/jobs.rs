@@ -11,7 +11,7 @@ use crate::jobs::filters;
 use crate::model::Micros;
 use crate::jobs::reconcile::{self, Mode};
 use crate::jobs::recount;
-use crate::runtime::schedule;
+use crate::runtime::cron;
 use crate::telemetry::status::{Ended, Job, Reconciled, Run};
 use crate::store::Store;
 use crate::store::runs::{RunRow, RunningRow};
@@ -59,7 +59,7 @@ impl Runs {
         for (name, mode, pattern) in modes(config) {
             let last = self.0.entry((name.to_owned(), mode.clone())).or_default();
             last.read(store, name, &mode).await?;
-            let next = schedule::parse(&pattern).ok().and_then(|cron| schedule::next_run(&cron, now));
+            let next = cron::parse(&pattern).ok().and_then(|cron| cron::next_run(&cron, now));
             jobs.push(Job {
                 job: name.to_owned(),
                 running: running.iter().find(|row| row.job == name && row.mode == mode).map(run),

@@ -61,11 +61,11 @@ pub fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
 }
 
 /// Rings `bells` by their patterns until it is dropped. Empty patterns never ring.
-pub struct Bells {
+pub struct CronTriggers {
     scheduler: JobScheduler,
 }
 
-impl Bells {
+impl CronTriggers {
     /// Starts to ring.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ mod tests {
     #[tokio::test]
     async fn a_bell_rings() {
         let bell = Arc::new(Notify::new());
-        let bells = Bells::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
+        let bells = CronTriggers::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
             .await
             .unwrap();
         tokio::time::timeout(Duration::from_secs(10), bell.notified()).await.unwrap();

@@ -10,20 +10,20 @@ pub const CORRECTIONS: u16 = u16::MAX;
 
 /// A number for each partition, of a row in its outbox; zero where there is none. As text `0:17,3:12`. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marks(Arc<BTreeMap<u16, u64>>);
+pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
 
-impl Marks {
+impl OutboxOffsets {
     /// Reads the text; none where it is no such text.
     pub fn parse(text: &str) -> Option<Self> {
-        let mut marks = BTreeMap::new();
+        let mut offsets = BTreeMap::new();
         for pair in text.split(',').filter(|_| !text.is_empty()) {
             let (partition, number) = pair.split_once(':')?;
-            match marks.entry(partition.parse().ok()?) {
+            match offsets.entry(partition.parse().ok()?) {
                 Entry::Vacant(entry) => entry.insert(number.parse().ok()?),
                 Entry::Occupied(_) => return None,
             };
         }
-        Some(marks.into_iter().collect())
+        Some(offsets.into_iter().collect())
     }
 
     /// The partition's number.
@@ -56,13 +56,13 @@ impl Marks {
     }
 }
 
-impl FromIterator<(u16, u64)> for Marks {
+impl FromIterator<(u16, u64)> for OutboxOffsets {
     fn from_iter<I: IntoIterator<Item = (u16, u64)>>(numbers: I) -> Self {
         Self(Arc::new(numbers.into_iter().filter(|(_, number)| *number > 0).collect()))
     }
 }
 
-impl fmt::Display for Marks {
+impl fmt::Display for OutboxOffsets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, (partition, number)) in self.iter().enumerate() {
             let separator = if place == 0 { "" } else { "," };
@@ -77,39 +77,39 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn marks() -> impl Strategy<Value = Marks> {
+    fn offsets() -> impl Strategy<Value = OutboxOffsets> {
         prop::collection::vec((any::<u16>(), any::<u64>()), 0..9).prop_map(|numbers| numbers.into_iter().collect())
     }
 
     #[test]
     fn what_is_no_marks_is_refused() {
-        assert_eq!(Marks::parse("0:17,3:12").unwrap().of(3), 12);
-        assert!(Marks::parse("").unwrap().is_empty());
+        assert_eq!(OutboxOffsets::parse("0:17,3:12").unwrap().of(3), 12);
+        assert!(OutboxOffsets::parse("").unwrap().is_empty());
         for text in ["0", "0:", ":1", "0:1,", ",", "0:1,0:2", "0:-1", "65536:1", "x:1"] {
-            assert_eq!(Marks::parse(text), None, "{text}");
+            assert_eq!(OutboxOffsets::parse(text), None, "{text}");
         }
     }
 
     proptest! {
         #[test]
-        fn marks_are_read_back(marks in marks()) {
-            prop_assert_eq!(Marks::parse(&marks.to_string()), Some(marks));
+        fn marks_are_read_back(offsets in offsets()) {
+            prop_assert_eq!(OutboxOffsets::parse(&offsets.to_string()), Some(offsets));
         }
 
         #[test]
-        fn a_mark_is_only_raised(mut marks in marks(), other in marks(), partition: u16, number: u64) {
-            let (before, of) = (marks.clone(), marks.of(partition));
-            marks.raise(partition, number);
-            prop_assert_eq!(marks.of(partition), of.max(number));
-            marks.raise_all(&other);
+        fn a_mark_is_only_raised(mut offsets in offsets(), other in offsets(), partition: u16, number: u64) {
+            let (before, of) = (offsets.clone(), offsets.of(partition));
+            offsets.raise(partition, number);
+            prop_assert_eq!(offsets.of(partition), of.max(number));
+            offsets.raise_all(&other);
             for (partition, number) in before.iter().chain(other.iter()) {
-                prop_assert!(marks.of(partition) >= number);
+                prop_assert!(offsets.of(partition) >= number);
             }
         }
 
         #[test]
         fn any_text_is_read_or_refused(text in "[0-9:,]*") {
-            let _ = Marks::parse(&text);
+            let _ = OutboxOffsets::parse(&text);
         }
     }
 }
