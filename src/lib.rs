@@ -23,7 +23,7 @@ pub mod app;
 pub mod boards;
 pub mod broker;
 pub mod cache;
-pub mod caution;
+pub mod repair_limits;
 pub mod check;
 pub mod cli;
 pub mod client;

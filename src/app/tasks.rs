@@ -295,7 +295,7 @@ fn recount_timetable(live: &ConfigHandle, name: &str) -> Timetable {
 /// When the loop looks again, after what became of a run.
 fn next<R: runner::Report>(ran: Result<Ran<R>>) -> Next {
     match ran {
-        Ok(Ran::Ended(report)) if matches!(report.outcome(), Outcome::Done | Outcome::Braked) => Next::Bell,
+        Ok(Ran::Ended(report)) if matches!(report.outcome(), Outcome::Done | Outcome::LimitExceeded) => Next::Bell,
         Ok(Ran::Ended(_)) => Next::Later,
         Ok(Ran::Held { .. }) => Next::Soon,
         Err(error) if error.is::<TooFew>() => {

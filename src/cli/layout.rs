@@ -140,7 +140,7 @@ async fn migrate(config: &Config, order: Order, format: Format) -> Result<u8> {
             }
             End::Done => {}
             End::TimeOver => return Ok(EXIT_TRY_LATER),
-            End::Stopped | End::Braked => return Ok(EXIT_FAILED),
+            End::Stopped | End::LimitExceeded => return Ok(EXIT_FAILED),
         }
     }
     let text = format!(

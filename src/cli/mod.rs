@@ -279,7 +279,7 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {
-        _ if matches!(report.ended, End::Stopped | End::Braked) => EXIT_FAILED,
+        _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
         // What is unknown would be loaded.
         _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
         _ => EXIT_DONE,

@@ -58,7 +58,7 @@ pub enum Outcome {
     /// It stays due.
     Failed,
     /// It would have changed too much: not due before its time comes again.
-    Braked,
+    LimitExceeded,
     /// It can't be done before a person has mended something: not due before its time comes again.
     Refused,
     /// It was told to stop, or its time was over. It stays due.
@@ -72,7 +72,7 @@ impl Outcome {
         match self {
             Self::Done => "done",
             Self::Failed => "failed",
-            Self::Braked => "braked",
+            Self::LimitExceeded => "braked",
             Self::Refused => "refused",
             Self::Stopped => "stopped",
             Self::DryRun => "dry-run",

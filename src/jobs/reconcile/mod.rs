@@ -58,7 +58,7 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::caution::{Brake, Braked};
+use crate::repair_limits::{RepairLimits, LimitExceeded};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
 use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
@@ -216,9 +216,9 @@ impl Reconciler {
         self.unwatch(number).await;
         match result {
             Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {}
-            Err(error) if error.is::<Braked>() => {
+            Err(error) if error.is::<LimitExceeded>() => {
                 warn!(event = "reconcile-braked", reason = %error, "nothing more is repaired: {error}");
-                run.report.end(End::Braked, error.to_string());
+                run.report.end(End::LimitExceeded, error.to_string());
             }
             result => result?,
         }
@@ -248,7 +248,7 @@ impl Reconciler {
 impl Run<'_> {
     /// The report, with why it ended.
     fn ended(mut self) -> Report {
-        if self.report.ended == End::Braked {
+        if self.report.ended == End::LimitExceeded {
             // Whatever else it was, somebody must look at it.
         } else if self.stop.is_cancelled() {
             self.report.end(End::Stopped, "told to stop".to_owned());
@@ -286,7 +286,7 @@ impl Run<'_> {
     }
 
     /// Stops before repairs that are too many, or one of which is too large.
-    fn brake(&self, largest: u64) -> Result<(), Braked> {
+    fn check_limits(&self, largest: u64) -> Result<(), LimitExceeded> {
         if self.order.force {
             return Ok(());
         }
@@ -296,9 +296,9 @@ impl Run<'_> {
         } else {
             ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
         };
-        let brake = Brake { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
+        let limits = RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
         let Report { checked, drifted, counters_off, .. } = self.report;
-        brake.check(checked, drifted.max(counters_off), largest)
+        limits.check(checked, drifted.max(counters_off), largest)
     }
 
     /// Waits, or until the stop.

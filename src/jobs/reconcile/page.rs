@@ -15,7 +15,7 @@ use super::look::{Look, Looks};
 use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
-use crate::caution::agreed;
+use crate::repair_limits::confirmed_delta;
 use crate::jobs::fence::NotNow;
 use crate::model::{Micros, CounterKey, Target};
 use crate::runtime::fault;
@@ -38,7 +38,7 @@ pub(super) type Pending = BTreeMap<CounterKey, Option<i64>>;
 impl Run<'_> {
     /// Looks at one page of numbers that are sorted by key.
     pub(super) async fn compare(&mut self, numbers: &[CounterKey]) -> Result<()> {
-        // Before the look, which may brake.
+        // Before the look, which may exceed the limits.
         self.report.checked += numbers.len() as u64;
         let Looks { looks, truths } = self.look(numbers, Duration::ZERO, self.recounted()).await?;
         self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
@@ -114,7 +114,7 @@ impl Run<'_> {
         let mut repairs = Vec::new();
         for (number, look) in second {
             let (Some(first), Verdict::Drift(drift)) = (first.get(number), look.verdict) else { continue };
-            let delta = agreed(*first, drift);
+            let delta = confirmed_delta(*first, drift);
             if delta == 0 {
                 self.report.transient += 1;
                 if self.lists_all {
@@ -140,7 +140,7 @@ impl Run<'_> {
         }
         fault::point("reconcile:agreed");
         let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
-        self.brake(largest)?;
+        self.check_limits(largest)?;
         let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
         let mut left = Vec::new();
         for (number, result) in self.repair(&repairs, second).await? {
@@ -211,7 +211,7 @@ impl Run<'_> {
         }
         self.report.counters_off += off.len() as u64;
         if !self.report.dry_run {
-            self.brake(off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0))?;
+            self.check_limits(off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0))?;
         }
         let pass = self.next_number();
         fault::point("reconcile:correcting");

@@ -21,7 +21,8 @@ pub enum End {
     /// It was told to stop.
     Stopped,
     /// It would have repaired more than is allowed without `--force`.
-    Braked,
+    #[serde(rename = "braked")]
+    LimitExceeded,
 }
 
 /// The result of one run. All numbers are of counters, which are a target's number of one metric each, unless said otherwise.
@@ -224,7 +225,7 @@ impl runner::Report for Report {
             _ if self.dry_run => Outcome::DryRun,
             End::Done => Outcome::Done,
             End::Stopped | End::TimeOver => Outcome::Stopped,
-            End::Braked => Outcome::Braked,
+            End::LimitExceeded => Outcome::LimitExceeded,
         }
     }
 

@@ -6,7 +6,7 @@ use tracing::warn;
 use super::page::Sight;
 use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{JOB, Run, stopped};
-use crate::caution::{Brake, Braked};
+use crate::repair_limits::{RepairLimits, LimitExceeded};
 use crate::config::Reconcile as Limits;
 use crate::model::Target;
 use crate::runtime::fault;
@@ -35,13 +35,13 @@ impl Run<'_> {
     /// Makes the corrections that are held, unless they are too much to be true.
     pub(super) async fn correct(&mut self) -> Result<()> {
         if self.order.dry_run {
-            self.report.would_brake = self.brake().err().map(|braked| braked.to_string());
+            self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
             return Ok(());
         }
         if self.intents.is_empty() {
             return Ok(());
         }
-        self.brake()?;
+        self.check_limits()?;
         let Report { drifted, drift_sum, .. } = self.report;
         let recount = &self.on.name;
         warn!(
@@ -78,19 +78,19 @@ impl Run<'_> {
     }
 
     /// Whether so much may be corrected.
-    fn brake(&self) -> Result<(), Braked> {
+    fn check_limits(&self) -> Result<(), LimitExceeded> {
         if self.order.force {
             return Ok(());
         }
         let Report { checked, drifted, .. } = self.report;
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
         let command = format!("`tallyd recount {} --force`", self.on.name);
-        let brake = Brake {
+        let limits = RepairLimits {
             targets_max_percent: repair_targets_max_percent,
             abs_max: repair_abs_max,
             command: &command,
             reload: None,
         };
-        brake.check(checked, drifted, self.largest)
+        limits.check(checked, drifted, self.largest)
     }
 }

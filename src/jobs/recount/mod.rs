@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::broker::Broker;
-use crate::caution::Braked;
+use crate::repair_limits::LimitExceeded;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
 use crate::jobs::runner::Refused;
@@ -198,10 +198,10 @@ impl Recounter {
             Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {
                 run.end(End::Stopped, "told to stop".to_owned())
             }
-            Err(error) if error.is::<Braked>() => {
+            Err(error) if error.is::<LimitExceeded>() => {
                 let (recount, reason) = (&self.name, error.to_string());
                 warn!(event = "recount-braked", recount, reason, "nothing more of {recount} is corrected: {reason}");
-                run.end(End::Braked, reason);
+                run.end(End::LimitExceeded, reason);
             }
             Err(error) if run.report.corrected > 0 => {
                 let corrected = run.report.corrected;

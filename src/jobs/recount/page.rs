@@ -2,7 +2,7 @@
 
 use std::iter::Peekable;
 
-use crate::caution::agreed;
+use crate::repair_limits::confirmed_delta;
 use crate::model::{Micros, TargetId};
 use crate::store::recounts::Answer;
 
@@ -48,7 +48,7 @@ pub fn judge(first: &Sight, second: &Sight) -> Verdict {
     if first.truth != second.truth || first.update_at != second.update_at {
         return Verdict::Changed;
     }
-    match agreed(first.drift(), second.drift()) {
+    match confirmed_delta(first.drift(), second.drift()) {
         0 => Verdict::Changed,
         added => Verdict::Off(added),
     }

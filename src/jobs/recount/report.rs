@@ -19,7 +19,8 @@ pub enum End {
     /// It was told to stop.
     Stopped,
     /// It would have corrected more than is allowed without `--force`.
-    Braked,
+    #[serde(rename = "braked")]
+    LimitExceeded,
 }
 
 /// The result of one run, of one `[[recount]]`.
@@ -83,7 +84,7 @@ impl runner::Report for Report {
             _ if self.dry_run => Outcome::DryRun,
             End::Done => Outcome::Done,
             End::Stopped => Outcome::Stopped,
-            End::Braked => Outcome::Braked,
+            End::LimitExceeded => Outcome::LimitExceeded,
         }
     }
 }

@@ -6,7 +6,7 @@ const TARGETS_MIN: u64 = 100;
 
 /// The limits of one run.
 #[derive(Clone, Copy, Debug)]
-pub struct Brake<'a> {
+pub struct RepairLimits<'a> {
     /// Of the checked targets at most so many percent may have drifted.
     pub targets_max_percent: u8,
     /// No counter may be off by more.
@@ -17,19 +17,19 @@ pub struct Brake<'a> {
     pub reload: Option<&'a str>,
 }
 
-/// The brake has been tripped.
+/// A limit was exceeded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Braked(pub String);
+pub struct LimitExceeded(pub String);
 
-impl Brake<'_> {
+impl RepairLimits<'_> {
     /// Whether `drifted` of `checked` targets may be repaired, the largest drift being `largest` without its sign.
     ///
     /// # Errors
-    /// [`Braked`] with the reason.
-    pub fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), Braked> {
+    /// [`LimitExceeded`] with the reason.
+    pub fn check(self, checked: u64, drifted: u64, largest: u64) -> Result<(), LimitExceeded> {
         if largest > self.abs_max.unsigned_abs() {
-            return Err(Braked(format!(
+            return Err(LimitExceeded(format!(
                 "a counter is off by {largest}, more than [reconcile] repair_abs_max = {}; if that is right, run {}",
                 self.abs_max, self.command
             )));
@@ -38,7 +38,7 @@ impl Brake<'_> {
             let reload = self.reload.filter(|_| drifted * 2 > checked).map(|reload| {
                 format!(". Most of them drifted: {reload} loads all numbers from MySQL again, which is faster")
             });
-            return Err(Braked(format!(
+            return Err(LimitExceeded(format!(
                 "{drifted} of {checked} targets have drifted, more than [reconcile] repair_targets_max_percent = {}; if that is right, \
                  run {}{}",
                 self.targets_max_percent,
@@ -52,7 +52,7 @@ impl Brake<'_> {
 
 /// What to add, given two drifts of one number measured at two instants: the smaller one if they agree in direction. What was on its way at
 /// one of them looks like drift there, not at both.
-pub fn agreed(first: i64, second: i64) -> i64 {
+pub fn confirmed_delta(first: i64, second: i64) -> i64 {
     match (first.signum(), second.signum()) {
         (1, 1) => -first.min(second),
         (-1, -1) => -first.max(second),
@@ -67,13 +67,13 @@ mod tests {
     #[test]
     fn only_agreeing_drifts_are_repaired_and_only_by_the_smaller() {
         for (first, second, added) in [(3, 2, -2), (2, 3, -2), (-3, -1, 1), (3, -1, 0), (0, 2, 0), (2, 0, 0)] {
-            assert_eq!(agreed(first, second), added, "{first}, {second}");
+            assert_eq!(confirmed_delta(first, second), added, "{first}, {second}");
         }
     }
 
     #[test]
     fn it_holds_what_is_too_much_and_lets_the_rest_through() {
-        let brake = Brake { targets_max_percent: 5, abs_max: 1_000, command: "it", reload: Some("load") };
+        let limits = RepairLimits { targets_max_percent: 5, abs_max: 1_000, command: "it", reload: Some("load") };
         for (checked, drifted, largest, holds) in [
             (10, 10, 1_000, false),
             (10, 1, 1_001, true),
@@ -82,10 +82,10 @@ mod tests {
             (1_000_000, 50_000, 1, false),
             (1_000_000, 50_001, 1, true),
         ] {
-            assert_eq!(brake.check(checked, drifted, largest).is_err(), holds, "{checked}, {drifted}, {largest}");
+            assert_eq!(limits.check(checked, drifted, largest).is_err(), holds, "{checked}, {drifted}, {largest}");
         }
         for (drifted, offered) in [(500, false), (501, true)] {
-            let Braked(reason) = brake.check(1_000, drifted, 1).unwrap_err();
+            let LimitExceeded(reason) = limits.check(1_000, drifted, 1).unwrap_err();
             assert_eq!(reason.contains("load loads all"), offered, "{reason}");
         }
     }
