@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 use crate::config::{Config, ConfigError};
 use crate::model::{Kind, Metric};
 use crate::store::Store;
-use crate::store::names::{Noted, Of, Registered};
+use crate::store::codes::{Noted, Of, Registered};
 
 /// How long it is looked for rows with codes that are in doubt, all together: a start and a reload wait for it.
 const LOOK_MAX: Duration = Duration::from_secs(5);

@@ -11,7 +11,7 @@ use super::clock::Clock;
 use crate::event::{CountEvent, LikeEvent, SetEvent};
 use crate::model::{Metric, Micros};
 use crate::store::jobs::run_of;
-use crate::store::ledger::Entry;
+use crate::store::applied_events::Entry;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
 

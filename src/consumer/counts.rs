@@ -11,7 +11,7 @@ use super::settle::{Settled, newest, settle};
 use crate::event::CountEvent;
 use crate::model::CounterKey;
 use crate::store::StoreError;
-use crate::store::ledger::{self, Entry};
+use crate::store::applied_events::{self, Entry};
 use crate::store::likes::Difference;
 use crate::store::sets::{self, LastSet};
 
@@ -54,13 +54,13 @@ impl Writer {
         mut counts: Vec<CountEvent>,
     ) -> Result<Vec<CountEvent>, StoreError> {
         let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
-        let applied = if self.asks_ledger > 0 { ledger::applied(tx, &entries).await? } else { HashSet::new() };
+        let applied = if self.asks_ledger > 0 { applied_events::applied(tx, &entries).await? } else { HashSet::new() };
         if !applied.is_empty() {
             self.asks_ledger = ASKS_AFTER_ONE;
             entries.retain(|entry| !applied.contains(entry));
             counts.retain(|count| !applied.contains(&entry(count)));
         }
-        ledger::note_applied(tx, &entries).await?;
+        applied_events::note_applied(tx, &entries).await?;
         Ok(counts)
     }
 

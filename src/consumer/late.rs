@@ -10,7 +10,7 @@ use super::flush::Writer;
 use crate::config::Writes;
 use crate::model::{Micros, CounterKey};
 use crate::store::likes::Difference;
-use crate::store::{StoreError, sightings};
+use crate::store::{StoreError, drift_hints};
 
 /// Targets that one batch keeps at most.
 const KEPT_MAX: usize = 1_000;
@@ -38,10 +38,10 @@ impl Writer {
             return Ok(());
         }
         // A backlog is as old. But a run lists all since the one before it, and none has begun meanwhile.
-        let Some(began) = sightings::last_reconcile(tx).await? else { return Ok(()) };
+        let Some(began) = drift_hints::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|number| (number, 0)).collect();
-        sightings::keep(tx, &late).await?;
+        drift_hints::keep(tx, &late).await?;
         Ok(())
     }
 }

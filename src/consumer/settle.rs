@@ -83,7 +83,7 @@ mod tests {
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,
-        ledger: HashSet<crate::store::ledger::Entry>,
+        ledger: HashSet<crate::store::applied_events::Entry>,
         number_set: HashMap<CounterKey, LastSet>,
         recent: BTreeMap<(CounterKey, Micros, EventId), i64>,
     }

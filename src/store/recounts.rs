@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, Ty
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
-use super::{Result, Store, StoreError, Context, in_shapes, jobs, outbox, sightings};
+use super::{Result, Store, StoreError, Context, in_shapes, jobs, outbox, drift_hints};
 use crate::config::Writes;
 use crate::outbox_offsets::CORRECTIONS;
 use crate::model::{Addition, Kind, Metric, Micros, CounterKey, TargetId};
@@ -377,7 +377,7 @@ async fn tell_redis(connection: &mut MySqlConnection, writer: Writes, intents: &
         }
         Writes::Api => {
             let seen: Vec<(CounterKey, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
-            sightings::keep(connection, &seen).await
+            drift_hints::keep(connection, &seen).await
         }
     }
 }

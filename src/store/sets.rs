@@ -12,7 +12,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
-use super::ledger::{DAYS, day, partition_of};
+use super::applied_events::{DAYS, day, partition_of};
 use super::{Result, Context, micros};
 use crate::event::CountEvent;
 use crate::model::{Metric, Micros, CounterKey};

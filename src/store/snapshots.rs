@@ -9,7 +9,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::boards::begin;
-use super::places::hex;
+use super::archive_rows::hex;
 use super::{Result, Store, Context, datetime, in_shapes, micros, placeholders};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 

@@ -15,7 +15,7 @@ use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::StoreError;
 use tallyd::store::boards::{Done, Tally};
-use tallyd::store::places::Places;
+use tallyd::store::archive_rows::Places;
 use tallyd::store::snapshots::Saved;
 use tokio_util::sync::CancellationToken;
 

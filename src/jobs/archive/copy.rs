@@ -7,7 +7,7 @@ use super::settle::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
 use crate::store::boards::{PeriodRow, Tally};
-use crate::store::places::Places;
+use crate::store::archive_rows::Places;
 
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it";
 

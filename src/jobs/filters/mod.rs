@@ -82,7 +82,7 @@ use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::changed::ChangedBefore;
 use crate::store::ranges::LAST;
-use crate::store::runs::LastMarks;
+use crate::store::run_state::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
 

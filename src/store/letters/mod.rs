@@ -1,10 +1,10 @@
 //! What can never be applied, as it is kept.
 
-mod chosen;
+mod select;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-pub use chosen::{HEAD_BYTES, Letter, Selection, Total};
+pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Result, Store, Context, datetime, in_shapes, placeholders};
 use crate::model::Micros;

@@ -14,7 +14,7 @@ use crate::jobs::recount;
 use crate::runtime::cron;
 use crate::telemetry::status::{Ended, Job, Reconciled, Run};
 use crate::store::Store;
-use crate::store::runs::{RunRow, RunningRow};
+use crate::store::run_state::{RunRow, RunningRow};
 use crate::telemetry::telemetry;
 
 /// Runs of one mode that are kept.
