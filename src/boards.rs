@@ -9,12 +9,12 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodKind};
 use crate::cache::Cache;
 use crate::cache::boards::{Part, Zset};
 use crate::cache::ranks::{Before, Placed, Ranking, place};
 use crate::cache::score::Rule;
 use crate::config::Board;
+use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodKind};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::{PeriodRow, PeriodState};

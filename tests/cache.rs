@@ -14,14 +14,15 @@ use tallyd::cache::keys::KindNames;
 use tallyd::cache::layout::Loaded;
 use tallyd::client::Client;
 use tallyd::config::Redis;
-use tallyd::outbox_offsets::OutboxOffsets;
 use tallyd::model::{Kind, Metric, Micros, UserId};
+use tallyd::outbox_offsets::OutboxOffsets;
 
 const LIKE: Metric = Metric(1);
 
 /// OutboxOffsets the buckets of videos as being loaded by `run`; says which it were.
 async fn begin_load(world: &World, run: u64) -> Vec<u32> {
-    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
+    let lost =
+        world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
     lost.buckets().map(|(bucket, _)| bucket).collect()
 }
 
@@ -43,7 +44,8 @@ async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
     for user in 1..=2 {
         client.count(target(1), UserId(user), true, &[]).await.unwrap();
     }
-    let lost = world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
+    let lost =
+        world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
     assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
     let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
     let bucket = world.cache.keys.bucket(target(1));

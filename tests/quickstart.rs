@@ -13,10 +13,10 @@ use std::process::Command;
 use common::{World, eventually, stderr, stdout, target};
 use example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
 use tallyd::event::LikeEvent;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
 
 fn root() -> &'static Path {

@@ -16,8 +16,8 @@ use common::world::{Setup, World};
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::cache::Cache;
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 
 const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];

@@ -3,7 +3,9 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use tallyd::dead_letters::letter::{headers, refused, returned};
-use tallyd::dead_letters::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines};
+use tallyd::dead_letters::text::{
+    hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines,
+};
 use tallyd::dead_letters::verdict::judge;
 use tallyd::event::{Reason, Refusal};
 use tallyd::model::Micros;

@@ -2,8 +2,8 @@
 
 use tallyd::cache::layout::{Layout, Loaded, bucket, packed, value};
 use tallyd::cache::template::Template;
-use tallyd::outbox_offsets::OutboxOffsets;
 use tallyd::model::{Kind, Metric, TargetId};
+use tallyd::outbox_offsets::OutboxOffsets;
 
 use super::Bytes;
 

@@ -81,7 +81,8 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
 
 /// Starts the tasks that stand on the servers, and waits for the stop.
 async fn work(task: Task, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Result<()> {
-    let (partitions, owner, stop) = (task.live.current().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
+    let (partitions, owner, stop) =
+        (task.live.current().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
     task.start_all(liveness, tasks).await?;
     systemd::ready();
     telemetry().working.store(true, Ordering::Relaxed);

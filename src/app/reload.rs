@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::start;
-use crate::config::{self, Config, ConfigError, Reload};
 use crate::code_registry;
+use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
 use crate::store::Store;
 use crate::telemetry::telemetry;

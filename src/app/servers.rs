@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::jobs::archive::{self, Archiver, Restore, Scope};
 use crate::broker::Broker;
 use crate::cache::Cache;
+use crate::code_registry;
 use crate::config::{Config, ConfigError, Recount};
+use crate::jobs::archive::{self, Archiver, Restore, Scope};
 use crate::jobs::fence;
 use crate::jobs::filters::{self, Filters};
-use crate::jobs::runner::{self, Job, Ran};
-use crate::jobs::reconcile::{self, Order, Reconciler};
+use crate::jobs::reconcile::{self, Reconciler, RunOptions};
 use crate::jobs::recount::{self, Recounter};
-use crate::code_registry;
+use crate::jobs::runner::{self, Job, Ran};
 use crate::runtime::progress::ProgressSink;
 use crate::store::Store;
 use crate::store::schema::Schema;
@@ -64,7 +64,7 @@ impl Servers {
     pub async fn reconcile(
         &self,
         config: &Config,
-        order: &Order,
+        options: &RunOptions,
         to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<reconcile::report::Report>> {
@@ -73,11 +73,11 @@ impl Servers {
         let reconciler = Reconciler::new(config, self.store.clone(), cache, self.broker.clone())?;
         let job = Job {
             name: reconcile::JOB,
-            mode: order.mode.name(),
+            mode: options.mode.name(),
             owner: &self.owner,
             keep: config.reconcile.repair_keep.0,
         };
-        runner::run_once(&self.store, job, |run| async move { reconciler.run(run, order, to, stop).await }).await
+        runner::run_once(&self.store, job, |run| async move { reconciler.run(run, options, to, stop).await }).await
     }
 
     /// One archive, under the job's lock.
@@ -170,7 +170,7 @@ impl Servers {
         &self,
         config: &Config,
         recount: &Recount,
-        order: recount::Order,
+        options: recount::RunOptions,
         to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<recount::report::Report>> {
@@ -178,7 +178,7 @@ impl Servers {
         let recounter = Recounter::new(config, recount, self.store.clone(), self.broker.clone())?;
         let mode = recount.name();
         let job = Job { name: recount::JOB, mode: &mode, owner: &self.owner, keep: config.reconcile.repair_keep.0 };
-        runner::run_once(&self.store, job, |run| async move { recounter.run(run, order, to, stop).await }).await
+        runner::run_once(&self.store, job, |run| async move { recounter.run(run, options, to, stop).await }).await
     }
 
     /// Whether MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.

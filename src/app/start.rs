@@ -6,8 +6,8 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::Servers;
-use crate::config::{Config, ConfigError, ConfigHandle};
 use crate::code_registry::{self, Change};
+use crate::config::{Config, ConfigError, ConfigHandle};
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::store::schema::Schema;

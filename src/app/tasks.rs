@@ -9,20 +9,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, warn};
 
 use super::Servers;
-use crate::jobs::archive::clock::SnapshotClock;
-use crate::jobs::archive::{self, Scope};
 use crate::config::{Config, ConfigHandle, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
+use crate::jobs::archive::clock::SnapshotClock;
+use crate::jobs::archive::{self, Scope};
 use crate::jobs::fence::TooFew;
 use crate::jobs::filters;
+use crate::jobs::reconcile::lookout::Lookout;
+use crate::jobs::reconcile::{self, Mode, RunOptions};
+use crate::jobs::recount;
 use crate::jobs::runner::{self, Next, Outcome, Ran, Timetable};
 use crate::outbox::Outbox;
-use crate::jobs::reconcile::lookout::Lookout;
-use crate::jobs::reconcile::{self, Mode, Order};
-use crate::jobs::recount;
-use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::runtime::cron::CronTriggers;
+use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::runtime::progress::ProgressSink;
 
 /// What every task is given.
@@ -168,13 +168,13 @@ impl Task {
     }
 
     async fn reconcile(self, timetables: Vec<Timetable>, bell: Arc<Notify>, beat: Heartbeat) -> String {
-        let orders = [Mode::Rebuild, Mode::Full, Mode::Scrub, Mode::Changed].map(Order::scheduled);
+        let options = [Mode::Rebuild, Mode::Full, Mode::Scrub, Mode::Changed].map(RunOptions::scheduled);
         let Self { live, servers, stop } = &self;
         runner::serve(&servers.store, &timetables, &bell, &beat, stop, |place| {
-            let order = orders.get(place);
+            let options = options.get(place);
             async move {
-                let Some(order) = order else { return Next::Bell };
-                next(servers.reconcile(&live.current(), order, ProgressSink::Log, stop).await)
+                let Some(options) = options else { return Next::Bell };
+                next(servers.reconcile(&live.current(), options, ProgressSink::Log, stop).await)
             }
         })
         .await;
@@ -224,7 +224,11 @@ impl Task {
                 async move {
                     let recount = config.recounts.iter().find(|recount| Some(&recount.name()) == name);
                     let Some(recount) = recount else { return Next::Bell };
-                    next(servers.recount(&config, recount, recount::Order::default(), ProgressSink::Log, stop).await)
+                    next(
+                        servers
+                            .recount(&config, recount, recount::RunOptions::default(), ProgressSink::Log, stop)
+                            .await,
+                    )
                 }
             });
             let changing = async {

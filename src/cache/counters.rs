@@ -8,8 +8,8 @@ use redis::{Pipeline, Value};
 use super::keys::KindNames;
 use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
@@ -162,7 +162,12 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: which of them ran is unknown, and each was added at most once.
-    pub async fn repair(&self, kinds: &KindNames, pass: u64, repairs: &[Repair]) -> Result<Vec<(CounterKey, Repaired)>> {
+    pub async fn repair(
+        &self,
+        kinds: &KindNames,
+        pass: u64,
+        repairs: &[Repair],
+    ) -> Result<Vec<(CounterKey, Repaired)>> {
         const ACTION: &str = "repair counters";
         let mut groups = Vec::new();
         for ((kind, bucket), members) in self.by_bucket(repairs) {

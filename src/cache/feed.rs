@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use redis::Value;
 
 use super::{BOARD, Cache, Call, unexpected};
-use crate::jobs::archive::period::Period;
 use crate::config::Board;
+use crate::jobs::archive::period::Period;
 use crate::model::Micros;
 
 /// What is added to a member of a board.

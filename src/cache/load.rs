@@ -9,8 +9,8 @@ use super::counters::pieces;
 use super::keys::LOADED;
 use super::layout::Loaded;
 use super::{Cache, Call, LOAD, Result, text, unexpected};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// Buckets that are marked at once: a load keeps 16 bytes of each.
 const BUCKETS_MAX: u32 = 1 << 22;

@@ -1,11 +1,11 @@
 //! MySQL: is it there, as it must be and as it should be.
 
 use crate::app::Servers;
+use crate::code_registry;
 use crate::config::{Config, ConfigError, Key, Problem};
+use crate::jobs::recount::Recounter;
 use crate::jobs::runner::Refused;
 use crate::model::Micros;
-use crate::jobs::recount::Recounter;
-use crate::code_registry;
 use crate::store::Store;
 use crate::store::schema::Schema;
 

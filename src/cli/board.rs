@@ -8,10 +8,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, to_whom};
 use crate::app::Servers;
-use crate::jobs::archive::{self, Restore, Scope};
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
+use crate::jobs::archive::{self, Restore, Scope};
 use crate::jobs::runner::{Ran, Report};
 use crate::model::Micros;
 use crate::runtime::shutdown;

@@ -1,12 +1,12 @@
 //! How a command ends: its exit code.
 
 use crate::admin::ask::NoDaemon;
-use crate::jobs::archive::ScopeError;
 use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
+use crate::jobs::archive::ScopeError;
 use crate::jobs::fence::{NotNow, TooFew};
 use crate::runtime::tls::TlsFault;
 use crate::store::migrate::MigrateError;

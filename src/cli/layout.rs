@@ -13,9 +13,9 @@ use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::layout::Layout;
 use crate::config::{Also, Config, ConfigError, Redis};
-use crate::jobs::runner::Ran;
 use crate::jobs::reconcile::report::{End, Report};
-use crate::jobs::reconcile::{Mode, Order};
+use crate::jobs::reconcile::{Mode, RunOptions};
+use crate::jobs::runner::Ran;
 use crate::runtime::shutdown;
 
 /// Runs until one finds nothing: what API servers count late in the second layout is off at first.
@@ -63,7 +63,7 @@ pub(super) enum LayoutCommand {
 pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
     match command {
         LayoutCommand::Migrate { from, to, run_time, force, format } => {
-            let order = Order {
+            let options = RunOptions {
                 mode: Mode::Layout,
                 dry_run: false,
                 force,
@@ -72,7 +72,7 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
                 run_time_max: run_time,
                 wait_max: None,
             };
-            migrate(&target_of(config, &from, &to)?, order, format).await
+            migrate(&target_of(config, &from, &to)?, options, format).await
         }
         LayoutCommand::Drop { layout, counter_key, dry_run } => {
             drop_layout(config, &layout, &counter_key, dry_run).await
@@ -106,7 +106,7 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     Ok(Config { redis, ..config.clone() })
 }
 
-async fn migrate(config: &Config, order: Order, format: Format) -> Result<u8> {
+async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result<u8> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
@@ -114,10 +114,12 @@ async fn migrate(config: &Config, order: Order, format: Format) -> Result<u8> {
     let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {
-        let order =
-            Order { run_time_max: order.run_time_max.map(|max| max.saturating_sub(began.elapsed())), ..order.clone() };
+        let options = RunOptions {
+            run_time_max: options.run_time_max.map(|max| max.saturating_sub(began.elapsed())),
+            ..options.clone()
+        };
         let lost = stop.child_token();
-        let run = run_when_free(config, &order, &servers, &lost, number > 0);
+        let run = run_when_free(config, &options, &servers, &lost, number > 0);
         tokio::pin!(run);
         let (ran, is_lost) = tokio::select! {
             ran = &mut run => (ran?, false),
@@ -166,13 +168,13 @@ fn proof(report: &Report) -> String {
 /// Runs; where another run has the lock waits for it, if told so: the daemon's own come in between.
 async fn run_when_free(
     config: &Config,
-    order: &Order,
+    options: &RunOptions,
     servers: &Servers,
     stop: &CancellationToken,
     waits: bool,
 ) -> Result<Ran<Report>> {
     loop {
-        match servers.reconcile(config, order, to_whom(), stop).await? {
+        match servers.reconcile(config, options, to_whom(), stop).await? {
             Ran::Held { .. } if waits && !stop.is_cancelled() => {
                 stop.run_until_cancelled(tokio::time::sleep(FREE_EVERY)).await;
             }

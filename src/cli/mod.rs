@@ -26,13 +26,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
-use crate::jobs::archive::Scope;
 use crate::config::{self, Config, ConfigError, Kinds};
+use crate::jobs::archive::Scope;
 use crate::jobs::filters;
+use crate::jobs::reconcile::report::End;
+use crate::jobs::reconcile::{Mode, RunOptions};
 use crate::jobs::runner::Ran;
 use crate::model::{Target, TargetId};
-use crate::jobs::reconcile::report::End;
-use crate::jobs::reconcile::{Mode, Order};
 use crate::runtime::progress::ProgressSink;
 use crate::runtime::{dump, log, process, shutdown};
 use crate::show;
@@ -274,8 +274,8 @@ async fn reconcile(config: &Config, args: &ReconcileArgs) -> Result<u8> {
     let servers = Servers::new(config)?;
     servers.check(config).await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;
-    let order = Order { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
-    let ran = servers.reconcile(config, &order, to_whom(), &stop).await?;
+    let options = RunOptions { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
+    let ran = servers.reconcile(config, &options, to_whom(), &stop).await?;
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, args.format)?;
     Ok(match report {

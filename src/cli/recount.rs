@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, to_whom};
 use crate::app::Servers;
 use crate::config::{Config, Recount};
-use crate::jobs::recount::Order;
+use crate::jobs::recount::RunOptions;
 use crate::jobs::recount::report::{End, Report};
 use crate::runtime::shutdown;
 
@@ -43,14 +43,14 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
     shutdown::on_signals(&stop)?;
     let servers = Servers::new(config)?;
     servers.check(config).await?;
-    let order = Order { dry_run: args.dry_run, force: args.force };
+    let options = RunOptions { dry_run: args.dry_run, force: args.force };
     let (mut recounts, mut codes) = (Vec::new(), Vec::new());
     for recount in chosen {
         if stop.is_cancelled() {
             codes.push(EXIT_FAILED);
             break;
         }
-        match servers.recount(config, recount, order, to_whom(), &stop).await {
+        match servers.recount(config, recount, options, to_whom(), &stop).await {
             Ok(ran) => match ended(ran)? {
                 Some(report) => {
                     codes.push(code(&report));

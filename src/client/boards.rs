@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{Client, OnBoard};
-use crate::jobs::archive::period::{Period, PeriodKind};
 use crate::boards::{Read, read};
 use crate::cache::Call;
 use crate::cache::boards::{Part, Zset};
@@ -13,6 +12,7 @@ use crate::cache::feed::Gain;
 use crate::cache::ranks::{Placed, Ranking};
 use crate::cache::score::{Columns, Rule};
 use crate::config::Board;
+use crate::jobs::archive::period::{Period, PeriodKind};
 use crate::model::{BoardPeriod, Micros};
 
 /// A member's place on a board, with its columns.

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use jiff::tz::TimeZone;
 
 use super::{LIKE, Pause};
-use crate::jobs::archive::period::{Calendar, PeriodKind, WeekStart};
 use crate::cache::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
+use crate::jobs::archive::period::{Calendar, PeriodKind, WeekStart};
 
 /// One board and length of period.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule, tls};
-use crate::jobs::archive::period::{PeriodKind, WeekStart};
 use crate::cache::layout::{Form, Layout};
 use crate::cache::score::Tie;
+use crate::jobs::archive::period::{PeriodKind, WeekStart};
 use crate::runtime::cron;
 
 /// Half of the time after which filters are not trusted any more.

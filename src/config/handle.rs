@@ -76,7 +76,11 @@ mod tests {
         last.daemon.drain_max_s = 9;
         sender.send(Arc::new(last)).unwrap();
         drop(sender);
-        assert_eq!((*bound.get(), live.current().daemon.drain_max_s), (9, 9), "also of one that came just before the end");
+        assert_eq!(
+            (*bound.get(), live.current().daemon.drain_max_s),
+            (9, 9),
+            "also of one that came just before the end"
+        );
         assert_eq!(*bound.get(), 9);
     }
 }

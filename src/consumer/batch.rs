@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::clock::Clock;
 use crate::event::{CountEvent, LikeEvent, SetEvent};
 use crate::model::{Metric, Micros};
-use crate::store::jobs::run_of;
 use crate::store::applied_events::Entry;
+use crate::store::jobs::run_of;
 use crate::store::letters::DeadLetter;
 use crate::store::likes::{Before, Difference, Pair, State};
 

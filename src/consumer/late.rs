@@ -8,7 +8,7 @@ use sqlx::MySqlConnection;
 
 use super::flush::Writer;
 use crate::config::Writes;
-use crate::model::{Micros, CounterKey};
+use crate::model::{CounterKey, Micros};
 use crate::store::likes::Difference;
 use crate::store::{StoreError, drift_hints};
 

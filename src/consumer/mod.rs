@@ -60,10 +60,10 @@ use sizes::Sizes;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
-use crate::config::{Consumer as Limits, ConfigHandle, Rules};
+use crate::config::{ConfigHandle, Consumer as Limits, Rules};
 use crate::model::Metric;
-use crate::runtime::log::Flood;
 use crate::runtime::liveness::Heartbeat;
+use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::store::{Store, StoreError, likes};
 use crate::telemetry::{Standing, telemetry};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::event::{CountEvent, SetEvent};
-use crate::model::{Micros, CounterKey};
+use crate::model::{CounterKey, Micros};
 use crate::store::likes::Difference;
 use crate::store::sets::{LastSet, Standing};
 

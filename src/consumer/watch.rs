@@ -7,7 +7,7 @@ use sqlx::MySqlConnection;
 use super::flush::Writer;
 use super::settle::Settled;
 use crate::event::{CountEvent, LikeEvent};
-use crate::model::{Metric, CounterKey};
+use crate::model::{CounterKey, Metric};
 use crate::store::likes::{Pair, State};
 use crate::store::watches::{self, Logged};
 use crate::store::{StoreError, partitions};

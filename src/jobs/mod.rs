@@ -5,6 +5,6 @@
 pub mod archive;
 pub mod fence;
 pub mod filters;
-pub mod recount;
 pub mod reconcile;
+pub mod recount;
 pub mod runner;

@@ -19,9 +19,9 @@ use tracing::{info, warn};
 
 use crate::config::{Config, ConfigHandle};
 use crate::model::Micros;
+use crate::runtime::cron;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::runtime::cron;
 pub use crate::store::jobs::Outcome;
 use crate::store::jobs::{LEASE, Lock};
 use crate::store::{Store, StoreError};

@@ -120,9 +120,10 @@ mod tests {
     #[tokio::test]
     async fn a_bell_rings() {
         let bell = Arc::new(Notify::new());
-        let bells = CronTriggers::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
-            .await
-            .unwrap();
+        let bells =
+            CronTriggers::start(vec![("* * * * * *".to_owned(), Arc::clone(&bell)), (String::new(), Arc::default())])
+                .await
+                .unwrap();
         tokio::time::timeout(Duration::from_secs(10), bell.notified()).await.unwrap();
         bells.stop().await;
     }

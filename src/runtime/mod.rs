@@ -1,13 +1,13 @@
 //! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
 
+pub mod cron;
 pub mod dump;
 pub mod fault;
+pub mod liveness;
 pub mod log;
 pub mod process;
-pub mod liveness;
-pub mod retry;
-pub mod cron;
 pub mod progress;
+pub mod retry;
 pub mod shutdown;
 pub mod systemd;
 pub mod tls;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::{Result, Store, Context};
+use super::{Context, Result, Store};
 use crate::event::EventId;
 use crate::model::Micros;
 

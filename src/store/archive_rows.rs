@@ -6,7 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::boards::begin;
-use super::{Result, Store, Context};
+use super::{Context, Result, Store};
 use crate::model::{BoardMember, BoardPeriod};
 
 /// Rows that one statement deletes at most: so that its transaction stays short.

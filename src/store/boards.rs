@@ -6,7 +6,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
 
-use super::{Result, Store, Context, datetime, jobs, micros};
+use super::{Context, Result, Store, datetime, jobs, micros};
 use crate::model::{BoardPeriod, Freeze, Micros};
 
 /// The job whose lock fences the archive.

@@ -4,8 +4,8 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::counters::target;
-use super::{Result, Store, Context, datetime};
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
+use super::{Context, Result, Store, datetime};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
 /// Where the last page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, StoreError, Context};
+use super::{Context, Result, Store, StoreError};
 use crate::model::{Kind, Metric};
 
 /// What a code is of.

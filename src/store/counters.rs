@@ -9,9 +9,9 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
-use super::{Conn, Result, Store, StoreError, Context, in_shapes, jobs, micros, placeholders};
+use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// A target's number as MySQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,7 +137,8 @@ async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -
 pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
     const ACTION: &str = "begin a snapshot";
     sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.context(ACTION)?;
-    let mut tx = connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.context(ACTION)?;
+    let mut tx =
+        connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.context(ACTION)?;
     check_primary(&mut tx, ACTION).await?;
     Ok(tx)
 }

@@ -5,8 +5,8 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::counters::target;
-use super::{Result, Store, Context, in_shapes, micros, placeholders};
-use crate::model::{Metric, Micros, CounterKey};
+use super::{Context, Result, Store, in_shapes, micros, placeholders};
+use crate::model::{CounterKey, Metric, Micros};
 
 /// Targets that are kept at most: a run looks at half as many first of all.
 const KEPT_MAX: usize = 10_000;

@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, Context};
+use super::{Context, Result, Store};
 use crate::model::Kind;
 
 impl Store {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use chrono::NaiveDateTime;
 use sqlx::{Connection, MySqlConnection, Row};
 
-use super::{Result, Store, StoreError, Context, datetime, micros};
+use super::{Context, Result, Store, StoreError, datetime, micros};
 use crate::model::Micros;
 
 /// How long a lease lasts without being renewed.

@@ -11,7 +11,7 @@ use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Fate, Result, TRIPLE_SHAPES, Context, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.

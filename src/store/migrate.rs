@@ -11,7 +11,7 @@ use sqlx::migrate::{MigrateError as Sqlx, Migrator};
 use tracing::warn;
 
 use super::schema::{HISTORY, MIGRATIONS, Schema, applied, has_table};
-use super::{Result, Store, StoreError, Context};
+use super::{Context, Result, Store, StoreError};
 
 /// Seconds to wait for another `tallyd migrate`.
 const LOCK_WAIT_S: i64 = 30;

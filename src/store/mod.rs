@@ -5,21 +5,22 @@
 //! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
 //! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
+pub mod applied_events;
+pub mod archive_rows;
 pub mod boards;
 pub mod changed;
+pub mod codes;
 pub mod counters;
+pub mod drift_hints;
 mod error;
 mod estimate;
 mod grants;
 pub mod jobs;
-pub mod applied_events;
 pub mod letters;
 pub mod likes;
 pub mod migrate;
-pub mod codes;
 pub mod outbox;
 pub mod partitions;
-pub mod archive_rows;
 pub mod probe;
 pub mod ranges;
 pub mod recounts;
@@ -27,7 +28,6 @@ pub mod repairs;
 pub mod run_state;
 pub mod schema;
 pub mod sets;
-pub mod drift_hints;
 pub mod snapshots;
 pub mod status;
 mod text;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::text::Text;
-use super::{Result, Store, Context, micros, partitions};
-use crate::outbox_offsets::OutboxOffsets;
+use super::{Context, Result, Store, micros, partitions};
 use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
+use crate::outbox_offsets::OutboxOffsets;
 
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;

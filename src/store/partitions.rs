@@ -13,9 +13,9 @@ use super::jobs::run_of;
 use super::likes::{Pair, State};
 use super::outbox::LAST;
 use super::text::Text;
-use super::{Result, Context, datetime, in_shapes, micros, placeholders};
+use super::{Context, Result, datetime, in_shapes, micros, placeholders};
 use crate::event::LikeEvent;
-use crate::model::{Metric, Micros, CounterKey};
+use crate::model::{CounterKey, Metric, Micros};
 
 /// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

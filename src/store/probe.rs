@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::grants::lacking;
 use super::schema::MIGRATIONS;
-use super::{Result, Store, StoreError, Context};
+use super::{Context, Result, Store, StoreError};
 
 /// Tables whose partitions the daemon changes.
 const PARTITIONED: [&str; 2] = ["applied_event", "recent_delta"];

@@ -9,9 +9,9 @@ use sqlx::{MySqlConnection, Row};
 
 use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
-use super::{Result, Store, Context, micros};
+use super::{Context, Result, Store, micros};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
 
 /// One number of `counter`: the sum of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

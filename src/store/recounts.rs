@@ -13,10 +13,10 @@ use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, Ty
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
-use super::{Result, Store, StoreError, Context, in_shapes, jobs, outbox, drift_hints};
+use super::{Context, Result, Store, StoreError, drift_hints, in_shapes, jobs, outbox};
 use crate::config::Writes;
+use crate::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
 use crate::outbox_offsets::CORRECTIONS;
-use crate::model::{Addition, Kind, Metric, Micros, CounterKey, TargetId};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
-use super::{Result, Store, Context, in_shapes, jobs, placeholders};
+use super::{Context, Result, Store, in_shapes, jobs, placeholders};
 use crate::model::CounterKey;
 
 /// A number that will be changed.

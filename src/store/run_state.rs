@@ -7,7 +7,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
 use super::jobs::LEASE_MAX;
-use super::{Result, Store, Context, datetime, micros};
+use super::{Context, Result, Store, datetime, micros};
 use crate::model::Micros;
 
 /// What earlier runs have noted.
@@ -273,7 +273,8 @@ impl Store {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {
             let query = sqlx::query_as("SELECT layout, also FROM partition_count WHERE one = 1");
-            let row: Option<(Option<String>, Option<String>)> = query.fetch_optional(connection).await.context(ACTION)?;
+            let row: Option<(Option<String>, Option<String>)> =
+                query.fetch_optional(connection).await.context(ACTION)?;
             Ok(row.into_iter().flat_map(|(layout, also)| layout.into_iter().chain(also)).collect())
         })
         .await

@@ -3,7 +3,7 @@
 use sqlx::migrate::Migrator;
 use sqlx::{MySqlConnection, Row};
 
-use super::{Conn, Result, Store, Context};
+use super::{Conn, Context, Result, Store};
 
 pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 

@@ -11,11 +11,11 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
-use super::counters::target;
 use super::applied_events::{DAYS, day, partition_of};
-use super::{Result, Context, micros};
+use super::counters::target;
+use super::{Context, Result, micros};
 use crate::event::CountEvent;
-use crate::model::{Metric, Micros, CounterKey};
+use crate::model::{CounterKey, Metric, Micros};
 
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;
@@ -144,7 +144,11 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
 ///
 /// # Errors
 /// MySQL's.
-pub async fn note(connection: &mut MySqlConnection, sets: &[(CounterKey, LastSet)], counts: &[CountEvent]) -> Result<()> {
+pub async fn note(
+    connection: &mut MySqlConnection,
+    sets: &[(CounterKey, LastSet)],
+    counts: &[CountEvent],
+) -> Result<()> {
     const ACTION: &str = "note what was set and added";
     for piece in sets.chunks(STATEMENT_ROWS) {
         let rows = list(piece.iter(), |sql, ((target, metric), set)| {

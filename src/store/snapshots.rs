@@ -8,9 +8,9 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
-use super::boards::begin;
 use super::archive_rows::hex;
-use super::{Result, Store, Context, datetime, in_shapes, micros, placeholders};
+use super::boards::begin;
+use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 
 /// Rows that one statement deletes at most.

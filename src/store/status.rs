@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Result, Store, Context};
+use super::{Context, Result, Store};
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// What a row of `like_record` says.

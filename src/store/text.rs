@@ -7,7 +7,7 @@ use std::fmt::Write;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
 
-use super::{Result, Context, datetime};
+use super::{Context, Result, datetime};
 use crate::model::Micros;
 
 /// A statement begins another packet once the last one is so large, and adds no more than as much: far below any `max_allowed_packet`.

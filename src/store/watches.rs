@@ -7,9 +7,9 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 
 use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
-use super::{Result, Store, Context, datetime, in_shapes, jobs, micros, placeholders};
+use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
 use crate::event::{EventId, LikeEvent};
-use crate::model::{Metric, Micros, CounterKey, UserId};
+use crate::model::{CounterKey, Metric, Micros, UserId};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -100,7 +100,8 @@ async fn a_stop_ends_a_run_between_two_pages_and_the_next_one_finishes() {
     let run = stage.take().await;
     let stop = CancellationToken::new();
     let (archiver, stopped) = (stage.rival(), stop.clone());
-    let running = tokio::spawn(async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &stopped).await });
+    let running =
+        tokio::spawn(async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &stopped).await });
     eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
     stop.cancel();
     let report = running.await.unwrap().unwrap();

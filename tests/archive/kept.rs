@@ -103,10 +103,9 @@ async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
     stage.write(&at, &board(1_000)).await;
     let run = stage.take().await;
     let archiver = stage.rival();
-    let running =
-        tokio::spawn(
-            async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await },
-        );
+    let running = tokio::spawn(async move {
+        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
     eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
     let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
     stage.redis.del::<_, ()>(&keys).await.unwrap();
@@ -135,10 +134,9 @@ async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
     stage.write(&at, &late).await;
     let run = stage.take().await;
     let archiver = stage.rival();
-    let running =
-        tokio::spawn(
-            async move { archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await },
-        );
+    let running = tokio::spawn(async move {
+        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
     let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
     eventually("the run copies again", async || stage.world.count(copied).await > 0).await;
     stage.go_back(&Stored::new()).await;

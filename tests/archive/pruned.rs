@@ -41,7 +41,8 @@ async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
     config.boards[0].archive_top = 5;
     let archiver = tallyd::jobs::archive::Archiver::new(&config, stage.store.clone(), stage.world.cache.clone());
     let (run, stop) = (stage.take().await, tokio_util::sync::CancellationToken::new());
-    let report = archiver.run(run, &Scope::default(), NOW, tallyd::runtime::progress::ProgressSink::Log, &stop).await.unwrap();
+    let report =
+        archiver.run(run, &Scope::default(), NOW, tallyd::runtime::progress::ProgressSink::Log, &stop).await.unwrap();
     assert_eq!((report.periods[0].members, report.periods[0].left_out), (5, 28));
     assert_eq!(stage.archived(&at).await.len(), 5);
     stage.close().await;

@@ -19,7 +19,8 @@ impl Stage {
         let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
-        let work = |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
+        let work =
+            |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),

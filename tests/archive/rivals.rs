@@ -5,17 +5,17 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use redis::AsyncCommands;
-use tallyd::jobs::archive::Scope;
 use tallyd::cache::Cache;
 use tallyd::cache::boards::Changed;
 use tallyd::cache::score::Rule;
 use tallyd::cache::snapshots::Restoring;
+use tallyd::jobs::archive::Scope;
 use tallyd::jobs::runner::{Ran, Report as _};
 use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::StoreError;
-use tallyd::store::boards::{Done, Tally};
 use tallyd::store::archive_rows::Places;
+use tallyd::store::boards::{Done, Tally};
 use tallyd::store::snapshots::Saved;
 use tokio_util::sync::CancellationToken;
 

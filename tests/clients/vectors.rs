@@ -9,7 +9,6 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::Value;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind, WeekStart};
 use tallyd::cache::keys::{Keys, KindNames};
 use tallyd::cache::layout::{Form, Layout};
 use tallyd::cache::read::Found;
@@ -18,6 +17,7 @@ use tallyd::event::{
     CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
     encode_set,
 };
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind, WeekStart};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::common::{World, stderr, stdout, target};

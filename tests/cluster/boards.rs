@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use futures_util::{StreamExt, stream};
 use redis::Value;
 use sqlx::Row;
-use tallyd::jobs::archive::period::PeriodKind;
-use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
+use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
@@ -75,7 +75,9 @@ async fn archive(world: &World, store: &Store, now: Micros) -> Report {
     let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
     let (scope, stop) = (&Scope::default(), &CancellationToken::new());
     let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: std::time::Duration::from_secs(86_400) };
-    match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await }).await.unwrap()
+    match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await })
+        .await
+        .unwrap()
     {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("held by {owner}"),

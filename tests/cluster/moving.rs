@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
+use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
 
 use super::Stage;

@@ -2,7 +2,7 @@
 
 use tallyd::cache::keys::KindNames;
 use tallyd::event::encode_count;
-use tallyd::model::{Metric, Micros, CounterKey, TargetId, UserId};
+use tallyd::model::{CounterKey, Metric, Micros, TargetId, UserId};
 
 use super::common::{World, eventually, target};
 use super::nodes::{MASTERS, Nodes};

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::jobs::archive::period::PeriodKind;
 use tallyd::cache::ranks::Ranking;
+use tallyd::jobs::archive::period::PeriodKind;
 
 use super::common::{World, eventually, stderr, target};
 use super::{Product, SHARE, VIEW};

@@ -4,8 +4,8 @@ use tallyd::cache::Cache;
 use tallyd::cache::apply::Left;
 use tallyd::cache::counters::Size;
 use tallyd::cache::keys::KindNames;
-use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use tallyd::model::{Addition, Kind, Metric};
+use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 
 use super::common::{World, target};
 use super::{FORWARD, METRICS, Numbers, VIEW, in_redis};

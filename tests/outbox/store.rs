@@ -1,7 +1,7 @@
 //! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
 
-use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use tallyd::model::Addition;
+use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use tallyd::store::{Store, outbox};
 
 use super::common::{World, target};
@@ -51,7 +51,8 @@ async fn rows_are_deleted_only_once_they_are_added() {
     let numbers = store.outbox_numbers().await.unwrap();
     assert_eq!(store.outbox_applied().await.unwrap(), numbers);
     let last = numbers.of(0);
-    let since = async |after: u64| store.truths(&[], None, Some(&OutboxOffsets::from_iter([(0, after)]))).await.unwrap().1;
+    let since =
+        async |after: u64| store.truths(&[], None, Some(&OutboxOffsets::from_iter([(0, after)]))).await.unwrap().1;
     let all = since(0).await;
     let rows: Vec<u64> = all.rows.iter().map(|row| row.number).collect();
     assert!(rows.len() > 20 && rows.is_sorted_by(|one, next| one < next) && rows.last() == Some(&last), "{rows:?}");

@@ -1,4 +1,4 @@
-//! The races that the header of src/reconciler/mod.rs lists, each forced at the very place: a run of the real binary stops
+//! The races that the header of src/jobs/reconcile/mod.rs lists, each forced at the very place: a run of the real binary stops
 //! itself there, the other side acts, the run goes on. And a site that does all of it at random, held to a model.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]

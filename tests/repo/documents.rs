@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use tallyd::jobs::archive::Outcome;
+use tallyd::cli;
 use tallyd::event::Reason;
-use tallyd::{cli, reconciler, recounter};
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::{reconcile, recount};
 
 use super::{blocks, documents, first_column, read, root, sources, table};
 
@@ -42,7 +43,7 @@ fn the_documents_list_every_log_event_with_its_level() {
 
 #[test]
 fn the_documents_explain_every_number_of_a_reconcile() {
-    let report = serde_json::to_value(reconciler::report::Report::default()).unwrap();
+    let report = serde_json::to_value(reconcile::report::Report::default()).unwrap();
     let rows = table("docs/operations.md", "The report of a reconcile");
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
     assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
@@ -50,7 +51,7 @@ fn the_documents_explain_every_number_of_a_reconcile() {
 
 #[test]
 fn the_documents_explain_every_number_of_a_recount() {
-    let report = serde_json::to_value(recounter::report::Report::default()).unwrap();
+    let report = serde_json::to_value(recount::report::Report::default()).unwrap();
     let rows = table("docs/operations.md", "The report of a recount");
     let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
     assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tallyd::event::{LikeEvent, encode_count};
-use tallyd::model::{Metric, Micros, TargetId, UserId};
 use tallyd::jobs::reconcile::drift::counted_at;
+use tallyd::model::{Metric, Micros, TargetId, UserId};
 use tallyd::store::Store;
 use tallyd::store::jobs::number_of;
 use tallyd::store::watches::{Watched, WatchedCount};

@@ -162,7 +162,10 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
             RunProgress::OtherAuthority,
             "shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file",
         ),
-        (RunProgress::Early, "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock"),
+        (
+            RunProgress::Early,
+            "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock",
+        ),
         (RunProgress::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
     ] {
         servers.show(shown).await;

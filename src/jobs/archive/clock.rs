@@ -18,8 +18,8 @@ use crate::cache::Cache;
 use crate::config::ConfigHandle;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::liveness::Heartbeat;
-use crate::runtime::retry::Outage;
 use crate::runtime::progress::spoken;
+use crate::runtime::retry::Outage;
 use crate::store::Store;
 
 /// How often it looks at most, and at least.

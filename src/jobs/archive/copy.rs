@@ -6,8 +6,8 @@ use super::Archiver;
 use super::settle::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::boards::{PeriodRow, Tally};
 use crate::store::archive_rows::Places;
+use crate::store::boards::{PeriodRow, Tally};
 
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it";
 

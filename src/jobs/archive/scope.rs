@@ -199,9 +199,9 @@ pub(super) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::archive::period::WeekStart;
     use crate::cache::score::Tie;
     use crate::config::Pause;
+    use crate::jobs::archive::period::WeekStart;
 
     fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
         Board {

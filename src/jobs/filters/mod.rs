@@ -75,7 +75,7 @@ use crate::cache::bloom::{self, Shape};
 use crate::cache::keys::KindNames;
 use crate::config::Config;
 use crate::jobs::fence::NotNow;
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;

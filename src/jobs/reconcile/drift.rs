@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::cache::counters::Sample;
 use crate::event::LikeEvent;
-use crate::model::{Metric, Micros, CounterKey, UserId};
+use crate::model::{CounterKey, Metric, Micros, UserId};
 use crate::store::counters::Truth;
 use crate::store::watches::{Watched, WatchedCount, WatchedEvent};
 
@@ -143,8 +143,8 @@ mod tests {
     use crate::consumer::batch::{before as meets, coalesce};
     use crate::consumer::settle::{newest, settle};
     use crate::event::{CountEvent, EventId, SetEvent};
-    use crate::outbox_offsets::OutboxOffsets;
     use crate::model::{Kind, Target, TargetId};
+    use crate::outbox_offsets::OutboxOffsets;
     use crate::store::likes::{Before, State};
     use crate::store::sets::{LastSet, Standing};
 

@@ -11,8 +11,8 @@ use super::report::Steps;
 use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
+use crate::model::{CounterKey, Metric};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Metric, CounterKey};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 
@@ -64,7 +64,13 @@ impl Run<'_> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub(super) fn judge(&self, number: CounterKey, sample: &Sample, truth: Option<Truth>, waiting: &Waiting) -> Verdict {
+    pub(super) fn judge(
+        &self,
+        number: CounterKey,
+        sample: &Sample,
+        truth: Option<Truth>,
+        waiting: &Waiting,
+    ) -> Verdict {
         if self.is_by_daemon(number) {
             judge_waiting(sample, truth, waiting.of(number, &sample.offsets))
         } else {

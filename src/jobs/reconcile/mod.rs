@@ -33,7 +33,6 @@
 pub mod drift;
 mod look;
 pub mod lookout;
-mod order;
 mod pace;
 mod page;
 mod phantoms;
@@ -41,6 +40,7 @@ pub mod progress;
 mod range;
 mod rebuild;
 pub mod report;
+mod run_options;
 mod scrub;
 mod stale;
 mod waiting;
@@ -58,20 +58,20 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::repair_limits::{RepairLimits, LimitExceeded};
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
-use crate::model::{Kind, Metric, Micros, CounterKey, Target, TargetId};
+use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use crate::repair_limits::{LimitExceeded, RepairLimits};
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
-use order::WAIT_MAX;
-pub use order::{Mode, Order};
 use pace::Pace;
 use page::Pending;
 use progress::Progress;
 use report::{End, Report, Steps};
+use run_options::WAIT_MAX;
+pub use run_options::{Mode, RunOptions};
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = "reconcile";
@@ -96,7 +96,7 @@ pub struct Reconciler {
 /// One run on its way.
 struct Run<'a> {
     on: &'a Reconciler,
-    order: &'a Order,
+    options: &'a RunOptions,
     fences: Fences<'a>,
     pace: Pace,
     progress: watch::Sender<Progress>,
@@ -158,10 +158,16 @@ impl Reconciler {
     ///
     /// # Errors
     /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
-    pub async fn run(&self, number: u64, order: &Order, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(
+        &self,
+        number: u64,
+        options: &RunOptions,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
         let (progress, shown) = watch::channel(Progress::default());
         let ran = tokio::select! {
-            ran = self.run_showing(number, order, progress, stop) => ran,
+            ran = self.run_showing(number, options, progress, stop) => ran,
             () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
         for (_, replica) in &self.replicas {
@@ -173,7 +179,7 @@ impl Reconciler {
     async fn run_showing(
         &self,
         number: u64,
-        order: &Order,
+        options: &RunOptions,
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report> {
@@ -189,7 +195,7 @@ impl Reconciler {
         };
         let mut run = Run {
             on: self,
-            order,
+            options,
             fences,
             pace: Pace::new(number, &self.limits),
             progress,
@@ -202,7 +208,7 @@ impl Reconciler {
             makes_way: None,
             uncorrected: HashMap::new(),
             reached: Target { kind: Kind(0), id: TargetId(0) },
-            lists_all: matches!(order.mode, Mode::Targets(_)),
+            lists_all: matches!(options.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
             clean: true,
@@ -210,7 +216,7 @@ impl Reconciler {
             all_kept: true,
             pending: Pending::new(),
             counted_seen: Vec::new(),
-            report: Report { mode: order.mode.name(), dry_run: order.dry_run, ..Report::default() },
+            report: Report { mode: options.mode.name(), dry_run: options.dry_run, ..Report::default() },
         };
         let result = run.compare_all().await;
         self.unwatch(number).await;
@@ -222,7 +228,7 @@ impl Reconciler {
             }
             result => result?,
         }
-        if !order.dry_run {
+        if !options.dry_run {
             self.forget_old_repairs().await;
         }
         Ok(run.ended())
@@ -258,7 +264,7 @@ impl Run<'_> {
             let reason = self.pace.waited_for.as_deref().unwrap_or_default();
             self.report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
         } else if self.cut_short.load(Ordering::Relaxed) {
-            let goes_on = match self.order.mode {
+            let goes_on = match self.options.mode {
                 Mode::Full => "`tallyd reconcile --resume` goes on",
                 Mode::Layout => "the same command goes on",
                 Mode::Scrub => "the next scrub goes on",
@@ -278,7 +284,7 @@ impl Run<'_> {
         let over = self.stop.is_cancelled()
             || self.gave_up
             || self.makes_way.is_some()
-            || self.order.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+            || self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
         if over {
             self.cut_short.store(true, Ordering::Relaxed);
         }
@@ -287,16 +293,17 @@ impl Run<'_> {
 
     /// Stops before repairs that are too many, or one of which is too large.
     fn check_limits(&self, largest: u64) -> Result<(), LimitExceeded> {
-        if self.order.force {
+        if self.options.force {
             return Ok(());
         }
         let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-        let (command, reload) = if self.order.mode == Mode::Layout {
+        let (command, reload) = if self.options.mode == Mode::Layout {
             ("the same command with --force", None)
         } else {
             ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
         };
-        let limits = RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
+        let limits =
+            RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
         let Report { checked, drifted, counters_off, .. } = self.report;
         limits.check(checked, drifted.max(counters_off), largest)
     }
@@ -336,7 +343,7 @@ impl Run<'_> {
 
     /// The metric of which like records are recounted: they are the truth of likes, `counter` is that of all else. None where `counter` is trusted.
     fn recounted(&self) -> Option<Metric> {
-        let recounts = matches!(self.order.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
+        let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.on.metrics.like())
     }
 

@@ -15,9 +15,9 @@ use super::look::{Look, Looks};
 use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
-use crate::repair_limits::confirmed_delta;
 use crate::jobs::fence::NotNow;
-use crate::model::{Micros, CounterKey, Target};
+use crate::model::{CounterKey, Micros, Target};
+use crate::repair_limits::confirmed_delta;
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 use crate::store::jobs::LEASE;
@@ -110,7 +110,11 @@ impl Run<'_> {
     }
 
     /// Adds what two looks agree on.
-    async fn repair_agreed(&mut self, first: &BTreeMap<CounterKey, i64>, second: &BTreeMap<CounterKey, Look>) -> Result<()> {
+    async fn repair_agreed(
+        &mut self,
+        first: &BTreeMap<CounterKey, i64>,
+        second: &BTreeMap<CounterKey, Look>,
+    ) -> Result<()> {
         let mut repairs = Vec::new();
         for (number, look) in second {
             let (Some(first), Verdict::Drift(drift)) = (first.get(number), look.verdict) else { continue };
@@ -161,7 +165,11 @@ impl Run<'_> {
     }
 
     /// Repairs, and notes each: before it is made and after.
-    async fn repair(&mut self, repairs: &[Repair], looks: &BTreeMap<CounterKey, Look>) -> Result<Vec<(CounterKey, Repaired)>> {
+    async fn repair(
+        &mut self,
+        repairs: &[Repair],
+        looks: &BTreeMap<CounterKey, Look>,
+    ) -> Result<Vec<(CounterKey, Repaired)>> {
         let began = Instant::now();
         let pass = self.next_number();
         // Noting them makes the lease last from then: until it ends no other run measures.

@@ -10,7 +10,7 @@ use super::Run;
 use super::report::Steps;
 use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
-use crate::model::{Kind, Metric, CounterKey};
+use crate::model::{CounterKey, Kind, Metric};
 use crate::store::counters::Truth;
 use crate::telemetry::telemetry;
 

@@ -16,8 +16,8 @@ use super::waiting::Waiting;
 use super::{Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
+use crate::model::{CounterKey, Kind, Target, TargetId};
 use crate::outbox_offsets::OutboxOffsets;
-use crate::model::{Kind, CounterKey, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 use crate::store::ranges::{Counted, LAST, Range, Recount};
@@ -91,7 +91,7 @@ impl Run<'_> {
             self.doubt(number, None);
         }
         for (Counted { number, .. }, sample) in range.counters.iter().zip(samples) {
-            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.order.gives_way() {
+            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.options.gives_way() {
                 self.makes_way = Some("Redis lost counters: they are loaded first, then it resumes");
             }
             let Some(sample) = sample.filter(|sample| is_known(sample, self.number)) else {

@@ -24,7 +24,7 @@ use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::cache::layout::Loaded;
 use crate::cache::load::{Lost, Unloaded};
 use crate::config::{Ruled, Writes};
-use crate::model::{Kind, Micros, CounterKey, TargetId};
+use crate::model::{CounterKey, Kind, Micros, TargetId};
 use crate::runtime::fault;
 use crate::store::ranges::{LAST, Range};
 
@@ -116,7 +116,7 @@ impl Run<'_> {
     /// Each load reads all of `counter`. Those of a Redis that evicts buckets would never end.
     async fn is_too_often(&mut self, lost: u64) -> Result<bool> {
         let all = u64::from(self.on.cache.keys.buckets()) * self.kinds().len() as u64;
-        let is_scheduled = self.order.wait_max.is_some();
+        let is_scheduled = self.options.wait_max.is_some();
         if !is_scheduled || lost * 10 >= all || self.on.store.loads_of_last_hour(JOB).await? < LOADS_MAX {
             return Ok(false);
         }
@@ -125,14 +125,14 @@ impl Run<'_> {
             buckets = lost,
             "Redis lost {lost} buckets after {LOADS_MAX} loads within an hour, they are loaded later: set its maxmemory-policy to noeviction"
         );
-        if self.order.mode == Mode::Rebuild {
+        if self.options.mode == Mode::Rebuild {
             self.makes_way = Some("Redis loses buckets too often: they are loaded within the hour");
         }
         Ok(true)
     }
 
     fn say_loading(&self, lost: u64) {
-        if self.order.mode == Mode::Layout {
+        if self.options.mode == Mode::Layout {
             let layout = self.on.cache.keys.layout().to_string();
             info!(event = "layout-loading", layout, buckets = lost, "loading {lost} buckets of {layout} from MySQL");
         } else {

@@ -47,7 +47,7 @@ impl Run<'_> {
                 }
             }
         }
-        if self.order.reload {
+        if self.options.reload {
             let buckets = self.unload(&self.on.cache).await?;
             warn!(
                 event = "reload",

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 
-use crate::outbox_offsets::OutboxOffsets;
 use crate::model::{Addition, CounterKey};
+use crate::outbox_offsets::OutboxOffsets;
 use crate::store::outbox::Since;
 
 /// Rows that no sample of a page had, and some that they had.

@@ -12,7 +12,7 @@ use super::page::PENDING_MAX;
 use super::range::read_range;
 use super::report::{Report, Steps};
 use super::{JOB, Mode, Run};
-use crate::model::{Kind, Micros, CounterKey, Target, TargetId};
+use crate::model::{CounterKey, Kind, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
 use crate::store::ranges::Range;
@@ -39,7 +39,7 @@ struct Checkpoint {
 impl Run<'_> {
     pub(super) async fn compare_all(&mut self) -> Result<()> {
         self.check_layouts().await?;
-        if let Mode::Targets(targets) = &self.order.mode {
+        if let Mode::Targets(targets) = &self.options.mode {
             let targets: BTreeSet<Target> = targets.iter().copied().collect();
             self.listed = targets.len() as u64;
             self.report.in_flight = Some(self.fences.waiting().await?);
@@ -49,7 +49,7 @@ impl Run<'_> {
         self.rebuild().await?;
         // Before the first fence, which has less patience.
         self.wait().await?;
-        match self.order.mode {
+        match self.options.mode {
             Mode::Full | Mode::Layout => self.compare_full().await,
             Mode::Scrub => self.compare_slice().await,
             _ => self.compare_changed().await,
@@ -165,7 +165,7 @@ impl Run<'_> {
             self.compare_phantoms(&name, kind).await?;
         }
         // What was not looked at is looked at again by the next changed run if this one says nothing.
-        if self.order.mode == Mode::Full && self.is_complete() {
+        if self.options.mode == Mode::Full && self.is_complete() {
             self.report.cut = Some(began.0);
             // What another run has compared can have gone back since.
             if resumed.is_none() && !self.report.dry_run {
@@ -185,10 +185,10 @@ impl Run<'_> {
 
     /// Where to go on; none from the first target on.
     async fn resumed(&mut self) -> Result<Option<Checkpoint>> {
-        if !self.order.resume {
+        if !self.options.resume {
             return Ok(None);
         }
-        let mode = self.order.mode.name();
+        let mode = self.options.mode.name();
         let Some((run, text)) = self.on.store.last_checkpoint(JOB, mode, self.number, true).await? else {
             return Ok(None);
         };
@@ -309,8 +309,8 @@ impl Run<'_> {
         if self.gave_up {
             return Ok(());
         }
-        let over = self.order.run_time_max.map(|max| self.began + max);
-        let patience = self.order.wait_max.map(|max| Instant::now() + max);
+        let over = self.options.run_time_max.map(|max| self.began + max);
+        let patience = self.options.wait_max.map(|max| Instant::now() + max);
         let until = over.into_iter().chain(patience).min();
         let progress = &self.progress;
         let show = |reason: Option<&str>| {

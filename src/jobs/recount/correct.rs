@@ -6,9 +6,9 @@ use tracing::warn;
 use super::page::Sight;
 use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{JOB, Run, stopped};
-use crate::repair_limits::{RepairLimits, LimitExceeded};
 use crate::config::Reconcile as Limits;
 use crate::model::Target;
+use crate::repair_limits::{LimitExceeded, RepairLimits};
 use crate::runtime::fault;
 use crate::store::repairs::Intent;
 
@@ -27,14 +27,14 @@ impl Run<'_> {
             let Sight { truth, counted, .. } = *sight;
             self.report.targets.push(TargetReport { target: name, truth, counter: counted, added });
         }
-        if !self.order.dry_run {
+        if !self.options.dry_run {
             self.intents.push(Intent { number: (target, self.on.metric), before: sight.counted, added });
         }
     }
 
     /// Makes the corrections that are held, unless they are too much to be true.
     pub(super) async fn correct(&mut self) -> Result<()> {
-        if self.order.dry_run {
+        if self.options.dry_run {
             self.report.would_brake = self.check_limits().err().map(|braked| braked.to_string());
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl Run<'_> {
 
     /// Whether so much may be corrected.
     fn check_limits(&self) -> Result<(), LimitExceeded> {
-        if self.order.force {
+        if self.options.force {
             return Ok(());
         }
         let Report { checked, drifted, .. } = self.report;

@@ -37,11 +37,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::broker::Broker;
-use crate::repair_limits::LimitExceeded;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
 use crate::jobs::fence::{Fences, NotNow};
 use crate::jobs::runner::Refused;
 use crate::model::{Kind, Metric, TargetId};
+use crate::repair_limits::LimitExceeded;
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
@@ -72,7 +72,7 @@ const HELD_MAX: usize = 100_000;
 
 /// What a run shall do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct RunOptions {
     /// Only look.
     pub dry_run: bool,
     /// Correct however much it is.
@@ -105,7 +105,7 @@ struct Suspects {
 /// One run on its way.
 struct Run<'a> {
     on: &'a Recounter,
-    order: Order,
+    options: RunOptions,
     fences: Fences<'a>,
     progress: watch::Sender<Progress>,
     number: u64,
@@ -157,10 +157,16 @@ impl Recounter {
     ///
     /// # Errors
     /// [`Refused`]; [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was corrected stays corrected.
-    pub async fn run(&self, number: u64, order: Order, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
+    pub async fn run(
+        &self,
+        number: u64,
+        options: RunOptions,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
         let (progress, shown) = watch::channel(Progress { recount: self.name.clone(), ..Progress::default() });
         tokio::select! {
-            ran = self.run_showing(number, order, progress, stop) => ran,
+            ran = self.run_showing(number, options, progress, stop) => ran,
             () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
@@ -168,7 +174,7 @@ impl Recounter {
     async fn run_showing(
         &self,
         number: u64,
-        order: Order,
+        options: RunOptions,
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report> {
@@ -180,10 +186,10 @@ impl Recounter {
             publisher,
             fence_max: self.limits.fence_max.0,
         };
-        let report = Report { recount: self.name.clone(), dry_run: order.dry_run, ..Report::default() };
+        let report = Report { recount: self.name.clone(), dry_run: options.dry_run, ..Report::default() };
         let mut run = Run {
             on: self,
-            order,
+            options,
             fences,
             progress,
             number,

@@ -2,8 +2,8 @@
 
 use std::iter::Peekable;
 
-use crate::repair_limits::confirmed_delta;
 use crate::model::{Micros, TargetId};
+use crate::repair_limits::confirmed_delta;
 use crate::store::recounts::Answer;
 
 /// One target, as one look saw it.

@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 
 pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
-use super::{Result, Store, Context, datetime, in_shapes, placeholders};
+use super::{Context, Result, Store, datetime, in_shapes, placeholders};
 use crate::model::Micros;
 use crate::runtime::fault;
 

@@ -6,7 +6,7 @@ use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
 
 use crate::model::Micros;
-use crate::store::{Result, Store, Context, datetime, micros};
+use crate::store::{Context, Result, Store, datetime, micros};
 
 /// A dead letter as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]

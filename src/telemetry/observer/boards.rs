@@ -6,8 +6,8 @@ use crate::boards::{Boards, Listed};
 use crate::cache::Cache;
 use crate::config::{self, Config};
 use crate::model::Micros;
-use crate::telemetry::status::Board;
 use crate::store::Store;
+use crate::telemetry::status::Board;
 
 pub(super) async fn look(config: &Config, store: &Store, cache: &Cache, now: Micros) -> Result<Vec<Board>> {
     let of = Boards { boards: &config.boards, store, cache };

@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, VecDeque};
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::jobs::archive;
 use crate::config::Config;
+use crate::jobs::archive;
 use crate::jobs::filters;
-use crate::model::Micros;
 use crate::jobs::reconcile::{self, Mode};
 use crate::jobs::recount;
+use crate::model::Micros;
 use crate::runtime::cron;
-use crate::telemetry::status::{Ended, Job, Reconciled, Run};
 use crate::store::Store;
 use crate::store::run_state::{RunRow, RunningRow};
+use crate::telemetry::status::{Ended, Job, Reconciled, Run};
 use crate::telemetry::telemetry;
 
 /// Runs of one mode that are kept.

@@ -23,9 +23,9 @@ use crate::config::{self, Config, ConfigHandle};
 use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::telemetry::status::{Board, Job, Reconciled, Server};
 use crate::store::Store;
 use crate::store::partitions::Owner;
+use crate::telemetry::status::{Board, Job, Reconciled, Server};
 use crate::telemetry::{POINT_EVERY, SERVERS, telemetry};
 use jobs::Runs;
 use queues::Queues;
@@ -100,7 +100,12 @@ impl Observer {
     /// With what it will have seen.
     pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
         // What is written while it looks for the first time is in the first point.
-        telemetry().pulse.beat((Instant::now(), Micros::now()), telemetry().committed.get(), telemetry().lag.get(), None);
+        telemetry().pulse.beat(
+            (Instant::now(), Micros::now()),
+            telemetry().committed.get(),
+            telemetry().lag.get(),
+            None,
+        );
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
             live: live.clone(),

@@ -41,7 +41,7 @@ impl Mode {
 
 /// What a run shall do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct RunOptions {
     /// Which targets.
     pub mode: Mode,
     /// Only look.
@@ -58,7 +58,7 @@ pub struct Order {
     pub wait_max: Option<Duration>,
 }
 
-impl Order {
+impl RunOptions {
     /// A run as the schedule starts it.
     pub fn scheduled(mode: Mode) -> Self {
         Self {
