@@ -8,7 +8,7 @@ use sqlx::{Connection, MySqlConnection};
 use tallyd::consumer::batch::{distinct, entry, sums};
 use tallyd::event::{CountEvent, EventId};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
-use tallyd::store::{Text, ledger, likes};
+use tallyd::store::{Text, applied_events, likes};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -129,7 +129,7 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     let counts = distinct(batch.iter().copied());
     let mut tx = connection.begin().await?;
     if ledger {
-        ledger::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
+        applied_events::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
     }
     let mut text = Text::default();
     likes::add_differences(&mut text, slot, &sums(&counts));

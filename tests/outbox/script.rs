@@ -26,7 +26,7 @@ async fn apply(world: &World, cache: &Cache, partition: u16, rows: &[(u64, Vec<A
 async fn marks(world: &World, id: u64) -> String {
     let names = KindNames::new(&world.config.kinds);
     let samples = world.cache.sample(&names, &[(target(id), VIEW)]).await.unwrap();
-    samples[0].as_ref().unwrap().marks.to_string()
+    samples[0].as_ref().unwrap().offsets.to_string()
 }
 
 async fn rows_once(name: &str, settings: &str) {
