@@ -3,21 +3,14 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a run ends at the first surprise of its own")]
 
-#[path = "../tests/common/accounts.rs"]
-#[expect(dead_code, reason = "tests have more to do with accounts")]
-mod accounts;
 mod args;
 mod audit;
 mod checker;
-#[path = "../tests/common/dice.rs"]
-mod dice;
 mod faults;
 mod history;
 mod operator;
 mod plan;
 mod plot;
-#[path = "../tests/common/proxy.rs"]
-mod proxy;
 mod resources;
 mod run;
 mod shrink;
@@ -30,11 +23,10 @@ mod watch;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tallyd_testkit::{accounts, dice, proxy};
 use tokio::signal::unix::{SignalKind, signal};
 
 use args::Args;
-// For `accounts`.
-use site::of_stack as stack;
 
 /// As `tallyd` itself says it.
 const USAGE: u8 = 64;

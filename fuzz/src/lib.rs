@@ -1,5 +1,5 @@
 //! What is fuzzed: each target takes any bytes and panics where tallyd breaks a promise. libFuzzer calls them (`fuzz_targets`), and on a
-//! stable compiler the test suite does (`tests/fuzz`), with mutations of the same corpora.
+//! stable compiler the test suite does (`tests/it/fuzz`), with mutations of the same corpora.
 
 mod config;
 mod dead;

@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
-#[path = "../common/mod.rs"]
-mod common;
 mod example;
 mod failing;
 mod living;
+mod quickstart;
 mod stalling;
 mod vectors;
+
+use tallyd_testkit as common;

@@ -1,4 +1,4 @@
-//! The vectors under tests/vectors: what tallyd makes of them, and that each client makes the same. Scores are in tests/boards/score.rs.
+//! The vectors under tests/vectors: what tallyd makes of them, and that each client makes the same. Scores are in tests/it/boards/score.rs.
 
 use std::collections::BTreeMap;
 use std::fs;

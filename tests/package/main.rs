@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
-#[path = "../common/mod.rs"]
-mod common;
-
+mod complete;
 mod image;
 mod machine;
 mod service;
@@ -14,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use machine::Machine;
+use tallyd_testkit as common;
 
 /// A package of this build, and where it is.
 struct Package {

@@ -30,7 +30,7 @@ use log::Disturbance;
 pub use settings::PARTITIONS;
 use settings::{Addresses, Who, text};
 pub use settle::CONNECTIONS;
-pub use stack::{Server, Stack, of_stack, redis_at};
+pub use stack::{Server, Stack, redis_at};
 
 /// How long after a fault an error may still be said that it explains. After many deaths messages are taken one by one, and a run waits in
 /// vain for all of them.

@@ -1,7 +1,7 @@
 //! The servers of `dev/up`, which are this run's own: started, killed and frozen.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -50,11 +50,6 @@ pub struct Stack {
     mysql: String,
     /// Those that daemons and API servers have.
     pub accounts: Accounts,
-}
-
-/// A part of the environment that `dev/up --print-env` gives.
-pub fn of_stack(name: &str) -> String {
-    std::env::var(variable(name)).expect("looked at by `Stack::from_environment`")
 }
 
 fn variable(name: &str) -> String {
@@ -259,7 +254,7 @@ impl Stack {
 }
 
 fn script(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    tallyd_testkit::root().join(name)
 }
 
 /// A connection whose calls may take a while.

@@ -1,0 +1,166 @@
+//! The accounts that daemons and commands of tests have: those of the files under ops/, with names of the test's own in them. Who made
+//! the world may do all; what runs in it may do what stands there and nothing else.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use sqlx::{AssertSqlSafe, MySqlPool};
+
+use super::{root, stack};
+
+/// Of all accounts of tests. What shows it has shown a secret.
+pub const PASSWORD: &str = "s3cr3t-of-a-test";
+
+/// RabbitMQ's, which all tests share: to make one takes a second.
+const RABBITMQ: &str = "tallyd";
+
+/// What the accounts of a world are called: no longer than MySQL allows.
+#[derive(Clone, Debug)]
+pub struct Accounts {
+    /// The world, which is the database's name and the beginning of names on the broker and in Redis.
+    world: String,
+    /// The beginning of names of accounts.
+    short: String,
+}
+
+impl Accounts {
+    pub fn new(world: &str, number: u32) -> Self {
+        Self { world: world.to_owned(), short: format!("t{}_{number}", std::process::id()) }
+    }
+
+    /// The daemon's, the migration's and the API servers' in MySQL.
+    pub async fn make_in_mysql(&self, admin: &MySqlPool) {
+        let sql = fs::read_to_string(ops("mysql/grants.sql")).unwrap();
+        let sql = sql.replace("CREATE DATABASE tally;", "").replace("ON tally.", &format!("ON {}.", self.world));
+        let sql = sql.replace("'tallyd", &format!("'{}", self.short));
+        let sql =
+            ["choose-one", "choose-another", "choose-a-third"].iter().fold(sql, |sql, it| sql.replace(it, PASSWORD));
+        // A failed test leaves its own, and its process' number comes again.
+        sqlx::raw_sql(AssertSqlSafe(self.drop_sql("IF EXISTS"))).execute(admin).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(admin).await.expect("make the accounts in MySQL");
+    }
+
+    /// The daemon's and the API servers' in Redis, with what the settings need beside the least.
+    pub fn make_in_redis(&self, settings: &toml::Table) {
+        let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
+        for (account, name) in [("tallyd", self.short.clone()), ("tallyd_api", format!("{}_api", self.short))] {
+            let mut rules = lines("accounts.txt", account);
+            rules.extend(lines_of_layouts(settings, account));
+            if settings.get("filter").is_some() {
+                rules.extend(lines("filters.txt", account));
+            }
+            let rules = rules.join(" ").replace('~', &format!("~{}:", self.world));
+            let password = format!(">{PASSWORD}");
+            let rules = rules.split(' ').map(|rule| if rule.starts_with('>') { &password } else { rule });
+            let rules: Vec<&str> = rules.collect();
+            let () = redis::cmd("ACL").arg("SETUSER").arg(name).arg(rules).query(&mut redis).unwrap();
+        }
+        // For a server that is killed and comes back.
+        let () =
+            redis::cmd("ACL").arg("SAVE").query(&mut redis).expect("ACL SAVE: start the stack anew: dev/down, dev/up");
+    }
+
+    /// The daemon's and the API servers' on the broker: once for all tests, whose names all begin so.
+    pub fn make_in_rabbitmq() {
+        let text = fs::read_to_string(ops("rabbitmq/permissions.sh")).unwrap();
+        let text = text.replace("^tally\\.", "^t_[a-z0-9_]+\\.").replace("(tally\\.", "(t_[a-z0-9_]+\\.");
+        let made = PathBuf::from(stack("DIR")).join("rabbitmq/accounts-of-tests");
+        if fs::read_to_string(&made).is_ok_and(|found| found == text) {
+            return;
+        }
+        for line in text.lines().filter_map(|line| line.strip_prefix("rabbitmqctl ")) {
+            let words: Vec<&str> = line.split(' ').map(|word| word.trim_matches('\'')).collect();
+            let words: Vec<&str> = if words[0] == "add_user" { vec![words[0], words[1], PASSWORD] } else { words };
+            let mut output = rabbitmqctl(&words);
+            if words[0] == "add_user" && !output.status.success() {
+                // It is there: another test may be doing the same, or its password have been another one.
+                output = rabbitmqctl(&["change_password", words[1], PASSWORD]);
+            }
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        fs::write(made, text).unwrap();
+    }
+
+    /// The daemon's account in MySQL: for what its settings need beside the files.
+    pub fn of_daemon_in_mysql(&self) -> String {
+        format!("'{}'@'%'", self.short)
+    }
+
+    /// `url` as the daemon calls the server.
+    pub fn of_daemon(&self, url: &str) -> String {
+        logged_in(url, if url.starts_with("amqp") { RABBITMQ } else { &self.short })
+    }
+
+    /// `url` of MySQL as whoever may change the schema.
+    pub fn of_migration(&self, url: &str) -> String {
+        logged_in(url, &format!("{}_migrate", self.short))
+    }
+
+    /// `url` as an API server calls the server.
+    pub fn of_api(&self, url: &str) -> String {
+        let account = if url.starts_with("amqp") { RABBITMQ } else { &self.short };
+        logged_in(url, &format!("{account}_api"))
+    }
+
+    fn drop_sql(&self, or_not: &str) -> String {
+        let short = &self.short;
+        format!("DROP USER {or_not} '{short}'@'%', '{short}_migrate'@'%', '{short}_api'@'%'")
+    }
+
+    /// Takes away what was made for the world alone.
+    pub async fn drop(&self, admin: &MySqlPool) {
+        let short = &self.short;
+        sqlx::raw_sql(AssertSqlSafe(self.drop_sql(""))).execute(admin).await.unwrap();
+        let mut redis = redis::Client::open(stack("REDIS_URL")).unwrap().get_connection().unwrap();
+        let () = redis::cmd("ACL").arg("DELUSER").arg(short).arg(format!("{short}_api")).query(&mut redis).unwrap();
+    }
+}
+
+/// What the layouts entity and string need, where there is one of them: for keys as `counter_key` names them. And `tallyd layout`.
+fn lines_of_layouts(settings: &toml::Table, account: &str) -> Vec<String> {
+    let redis = settings.get("redis").and_then(toml::Value::as_table);
+    let also = redis.and_then(|redis| redis.get("also")).and_then(toml::Value::as_table);
+    let text = |table: Option<&toml::Table>, key: &str| {
+        table.and_then(|table| table.get(key)).and_then(toml::Value::as_str).unwrap_or_default().to_owned()
+    };
+    let mut found = lines("layouts.txt", account);
+    let plain = found.remove(0);
+    // What is left is for `tallyd layout`.
+    for table in [redis, also] {
+        if matches!(text(table, "layout").as_str(), "entity" | "string") {
+            let key = text(table, "counter_key");
+            let beginning = if key.is_empty() { "counter:" } else { key.split('{').next().unwrap() };
+            found.push(plain.replace("counter:", beginning));
+        }
+    }
+    found
+}
+
+/// The rules that the lines of a file give an account.
+fn lines(file: &str, account: &str) -> Vec<String> {
+    let text = fs::read_to_string(ops("redis").join(file)).unwrap();
+    text.lines().filter_map(|line| line.strip_prefix(&format!("ACL SETUSER {account} "))).map(str::to_owned).collect()
+}
+
+fn ops(path: &str) -> PathBuf {
+    root().join("ops").join(path)
+}
+
+fn rabbitmqctl(arguments: &[&str]) -> std::process::Output {
+    Command::new(root().join("dev/rabbitmqctl")).args(arguments).output().unwrap()
+}
+
+/// `url` without its password.
+pub fn without_password(url: &str) -> String {
+    let mut url = url::Url::parse(url).unwrap();
+    url.set_password(None).unwrap();
+    url.to_string()
+}
+
+fn logged_in(url: &str, user: &str) -> String {
+    let mut url = url::Url::parse(url).unwrap();
+    url.set_username(user).unwrap();
+    url.set_password(Some(PASSWORD)).unwrap();
+    url.to_string()
+}

@@ -1,0 +1,383 @@
+//! A world per test: a database, a prefix on the broker and one in Redis of its own, on the servers of `dev/up`; the real
+//! binary as a child process; a model of what must come out.
+
+#![allow(missing_docs, reason = "names say it, and only tests read them")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+pub mod accounts;
+pub mod browser;
+pub mod clicker;
+mod daemon;
+pub mod dice;
+mod model;
+pub mod ports;
+pub mod private;
+pub mod proxy;
+pub mod servers;
+mod settings;
+pub mod site;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use accounts::Accounts;
+pub use daemon::Daemon;
+pub use dice::Dice;
+use futures_util::{StreamExt, stream};
+pub use model::{Model, body, target};
+pub use settings::stack;
+use settings::{may_do_all, write, written};
+use sqlx::{AssertSqlSafe, MySqlPool, Row};
+use tallyd::broker::{Broker, Publisher};
+use tallyd::cache::Cache;
+use tallyd::cache::keys::NO_TARGET;
+use tallyd::client::{Client, READ_TARGETS_MAX, Source};
+use tallyd::config::Config;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+
+/// How long a fact may take to become true on a loaded machine.
+pub const DEADLINE: Duration = Duration::from_secs(180);
+
+/// Messages that a publisher has on the way at once.
+const IN_FLIGHT: usize = 1_000;
+
+/// How many daemons this process has started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
+pub struct World {
+    pub name: String,
+    pub folder: tempfile::TempDir,
+    /// As who may do all.
+    pub config: Config,
+    /// As an API server.
+    pub api: Config,
+    pub pool: MySqlPool,
+    pub cache: Cache,
+    pub broker: Broker,
+    admin_url: String,
+    /// Those that its daemons and commands have; none on servers of the test's own, where they are who may do all.
+    pub accounts: Option<Accounts>,
+}
+
+impl World {
+    /// A migrated database and nothing on the broker and in Redis. `settings` is more TOML for the configuration. What runs in it has the
+    /// accounts of ops/, and the test, by `config`, those that may do all.
+    pub async fn new(name: &str, settings: &str) -> Self {
+        Accounts::make_in_rabbitmq();
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        Self::with(stack("MYSQL_URL"), name, settings, |world| Some(Accounts::new(world, number))).await
+    }
+
+    /// The same on another MySQL, given as the address of an account that may do all, up to the database's name.
+    pub async fn on(admin_url: String, name: &str, settings: &str) -> Self {
+        Self::with(admin_url, name, settings, |_| None).await
+    }
+
+    async fn with(
+        admin_url: String,
+        name: &str,
+        settings: &str,
+        accounts: impl FnOnce(&str) -> Option<Accounts>,
+    ) -> Self {
+        let name = format!("t_{name}_{}", std::process::id());
+        let accounts = accounts(&name);
+        let admin = MySqlPool::connect(&format!("{admin_url}mysql")).await.expect("connect to MySQL");
+        sqlx::query(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&admin).await.expect("make the database");
+        if let Some(accounts) = &accounts {
+            accounts.make_in_mysql(&admin).await;
+        }
+        admin.close().await;
+        let folder = tempfile::tempdir().unwrap();
+        let (config, api) = written(folder.path(), &name, &admin_url, accounts.as_ref(), settings);
+        let pool = MySqlPool::connect(config.mysql.url.expose()).await.unwrap();
+        let cache = Cache::new(&config.redis, &config.metrics).unwrap();
+        let broker = Broker::new(&config.amqp).unwrap();
+        let world = Self { name, folder, config, api, pool, cache, broker, admin_url, accounts };
+        let migrated = world.tallyd(&["migrate"]);
+        assert!(migrated.status.success(), "{}", stderr(&migrated));
+        world
+    }
+
+    /// The same servers with other settings, for whatever starts from now on.
+    pub fn set(&mut self, settings: &str) {
+        let accounts = self.accounts.as_ref();
+        (self.config, self.api) = written(self.folder.path(), &self.name, &self.admin_url, accounts, settings);
+        self.cache = Cache::new(&self.config.redis, &self.config.metrics).unwrap();
+    }
+
+    /// Writes other settings, right or wrong, for whoever reads them.
+    pub fn write(&self, settings: &str) {
+        write(self.folder.path(), &self.name, &self.admin_url, self.accounts.as_ref(), settings);
+    }
+
+    /// Removes what the test has made. Only after a success: a failure leaves it to be looked at.
+    pub async fn close(self) {
+        let link = self.broker.connect("test").await.unwrap();
+        for partition in 0..self.broker.partitions() {
+            let _ = link.channel.queue_delete(self.broker.queue(partition).into(), Default::default()).await;
+        }
+        let _ = link.channel.queue_delete(format!("{}.returned", self.name).into(), Default::default()).await;
+        for exchange in ["events", "partitions"] {
+            let _ = link.channel.exchange_delete(format!("{}.{exchange}", self.name).into(), Default::default()).await;
+        }
+        self.pool.close().await;
+        let admin = MySqlPool::connect(&format!("{}mysql", self.admin_url)).await.unwrap();
+        sqlx::query(AssertSqlSafe(format!("DROP DATABASE {}", self.name))).execute(&admin).await.unwrap();
+        if let Some(accounts) = &self.accounts {
+            accounts.drop(&admin).await;
+        }
+        if self.config.redis.cluster || !self.config.redis.sentinels.is_empty() {
+            // The nodes are the test's own, and end with it.
+            return;
+        }
+        let mut redis = self.redis().await;
+        let keys: Vec<String> =
+            redis::cmd("KEYS").arg(format!("{}:*", self.name)).query_async(&mut redis).await.unwrap();
+        for keys in keys.chunks(1_000) {
+            let _: i64 = redis::cmd("UNLINK").arg(keys).query_async(&mut redis).await.unwrap();
+        }
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.folder.path().join("config.toml")
+    }
+
+    /// Runs the binary to its end.
+    pub fn tallyd(&self, arguments: &[&str]) -> Output {
+        let mut command = self.command();
+        if let (["migrate"], Some(accounts)) = (arguments, &self.accounts) {
+            command.env("TALLYD__MYSQL__URL", accounts.of_migration(self.config.mysql.url.expose()));
+        }
+        command.args(arguments).output().unwrap()
+    }
+
+    /// Runs the binary and reads its report.
+    pub fn report(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.tallyd(&[arguments, &["--format", "json"]].concat());
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)))
+    }
+
+    /// The report of a reconcile, once no other run of the daemon's own is at it.
+    pub async fn reconcile(&self, mode: &str) -> serde_json::Value {
+        let report = std::cell::RefCell::new(serde_json::Value::Null);
+        eventually("no other run is at it", || async {
+            let output = self.tallyd(&["reconcile", mode, "--format", "json"]);
+            report.replace(serde_json::from_slice(&output.stdout).unwrap_or_default());
+            output.status.code() != Some(75)
+        })
+        .await;
+        report.into_inner()
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(program());
+        command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
+        command
+    }
+
+    /// Starts the daemon, with a log of its own.
+    pub fn daemon(&self) -> Daemon {
+        self.daemon_with(&[])
+    }
+
+    /// The same with more environment.
+    pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
+        let started = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log_path = self.folder.path().join(format!("daemon-{started}.log"));
+        let log = File::create(&log_path).unwrap();
+        let environment = environment.iter().map(|(name, value)| (*name, self.as_daemon(name, value)));
+        let child = self.command().envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Daemon { child, log_path }
+    }
+
+    /// A value of the environment. The address of a proxy is that of the test, who may do all.
+    fn as_daemon(&self, name: &str, value: &str) -> String {
+        match &self.accounts {
+            Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
+                accounts.of_daemon(value)
+            }
+            _ => value.to_owned(),
+        }
+    }
+
+    pub async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.config.redis.url.expose()).unwrap();
+        // The library's own half second is too short for a machine that runs other tests.
+        let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(DEADLINE));
+        client.get_multiplexed_async_connection_with_config(&config).await.unwrap()
+    }
+
+    /// Makes exchange and queues, as a daemon would, and connects a publisher.
+    pub async fn publisher(&self) -> Publisher {
+        let link = self.broker.connect("test").await.unwrap();
+        self.broker.declare_for(&link, self.broker.partitions()).await.unwrap();
+        self.broker.connect_publisher("test").await.unwrap()
+    }
+
+    /// Publishes bodies in order, many on the way at once.
+    pub async fn publish(&self, publisher: &Publisher, bodies: &[(UserId, Vec<u8>)]) {
+        let exchange = self.broker.exchange();
+        stream::iter(bodies)
+            .map(|(user, body)| {
+                let exchange = &exchange;
+                async move { publisher.publish(exchange, &user.to_string(), body).await.unwrap() }
+            })
+            .buffered(IN_FLIGHT)
+            .collect::<Vec<()>>()
+            .await;
+    }
+
+    pub async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+
+    /// Rows and counters, compared with the model to the last one.
+    pub async fn assert_equals(&self, model: &Model) {
+        let rows = sqlx::query(
+            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
+        );
+        let rows: HashMap<(Target, UserId), (Micros, bool)> = rows
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| {
+                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
+                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
+            })
+            .collect();
+        assert_eq!(rows.len(), model.rows.len(), "how many like records there are");
+        for (pair, state) in &model.rows {
+            assert_eq!(rows.get(pair), Some(state), "the like record of {pair:?}");
+        }
+        let counters = self.counters().await;
+        for (target, count) in model.counters() {
+            assert_eq!(counters.get(&target).copied().unwrap_or(0), count, "the counter of {target:?}");
+        }
+    }
+
+    /// The counters in MySQL.
+    pub async fn counters(&self) -> BTreeMap<Target, i64> {
+        sqlx::query(
+            "SELECT kind, target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 1 GROUP BY kind, target_id",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .unwrap()
+        .iter()
+        .map(|row| (Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) }, row.get(2)))
+        .collect()
+    }
+
+    /// The counters in Redis, without those that are zero.
+    pub async fn redis_counters(&self) -> BTreeMap<Target, i64> {
+        let mut redis = self.redis().await;
+        let mut counters = BTreeMap::new();
+        for bucket in 0..self.cache.keys.buckets() {
+            let key = self.cache.keys.counters("video", bucket);
+            let fields: HashMap<String, String> = redis::cmd("HGETALL").arg(key).query_async(&mut redis).await.unwrap();
+            for (field, value) in fields.iter().filter(|(field, _)| !field.starts_with(NO_TARGET)) {
+                let like = value.split(',').next().unwrap().parse().unwrap();
+                counters.insert(target(field.parse().unwrap()), like);
+            }
+        }
+        counters.retain(|_, value| *value != 0);
+        counters
+    }
+
+    /// Waits until everything that was published before is written: each partition's queue gets one more like, of a
+    /// target that no test uses, and is read in order. The broker's own figures are seconds old.
+    pub async fn drained(&self, publisher: &Publisher) {
+        for partition in 0..self.broker.partitions() {
+            let user = UserId(u64::from(partition) + 1);
+            let last = LikeEvent { target: target(LAST), user, at: Micros(1), liked: true };
+            publisher.publish("", &self.broker.queue(partition), &body(&last).1).await.unwrap();
+        }
+        let count = "SELECT COUNT(*) FROM like_record WHERE target_id = 999999999999";
+        eventually("all is written", || async { self.count(count).await == i64::from(self.broker.partitions()) }).await;
+        for table in ["like_record", "counter", "drift_seen"] {
+            let sql = format!("DELETE FROM {table} WHERE target_id = {LAST}");
+            sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
+        }
+    }
+}
+
+/// The target of [`World::drained`].
+const LAST: u64 = 999_999_999_999;
+
+/// The repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap()
+}
+
+/// The daemon's program: Cargo and nextest name it to tests of its package; other programs find it where this build has put both.
+pub fn program() -> PathBuf {
+    if let Some(named) = std::env::var_os("CARGO_BIN_EXE_tallyd") {
+        return named.into();
+    }
+    let own = std::env::current_exe().unwrap();
+    let folder = own.parent().unwrap();
+    folder.parent().filter(|_| folder.ends_with("deps")).unwrap_or(folder).join("tallyd")
+}
+
+/// Waits until `fact` holds, but no longer than [`DEADLINE`].
+pub async fn eventually<F: Future<Output = bool>>(what: &str, fact: impl Fn() -> F) {
+    let until = Instant::now() + DEADLINE;
+    while !fact().await {
+        assert!(Instant::now() < until, "within {} s this did not become true: {what}", DEADLINE.as_secs());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Changes a number behind everyone's back.
+pub async fn drift(world: &World, target: Target, by: i64) {
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target));
+    let mut redis = world.redis().await;
+    let script = "local v = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) + ARGV[2] \
+                  redis.call('HSET', KEYS[1], ARGV[1], v) return v";
+    let _: i64 = redis::Script::new(script).key(key).arg(target.id.0).arg(by).invoke_async(&mut redis).await.unwrap();
+}
+
+/// Takes every bucket of videos away from Redis, as a flush does.
+pub async fn lose(world: &World) {
+    let mut redis = world.redis().await;
+    for bucket in 0..world.cache.keys.buckets() {
+        let key = world.cache.keys.counters("video", bucket);
+        let _: i64 = redis::cmd("UNLINK").arg(key).query_async(&mut redis).await.unwrap();
+    }
+}
+
+/// Fails unless Redis has every number of the model, and no other.
+pub async fn assert_redis_equals(world: &World, model: &Model) {
+    let mut expected = model.counters();
+    expected.retain(|_, count| *count != 0);
+    let redis = world.redis_counters().await;
+    for (target, count) in &expected {
+        assert_eq!(redis.get(target), Some(count), "{target:?} in Redis");
+    }
+    assert_eq!(redis.len(), expected.len(), "Redis has counters that it should not have");
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The likes of each target as Redis tells a reader; none where it doesn't know them.
+pub async fn redis_likes(client: &Client, targets: &[Target]) -> Vec<Option<i64>> {
+    let mut likes = Vec::with_capacity(targets.len());
+    for some in targets.chunks(READ_TARGETS_MAX) {
+        let numbers = client.read(some).await.unwrap();
+        let known = numbers.iter().map(|it| it.get(Metric(1)).filter(|likes| likes.source == Source::Redis));
+        likes.extend(known.map(|likes| likes.map(|likes| likes.value)));
+    }
+    likes
+}

@@ -1,0 +1,26 @@
+//! Starts and kills servers of the stack, one test at a time.
+
+use std::process::Command;
+
+use super::root;
+
+pub fn kill(server: &str) {
+    run("dev/down", &["--kill", server]);
+}
+
+pub fn start(server: &str) {
+    run("dev/up", &[server]);
+}
+
+pub fn rabbitmqctl(arguments: &[&str]) {
+    run("dev/rabbitmqctl", arguments);
+}
+
+fn run(name: &str, arguments: &[&str]) {
+    let output = script(name).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{name} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn script(name: &str) -> Command {
+    Command::new(root().join(name))
+}

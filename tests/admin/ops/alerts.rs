@@ -1,0 +1,141 @@
+//! The alerts: right, tried, explained.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::expressions::unknown;
+use super::metrics::metrics;
+use super::{list, path, promtool, read, text, yaml};
+
+const RULES: &str = "ops/prometheus/tallyd.rules.yml";
+const TESTS: &str = "ops/prometheus/tallyd.rules.test.yml";
+const MANUAL: &str = "docs/operations.md";
+
+/// All rules, alerts and records.
+pub fn rules() -> Vec<Value> {
+    list(&yaml(RULES), "groups").iter().flat_map(|group| list(group, "rules").to_vec()).collect()
+}
+
+/// The names that rules record.
+pub fn recorded() -> BTreeSet<String> {
+    rules().iter().filter_map(|rule| Some(rule["record"].as_str()?.to_owned())).collect()
+}
+
+fn alerts() -> Vec<Value> {
+    rules().into_iter().filter(|rule| rule["alert"].is_string()).collect()
+}
+
+#[test]
+fn prometheus_takes_the_rules() {
+    promtool(&["check", "rules"], &path(RULES)).unwrap();
+}
+
+#[test]
+fn every_alert_fires_on_numbers_that_are_too_bad_and_not_on_those_that_nearly_are() {
+    promtool(&["test", "rules"], &path(TESTS)).unwrap();
+}
+
+#[test]
+fn every_alert_has_a_case_that_fires_it_and_one_that_nearly_does() {
+    let mut cases: BTreeMap<String, BTreeSet<bool>> = BTreeMap::new();
+    for test in list(&yaml(TESTS), "tests") {
+        for case in list(test, "alert_rule_test") {
+            let (name, fires) = (text(case, "alertname"), !list(case, "exp_alerts").is_empty());
+            assert_eq!(text(test, "name"), format!("{name}: {}", if fires { "fires" } else { "near miss" }));
+            cases.entry(name.to_owned()).or_default().insert(fires);
+        }
+    }
+    let both = BTreeSet::from([false, true]);
+    let wanted: BTreeMap<String, BTreeSet<bool>> =
+        alerts().iter().map(|alert| (text(alert, "alert").to_owned(), both.clone())).collect();
+    assert_eq!(cases, wanted);
+}
+
+#[test]
+fn every_alert_says_how_bad_it_is_and_leads_to_its_runbook() {
+    for alert in alerts() {
+        let name = text(&alert, "alert");
+        assert!(["critical", "warning"].contains(&text(&alert["labels"], "severity")), "{name}");
+        let annotations = &alert["annotations"];
+        assert!(text(annotations, "summary").len() < 100, "{name}: a summary is one line");
+        assert!(text(annotations, "description").ends_with(['.', ')', '}']), "{name}: a description is sentences");
+        let runbook = format!("{MANUAL}#alert-{}", name.to_lowercase());
+        assert_eq!(text(annotations, "runbook_url"), runbook);
+    }
+}
+
+/// The sections of the manual that are runbooks, by their alerts.
+fn runbooks() -> Vec<(String, String)> {
+    let manual = read(MANUAL);
+    let sections = manual.split("\n### Alert ").skip(1);
+    let cut = |section: &str| {
+        let section = section.split("\n## ").next().unwrap();
+        let (name, body) = section.split_once('\n').unwrap();
+        (name.to_owned(), body.to_owned())
+    };
+    sections.map(cut).collect()
+}
+
+#[test]
+fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
+    let alerts: Vec<String> = alerts().iter().map(|alert| text(alert, "alert").to_owned()).collect();
+    let runbooks: Vec<String> = runbooks().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(runbooks, alerts, "in the same order");
+}
+
+#[test]
+fn every_runbook_says_what_it_means_where_to_look_what_to_do_and_when_it_is_over() {
+    for (name, body) in runbooks() {
+        for part in ["**Means:**", "**Look:**", "**Over:**"] {
+            assert_eq!(body.matches(part).count(), 1, "{name}: {part}");
+        }
+        assert!(body.contains("**Do:**") || body.contains("| do |"), "{name}: what is to be done?");
+    }
+}
+
+#[test]
+fn runbooks_name_log_events_that_there_are() {
+    let manual = read(MANUAL);
+    for (name, body) in runbooks() {
+        for event in body.split("F_EVENT=").skip(1).map(|rest| rest.split([' ', '`', '\n']).next().unwrap()) {
+            assert!(manual.contains(&format!("\n| `{event}` | ")), "{name}: {event} is not in the table of log events");
+        }
+    }
+}
+
+#[test]
+fn runbooks_give_commands_that_there_are() {
+    let mut tried = 0;
+    for (name, body) in runbooks() {
+        let blocks = body.split("```sh\n").skip(1).flat_map(|rest| rest.split("```").next().unwrap().lines());
+        let inline = body.split('`').skip(1).step_by(2);
+        for command in blocks.chain(inline).filter_map(|line| line.strip_prefix("tallyd ")) {
+            let arguments = command.split('#').next().unwrap().split_whitespace();
+            let mut program = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+            let output = program.args(arguments).arg("--help").output().unwrap();
+            assert!(output.status.success(), "{name}: tallyd {command}\n{}", String::from_utf8_lossy(&output.stderr));
+            tried += 1;
+        }
+    }
+    assert!(tried > 20, "{tried} commands");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_and_runbooks_ask_for_what_the_daemon_says() {
+    let (metrics, recorded) = (metrics("ops_rules").await, recorded());
+    let check = |what: &str, expression: &str| {
+        let unknown = unknown(expression, &metrics, &recorded);
+        assert!(unknown.is_empty(), "{what}: the daemon doesn't say {unknown:?}");
+    };
+    for rule in rules() {
+        check(&rule.to_string(), text(&rule, "expr"));
+    }
+    let manual = read(MANUAL);
+    let blocks: Vec<&str> = manual.split("```promql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(!blocks.is_empty());
+    for line in blocks.iter().flat_map(|block| block.lines()) {
+        check(line, line);
+    }
+}

@@ -1,0 +1,164 @@
+//! What Prometheus is told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tallyd::event::Reason;
+
+use super::common::{World, eventually};
+use super::{ANY, address, get, like, send};
+
+/// Samples by their names with labels.
+pub fn samples(text: &str) -> BTreeMap<String, f64> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| line.rsplit_once(' ').unwrap())
+        .map(|(of, value)| (of.to_owned(), value.parse().unwrap()))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_label_set_is_there_from_the_start_and_counts_what_happened() {
+    let world = World::new("metrics", &format!("{ANY}[[board]]\nname = \"likes\"\nperiod = \"week\"\n")).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let told = || async { samples(&get(&address, "/metrics").await.body) };
+    let at_start = told().await;
+    for reason in Reason::ALL {
+        assert_eq!(at_start.get(&format!("tallyd_dead_letters_total{{reason=\"{}\"}}", reason.code())), Some(&0.0));
+    }
+    for of in [
+        "tallyd_events_received_total{type=\"unlike\"}",
+        "tallyd_batches_total{closed=\"stop\"}",
+        "tallyd_retries_total{code=\"1213\"}",
+        "tallyd_flush_seconds_count{step=\"commit\"}",
+        "tallyd_reloads_total{result=\"refused\"}",
+        "tallyd_draining",
+    ] {
+        assert_eq!(at_start.get(of), Some(&0.0), "{of}");
+    }
+    assert!(at_start["process_resident_memory_bytes"] > 1e6 && at_start["process_open_fds"] > 3.0, "{at_start:?}");
+
+    let publisher = world.publisher().await;
+    let garbage = (like(1, 1).0, b"{".to_vec());
+    // The second one stands for the first.
+    world.publish(&publisher, &[like(42, 1), like(42, 1), garbage]).await;
+    eventually("the events are counted", || async {
+        let told = told().await;
+        told["tallyd_events_committed_total"] == 2.0
+            && told["tallyd_dead_letters_total{reason=\"malformed-json\"}"] == 1.0
+    })
+    .await;
+    let now = told().await;
+    for (of, value) in [
+        ("tallyd_messages_received_total", 3.0),
+        ("tallyd_messages_redelivered_total", 0.0),
+        ("tallyd_events_received_total{type=\"like\"}", 2.0),
+        ("tallyd_dead_letters_total{reason=\"malformed-json\"}", 1.0),
+        ("tallyd_event_lag_seconds_count", 2.0),
+        ("tallyd_event_lag_seconds_bucket{le=\"+Inf\"}", 2.0),
+        ("tallyd_partition_active{partition=\"0\"}", 1.0),
+    ] {
+        assert_eq!(now.get(of), Some(&value), "{of}");
+    }
+    let batches = now["tallyd_batch_events_count"];
+    assert!((1.0..=3.0).contains(&batches), "{batches} batches");
+    assert_eq!(now["tallyd_flush_seconds_count{step=\"commit\"}"], batches);
+    eventually("the servers were seen", || async {
+        let now = told().await;
+        let is = |of: &str, value: f64| now.get(of) == Some(&value);
+        is("tallyd_ready", 1.0)
+            && ["mysql", "redis", "rabbitmq"].iter().all(|it| is(&format!("tallyd_server_up{{server=\"{it}\"}}"), 1.0))
+            && is("tallyd_queue_consumers{partition=\"0\"}", 1.0)
+            && is("tallyd_dead_letters_open{reason=\"malformed-json\"}", 1.0)
+            && is("tallyd_dead_letters_open{reason=\"unknown-kind\"}", 0.0)
+            && is("tallyd_board_unarchived_periods{board=\"likes\"}", 0.0)
+            && now.contains_key("tallyd_job_last_success_timestamp_seconds{job_name=\"reconcile\",mode=\"full\"}")
+    })
+    .await;
+    assert!(!get(&address, "/metrics").await.body.contains("\"42\""), "ids are no labels");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_gets_the_format_that_it_accepts() {
+    let world = World::new("metrics_formats", ANY).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let ask = |accept: &str| {
+        let request = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\n{accept}\r\n");
+        let address = address.clone();
+        async move { send(&address, &request).await }
+    };
+    let old = ask("").await;
+    assert!(old.head.contains("content-type: text/plain; version=0.0.4"), "{}", old.head);
+    assert!(old.body.contains("# TYPE tallyd_events_committed_total counter\n") && !old.body.contains("# EOF"));
+    let new = ask("Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5\r\n").await;
+    assert!(new.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", new.head);
+    assert!(new.body.contains("# TYPE tallyd_events_committed counter\n") && new.body.ends_with("# EOF\n"));
+    // Between two answers a partition or a queue may be seen for the first time.
+    eventually("both have the same samples", || async {
+        let (old, new) = (ask("").await, ask("Accept: application/openmetrics-text;version=1.0.0\r\n").await);
+        samples(&old.body).keys().eq(samples(&new.body).keys())
+    })
+    .await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// The descriptions: of each metric its type, what it means, and its labels but for `le`.
+fn described(text: &str) -> BTreeMap<String, (String, String, BTreeSet<String>)> {
+    let mut all: BTreeMap<String, (String, String, BTreeSet<String>)> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|line| line.split_once(' ')) {
+            all.entry(name.to_owned()).or_default().1 = help.to_owned();
+        } else if let Some((name, of)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
+            all.entry(name.to_owned()).or_default().0 = of.to_owned();
+        } else if let Some((name, labels)) = line.split_once('{') {
+            let parts = ["_bucket", "_sum", "_count"].into_iter().filter_map(|part| name.strip_suffix(part));
+            let name = parts.chain([name]).find(|name| all.contains_key(*name)).unwrap();
+            let labels = labels.split_once('}').unwrap().0.split(',');
+            let labels = labels.map(|label| label.split_once('=').unwrap().0.to_owned()).filter(|label| label != "le");
+            all.get_mut(name).unwrap().2.extend(labels);
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_metrics_are_those_that_are_told() {
+    let settings = format!("{ANY}[reconcile]\nwatch_every = \"1s\"\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n");
+    let world = World::new("metrics_docs", &settings).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    let text = || async { get(&address, "/metrics").await.body };
+    eventually("the servers were seen", || async {
+        let text = text().await;
+        let last = [
+            "tallyd_board_members{",
+            "tallyd_job_last_ok{",
+            "tallyd_queue_messages{",
+            "tallyd_dead_letters_open{",
+            "tallyd_returned_messages ",
+        ];
+        last.iter().all(|name| text.contains(name)) && text.contains("tallyd_outbox_rows ")
+    })
+    .await;
+    let told = described(&text().await);
+    let mut documented = BTreeMap::new();
+    for row in include_str!("../../../docs/metrics.md").lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        let labels = cells[3].split(", ").map(|label| label.trim_matches('`').to_owned()).filter(|it| !it.is_empty());
+        let entry = (cells[2].to_owned(), cells[4].to_owned(), labels.collect());
+        documented.insert(cells[1].trim_matches('`').to_owned(), entry);
+    }
+    // No run has gone through buckets.
+    let mut told_too = told.clone();
+    told_too.get_mut("tallyd_bucket_fields").unwrap().2.insert("kind".to_owned());
+    assert_eq!(documented, told_too);
+    for (name, (of, _, _)) in &told {
+        assert_eq!(name.ends_with("_total"), of == "counter", "{name} is a {of}");
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,234 @@
+//! The admin port: a target's numbers, whoever may ask, and servers that are away.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod health;
+mod metrics;
+mod page;
+mod socket;
+mod watchdog;
+mod who;
+
+use std::time::{Duration, Instant};
+
+use crate::common;
+use common::proxy::Proxy;
+use common::{Daemon, World, body, eventually, stderr, target};
+use serde_json::{Value, json};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Any free port: the log says which.
+const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\nhosts = [\"tallyd.example.com\"]\n";
+
+/// Where the daemon's admin port is.
+async fn address(daemon: &Daemon) -> String {
+    daemon.logged("\"admin-listening\"").await;
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
+    serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned()
+}
+
+/// An answer: status, head, body.
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    fn error(&self) -> String {
+        self.json()["error"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Sends what is given, and reads until the end.
+async fn send(address: &str, request: &str) -> Answer {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+}
+
+async fn get(address: &str, path: &str) -> Answer {
+    send(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n")).await
+}
+
+fn like(id: u64, user: u64) -> (UserId, Vec<u8>) {
+    body(&LikeEvent { target: target(id), user: UserId(user), at: Micros::now(), liked: true })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_targets_numbers_are_those_that_show_prints() {
+    let world = World::new("admin_counters", &format!("{ANY}[reconcile]\nwatch_every = \"1s\"\n")).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    daemon.logged("redis-loaded").await;
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1), like(42, 2)]).await;
+    world.drained(&publisher).await;
+    let answer = get(&address, "/v1/counters/video/42").await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.head.contains("content-type: application/json") && !answer.head.contains("access-control"));
+    assert_eq!(answer.json(), world.report(&["show", "video:42"]));
+    let likes = json!({ "metric": "like", "redis": 0, "counter": 2, "rows": 2 });
+    assert_eq!(answer.json(), json!({ "target": "video:42", "numbers": [likes] }));
+
+    // A metric and a kind that are added are there from then on.
+    world.write(&format!("{ANY}[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\n"));
+    assert_eq!(get(&address, "/v1/counters/post/42").await.status, 404);
+    daemon.signal("HUP");
+    daemon.logged("\"reloaded\"").await;
+    let posts = get(&address, "/v1/counters/post/42").await.json();
+    assert_eq!((&posts["target"], &posts["numbers"][1]["metric"]), (&json!("post:42"), &json!("view")));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_not_be_answered_is_refused_with_its_reason() {
+    let world = World::new("admin_refused", ANY).await;
+    let daemon = world.daemon();
+    let address = address(&daemon).await;
+    for (path, status, reason) in [
+        ("/v1/counters/viedo/42", 404, "there is no such kind; there are video"),
+        ("/v1/counters/video/0", 400, "an id is a number, 1 to 9223372036854775807"),
+        ("/v1/counters/video/9223372036854775808", 400, "an id is a number"),
+        ("/v1/counters/video/x%20y", 400, "an id is a number"),
+        ("/v1/counters/video", 404, "there is nothing here"),
+        ("/v1", 404, "there is nothing here"),
+    ] {
+        let answer = get(&address, path).await;
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+        assert!(answer.error().contains(reason), "{path}: {}", answer.body);
+    }
+    let posted =
+        send(&address, "POST /v1/counters/video/42 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").await;
+    assert_eq!((posted.status, posted.error().as_str()), (405, "GET alone is answered"));
+    for (host, status) in [
+        ("Host: localhost\r\n", 200),
+        ("Host: tallyd.example.com:80\r\n", 200),
+        ("Host: evil.example\r\n", 403),
+        ("Host: 127.0.0.1.evil.example:80\r\n", 403),
+    ] {
+        let answer = send(&address, &format!("GET /v1/counters/video/42 HTTP/1.1\r\n{host}\r\n")).await;
+        assert_eq!(answer.status, status, "{host}: {}", answer.body);
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn servers_that_are_away_are_told_in_time_and_slow_nothing_else() {
+    let world = World::new("admin_away", &format!("{ANY}[redis]\ntimeout_ms = 500\n")).await;
+    let (mysql, mysql_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let (redis, redis_url) = Proxy::before(world.config.redis.url.expose()).await;
+    let proxies = [("TALLYD__MYSQL__URL", mysql_url.as_str()), ("TALLYD__REDIS__URL", redis_url.as_str())];
+    let daemon = world.daemon_with(&proxies);
+    let address = address(&daemon).await;
+    daemon.logged("\"consuming\"").await;
+    let path = "/v1/counters/video/42";
+    assert_eq!(get(&address, path).await.status, 200);
+
+    redis.hold();
+    let answer = get(&address, path).await;
+    assert_eq!(answer.status, 503, "{}", answer.body);
+    assert!(answer.error().starts_with("Redis: "), "{}", answer.body);
+    redis.release();
+    redis.cut();
+    eventually("Redis answers again", || async { get(&address, path).await.status == 200 }).await;
+
+    mysql.hold();
+    let asked = Instant::now();
+    let answers = futures_util::future::join_all((0..40).map(|_| get(&address, path))).await;
+    assert!(asked.elapsed() < Duration::from_secs(15), "{:?}", asked.elapsed());
+    assert!(answers.iter().all(|answer| answer.status == 503 && answer.head.contains("retry-after: 1")));
+    let many = answers.iter().filter(|answer| answer.error() == "too many ask at once").count();
+    let late = answers.iter().filter(|answer| answer.error().contains("has not answered within 5 s")).count();
+    assert!(many + late == 40 && (1..=24).contains(&many), "{many} refused, {late} late");
+    mysql.release();
+    mysql.cut();
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[like(42, 1)]).await;
+    eventually("the like is told", || async {
+        let answer = get(&address, path).await;
+        answer.status == 200 && answer.json()["numbers"][0]["counter"] == 1
+    })
+    .await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_port_is_there_while_mysql_is_awaited() {
+    let world = World::new("admin_start", &format!("{ANY}[mysql]\nconnect_timeout_ms = 500\n")).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    proxy.hold();
+    let daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", url.as_str())]);
+    let address = address(&daemon).await;
+    daemon.logged("\"mysql-away\"").await;
+    let answer = get(&address, "/v1/counters/video/42").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.error().starts_with("MySQL: connect to MySQL"), "{}", answer.body);
+    proxy.release();
+    daemon.logged("\"started\"").await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stop_waits_for_answers_and_not_for_those_who_ask_nothing() {
+    let world = World::new("admin_stop", ANY).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let mut daemon = world.daemon_with(&[("TALLYD__MYSQL__URL", url.as_str())]);
+    let address = address(&daemon).await;
+    daemon.logged("\"started\"").await;
+    let silent = TcpStream::connect(&address).await.unwrap();
+    // What has come of a request may wait for the rest of it.
+    let mut slow = TcpStream::connect(&address).await.unwrap();
+    slow.write_all(b"GET /v1/counters/video/42 HTTP/1.1\r\nHost: ").await.unwrap();
+    proxy.hold();
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..17 {
+        let address = address.clone();
+        asked.spawn(async move { get(&address, "/v1/counters/video/42").await });
+    }
+    // So sixteen are being answered.
+    assert_eq!(asked.join_next().await.unwrap().unwrap().error(), "too many ask at once");
+    daemon.signal("TERM");
+    daemon.logged("\"stop-asked\"").await;
+    proxy.release();
+    for answer in asked.join_all().await {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+    let stopping = Instant::now();
+    assert!(daemon.wait().success());
+    assert!(stopping.elapsed() < Duration::from_secs(20), "{:?}", stopping.elapsed());
+    assert!(TcpStream::connect(&address).await.is_err());
+    drop((silent, slow));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_is_taken_ends_the_start_with_78() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let world = World::new("admin_taken", &format!("[admin]\nlisten = \"{address}\"\n")).await;
+    let output = world.tallyd(&[]);
+    assert_eq!(output.status.code(), Some(78), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains(&format!("[admin] listen = \"{address}\": Address already in use")),
+        "{}",
+        stderr(&output)
+    );
+    world.close().await;
+}

@@ -1,0 +1,122 @@
+//! Who may ask, what a request may be, and that nothing of it is in the log as it came.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::{ANY, address, get, send};
+use crate::common::{Daemon, World, stderr, stdout};
+
+const TOKEN: &str = "0123456789-of-a-test";
+
+/// The port of a daemon that listens on all addresses, as this machine reaches it.
+async fn reached(daemon: &Daemon) -> String {
+    address(daemon).await.replace("0.0.0.0", "127.0.0.1")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_port_that_others_reach_has_a_token_and_answers_nobody_without_it() {
+    let all = "[admin]\nlisten = \"0.0.0.0:0\"\n";
+    let world = World::new("admin_who", "").await;
+    world.write(all);
+    let refused = world.tallyd(&[]);
+    assert_eq!(refused.status.code(), Some(78), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("which others reach: set token_file"), "{}", stderr(&refused));
+
+    let file = world.folder.path().join("token");
+    fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    world.write(&format!("{all}token_file = \"{}\"\n", file.display()));
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(stderr(&world.tallyd(&["check-config", "--offline"])).contains("can be read by everyone"));
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let daemon = world.daemon();
+    let port = reached(&daemon).await;
+    let basic = BASE64_STANDARD.encode(format!("anybody:{TOKEN}"));
+    for (header, status) in [
+        (String::new(), 401),
+        ("Authorization: Bearer 0123456789-of-a-tesT\r\n".to_owned(), 401),
+        (format!("Authorization: Bearer {TOKEN}x\r\n"), 401),
+        (format!("Authorization: Bearer {TOKEN}\r\n"), 200),
+        (format!("Authorization: Basic {basic}\r\n"), 200),
+    ] {
+        for path in ["/", "/metrics", "/livez", "/v1/status", "/v1/history"] {
+            let answer = send(&port, &format!("GET {path} HTTP/1.1\r\nHost: {port}\r\n{header}\r\n")).await;
+            assert_eq!(answer.status, status, "{header} {path}");
+            assert_eq!(answer.head.contains("www-authenticate: basic"), status == 401, "{}", answer.head);
+        }
+    }
+    let url = format!("http://{port}");
+    let asked = world.tallyd(&["healthcheck", "--live", "--url", &url]);
+    assert!(!asked.status.success() && stdout(&asked).contains("401"), "{}", stdout(&asked));
+    let asked = world.tallyd(&["healthcheck", "--live", "--url", &url, "--token-file", file.to_str().unwrap()]);
+    assert!(asked.status.success(), "{}{}", stdout(&asked), stderr(&asked));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_but_reading_is_answered_and_no_request_writes_into_the_log_or_keeps_others_out() {
+    let world = World::new("admin_hostile", &format!("{ANY}[log]\nformat = \"text\"\n")).await;
+    let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
+    daemon.logged("the admin port is ").await;
+    let log = daemon.log();
+    let port = log.split("the admin port is ").nth(1).unwrap().split_whitespace().next().unwrap().to_owned();
+    for method in ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW"] {
+        for path in ["/", "/v1/status", "/v1/counters/video/42", "/nowhere"] {
+            let answer =
+                send(&port, &format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")).await;
+            // What CONNECT names must be a server.
+            assert!(
+                matches!((answer.status, method), (405, _) | (400, "CONNECT")),
+                "{method} {path}: {}",
+                answer.status
+            );
+        }
+    }
+    // In the path, in the query, in a header and in the name that is asked for: line ends, a terminal's escapes, what is no UTF-8.
+    for request in [
+        "GET /%0aforged%0d%1b[2J%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /v1/counters/%0aforged%1b[2J/42?q=%0aforged HTTP/1.1\r\nHost: localhost\r\nX-Forged: \u{9b}2J forged\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: \u{9b}2Jforged\r\n\r\n",
+        "GET /\u{1b}[2Jforged HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: localhost\r\nX-Forged: \u{1b}[2Jforged\r\n\r\n",
+        "\u{1b}[2Jforged\r\n\r\n",
+    ] {
+        let mut stream = TcpStream::connect(&port).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut answer).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(
+            ["400", "403", "404"].iter().any(|status| answer.starts_with(&format!("HTTP/1.1 {status}"))),
+            "{answer}"
+        );
+    }
+    // A head that is too large, and one line of it.
+    let large = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Large: {}\r\n\r\n", "x".repeat(20_000));
+    assert_eq!(send(&port, &large).await.status, 431);
+
+    // Who connects and asks nothing, or a little from time to time, is cut off, and others are answered.
+    let began = Instant::now();
+    let mut idle = Vec::new();
+    for _ in 0..70 {
+        let mut stream = TcpStream::connect(&port).await.unwrap();
+        stream.write_all(b"GET / HT").await.unwrap();
+        idle.push(stream);
+    }
+    assert_eq!(get(&port, "/livez").await.status, 200);
+    let waited = began.elapsed().as_secs();
+    assert!(waited < 30, "{waited} s");
+    drop(idle);
+    let log = daemon.log();
+    assert!(!log.contains("forged\n") && log.chars().all(|letter| letter == '\n' || !letter.is_control()), "{log}");
+    // Each begins with the year.
+    assert!(log.lines().all(|line| line.starts_with("20")), "a line was forged: {log}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}

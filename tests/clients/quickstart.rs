@@ -1,0 +1,348 @@
+//! The way of a newcomer: the documented accounts, the first event from Python, and what comes of it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::common;
+use super::common::{World, eventually, stderr, stdout, target};
+use super::example::Example;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd::cache::ranks::Ranking;
+use tallyd::client::{Client, OnBoard};
+use tallyd::event::LikeEvent;
+use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::model::{Micros, UserId};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(world: &World, id: &str) -> String {
+    let output = Example::Python.run(world, &[], &["--read", "video", id]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    stdout(&output).trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_example_counts_at_once_and_its_events_reach_mysql() {
+    let world = World::new("python", "").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert_eq!(read(&world, "42"), "unknown", "nobody has loaded Redis yet");
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    assert_eq!(read(&world, "42"), "0");
+
+    // The server may know the script or not: EVALSHA or EVAL, both end in the same.
+    let mut redis = world.redis().await;
+    for user in ["1", "9223372036854775807"] {
+        let () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
+        let output = Example::Python.run(&world, &[], &["video", "42", user]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let again = Example::Python.run(&world, &[], &["video", "42", "1"]);
+    let again: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!((&again["changed"], &again["count"]), (&false.into(), &2.into()), "a double click: {again}");
+    let output = Example::Python.run(&world, &[], &["--unlike", "video", "42", "1"]);
+    let event: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&event["type"], &event["count"]), (&"unlike".into(), &1.into()), "{event}");
+    assert_eq!(read(&world, "42"), "1");
+
+    eventually("the events are in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE kind = 1 AND target_id = 42").await == 2
+            && world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 1 AND is_del = 1").await == 1
+    })
+    .await;
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(world.redis_counters().await[&target(42)], 1);
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_example_says_so_when_no_queue_takes_its_event() {
+    let world = World::new("python_unroutable", "").await;
+    let output = Example::Python.run(&world, &[], &["video", "1", "1"]);
+    assert!(!output.status.success());
+    assert!(stderr(&output).contains("no exchange"), "{}", stderr(&output));
+    assert_eq!(world.redis_counters().await.get(&target(1)), None, "it was taken back");
+    world.close().await;
+}
+
+/// The SQL blocks under a heading of a document, in this world's names.
+fn documented_sql(world: &World, document: &str, heading: &str) -> String {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let (_, section) = text.split_once(&format!("# {heading}\n")).unwrap();
+    let block = section.split("```sql\n").nth(1).unwrap().split("```").next().unwrap();
+    block.replace("'tallyd", &format!("'{}", world.name)).replace("ON tally.", &format!("ON {}.", world.name))
+}
+
+/// The line of a document that begins so, without the beginning.
+fn documented_line(document: &str, beginning: &str) -> String {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(beginning));
+    line.unwrap_or_else(|| panic!("{document} has no line that begins with {beginning}")).to_owned()
+}
+
+fn rabbitmqctl(arguments: &[&str]) {
+    let output = Command::new(root().join("dev/rabbitmqctl")).args(arguments).output().unwrap();
+    assert!(output.status.success(), "rabbitmqctl {arguments:?}: {}", stderr(&output));
+}
+
+/// An address with another user and password.
+fn logged_in(url: &str, user: &str, password: &str) -> String {
+    let mut url = url::Url::parse(url).unwrap();
+    url.set_username(user).unwrap();
+    url.set_password(Some(password)).unwrap();
+    url.to_string()
+}
+
+/// The permissions that the documents give an account, in this world's names.
+fn permit(world: &World, account: &str, beginning: &str) {
+    let line = documented_line("docs/operations.md", beginning);
+    let patterns: Vec<String> =
+        line.split('\'').skip(1).step_by(2).map(|pattern| pattern.replace("tally", &world.name)).collect();
+    rabbitmqctl(&["add_user", account, "secret"]);
+    rabbitmqctl(&["set_permissions", account, &patterns[0], &patterns[1], &patterns[2]]);
+}
+
+/// Makes an account in Redis by the documented line that begins so, for the world's keys.
+async fn allow(world: &World, account: &str, beginning: &str) {
+    let rules = documented_line("docs/operations.md", beginning).replace('~', &format!("~{}:", world.name));
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg(account).arg(rules.split(' ').collect::<Vec<_>>());
+    let () = command.query_async(&mut world.redis().await).await.unwrap();
+}
+
+/// Whatever the clients in other languages do: each leaves one like.
+fn use_clients(world: &World, addresses: &[(&str, &str)]) {
+    let settings = [addresses, &[("CLICKS_MAX", "5")]].concat();
+    for (example, user) in [(Example::Python, "7"), (Example::Node, "8")] {
+        let run = |arguments: &[&str]| {
+            let output = example.run(world, &settings, arguments);
+            assert!(output.status.success(), "{example:?} {arguments:?}: {}", stderr(&output));
+        };
+        for arguments in [&["video", "42", user][..], &["--unlike", "video", "42", user], &["video", "42", user]] {
+            run(arguments);
+        }
+        run(&["--read", "--mysql", "video", "42", "43"]);
+        run(&["--liked-by", user, "video", "42", "43"]);
+        let nowhere = [&settings[..], &[("EXCHANGE", "tally.nowhere")]].concat();
+        let output = example.run(world, &nowhere, &["video", "44", user]);
+        assert!(!output.status.success(), "{example:?}: it is taken back");
+    }
+}
+
+/// Whatever a producer does with boards.
+async fn use_boards(world: &World, redis_url: &str) {
+    let mut config = world.api.clone();
+    config.redis.url = redis_url.into();
+    let client = Client::new(&config).unwrap();
+    let on = OnBoard { board: "first", member: b"42" };
+    client.add_to_board(on, "like", 2).await.unwrap();
+    let first = ("first", PeriodKind::Total);
+    for ranking in [Ranking::Ordinal, Ranking::Dense] {
+        assert_eq!(client.board_page(first, 1, 5, ranking).await.unwrap().members, 1);
+        assert_eq!(client.board_around(first, b"42", 1, ranking).await.unwrap().entries.len(), 1);
+        assert_eq!(client.board_of(first, &[b"42".to_vec()], ranking).await.unwrap().len(), 1);
+    }
+    client.read(&[target(42)]).await.unwrap();
+}
+
+/// Starts a daemon that finds a day of the ledger which is long over.
+async fn empty_the_ledger(world: &World, rights: &[(&str, &str)]) -> common::Daemon {
+    let old = "INSERT INTO applied_event VALUES (UNIX_TIMESTAMP() - 20 * 86400, REPEAT('x', 16)); \
+               INSERT INTO recent_delta VALUES (1, 1, 3, (UNIX_TIMESTAMP() - 20 * 86400) * 1000000, REPEAT('x', 16), 1)";
+    sqlx::raw_sql(old).execute(&world.pool).await.unwrap();
+    let daemon = world.daemon_with(rights);
+    daemon.logged("\"consuming\"").await;
+    daemon.logged("ledger-emptied").await;
+    for left in ["SELECT COUNT(*) FROM applied_event", "SELECT COUNT(*) FROM recent_delta"] {
+        assert_eq!(world.count(left).await, 0);
+    }
+    daemon
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_rights_are_enough() {
+    let board = "[[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_grace = \"0s\"\nexpire_after = \"0s\"\n\
+                 [[board]]\nname = \"first\"\nperiod = \"total\"\ntie = \"earliest\"";
+    let world = World::new("rights", board).await;
+    let (name, daemon_account, producer) =
+        (world.name.clone(), format!("{}_d", world.name), format!("{}_p", world.name));
+
+    let mut admin = MySqlConnection::connect(&common::stack("MYSQL_URL")).await.unwrap();
+    // The database is there, under another name; its tables shall be made anew by the documented account.
+    let sql = documented_sql(&world, "docs/operations.md", "MySQL accounts").replace("CREATE DATABASE tally;", "");
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
+    let tables: Vec<String> = sqlx::query_scalar("SHOW TABLES").fetch_all(&world.pool).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE {}", tables.join(", ")))).execute(&world.pool).await.unwrap();
+    permit(&world, &daemon_account, "rabbitmqctl set_permissions tallyd ");
+    permit(&world, &producer, "rabbitmqctl set_permissions tallyd_api ");
+    let mut redis = world.redis().await;
+    for (account, beginning) in [(&daemon_account, "ACL SETUSER tallyd "), (&producer, "ACL SETUSER tallyd_api ")] {
+        allow(&world, account, beginning).await;
+    }
+
+    let mysql = world.config.mysql.url.expose();
+    let migrated = world
+        .command()
+        .arg("migrate")
+        .env("TALLYD__MYSQL__URL", logged_in(mysql, &format!("{name}_migrate"), "choose-another"))
+        .output()
+        .unwrap();
+    assert!(migrated.status.success(), "{}", stderr(&migrated));
+
+    let [mysql, amqp, redis_url] = [
+        logged_in(mysql, &name, "choose-one"),
+        logged_in(world.config.amqp.url.expose(), &daemon_account, "secret"),
+        logged_in(world.config.redis.url.expose(), &daemon_account, "choose-one"),
+    ];
+    let rights = [
+        ("TALLYD__MYSQL__URL", mysql.as_str()),
+        ("TALLYD__AMQP__URL", amqp.as_str()),
+        ("TALLYD__REDIS__URL", redis_url.as_str()),
+    ];
+    let tallyd = |arguments: &[&str]| {
+        let output = world.command().envs(rights).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
+        stdout(&output)
+    };
+    let daemon = empty_the_ledger(&world, &rights).await;
+    tallyd(&["check-config"]);
+    tallyd(&["show", "video:42"]);
+    tallyd(&["reconcile"]);
+    let producer_amqp = logged_in(world.config.amqp.url.expose(), &producer, "secret");
+    let producer_redis = logged_in(world.config.redis.url.expose(), &producer, "choose-another");
+    let reader = logged_in(world.config.mysql.url.expose(), &format!("{name}_api"), "choose-a-third");
+    let addresses =
+        [("AMQP_URL", producer_amqp.as_str()), ("REDIS_URL", &producer_redis), ("MYSQL_URL", reader.as_str())];
+    use_clients(&world, &addresses);
+    eventually("the events are in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await == 2
+    })
+    .await;
+
+    use_boards(&world, &producer_redis).await;
+    assert!(tallyd(&["board", "top", "first"]).contains("42"));
+    assert!(tallyd(&["board", "list"]).contains("first"));
+
+    repair_and_archive(&world, &tallyd, &mut redis).await;
+    save_boards(&world, &tallyd, &mut redis).await;
+    handle_dead_letters(&world, &tallyd).await;
+
+    assert!(daemon.stop().success());
+    for account in [&daemon_account, &producer] {
+        rabbitmqctl(&["delete_user", account]);
+        let () = redis::cmd("ACL").arg("DELUSER").arg(account).query_async(&mut redis).await.unwrap();
+    }
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{name}'@'%', '{name}_migrate'@'%', '{name}_api'@'%'")))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    world.close().await;
+}
+
+/// Drift to repair, and a board to archive: with what comes late, and with its end.
+async fn repair_and_archive(
+    world: &World,
+    tallyd: &dyn Fn(&[&str]) -> String,
+    redis: &mut redis::aio::MultiplexedConnection,
+) {
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(43)));
+    let () = redis::cmd("HSET").arg(key).arg("43").arg("5").query_async(redis).await.unwrap();
+    assert!(tallyd(&["reconcile"]).contains("1 repaired"));
+    let key = world.cache.keys.board("likes", "2026-W40");
+    let () = redis::cmd("ZADD").arg(&key).arg("3").arg("42").query_async(redis).await.unwrap();
+    assert!(tallyd(&["archive"]).contains("likes 2026-W40: ended, 1 members"));
+    tallyd(&["reconcile", "--changed"]);
+}
+
+/// A message that the broker has set aside: taken in, shown, sent again and deleted.
+async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
+    let like = LikeEvent { target: target(45), user: UserId(7), at: Micros::now(), liked: true };
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    publisher.publish("", &world.broker.returned(), &common::body(&like).1).await.unwrap();
+    let listed = tallyd(&["dead", "list"]);
+    assert!(listed.contains("1 messages were taken in") && !listed.contains("looked at"), "{listed}");
+    tallyd(&["dead", "list", "--summary"]);
+    assert!(tallyd(&["dead", "replay", "--reason", "returned-by-broker"]).contains("1 of 1"));
+    eventually("it is in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 45").await == 1
+    })
+    .await;
+    assert!(tallyd(&["dead", "purge", "--replayed"]).contains("1 dead letters deleted"));
+}
+
+/// A board that is saved, lost and restored, and one that is put back from its archive.
+async fn save_boards(world: &World, tallyd: &dyn Fn(&[&str]) -> String, redis: &mut redis::aio::MultiplexedConnection) {
+    tallyd(&["board", "snapshot", "first", "total"]);
+    tallyd(&["board", "snapshot", "first", "total"]);
+    let (live, mark) = (world.cache.keys.board("first", "total"), world.cache.keys.board_mark("first", "total"));
+    let () = redis::cmd("DEL").arg(&[&live, &mark]).query_async(redis).await.unwrap();
+    assert!(tallyd(&["board", "restore", "first", "total"]).contains("restored"));
+    assert!(tallyd(&["board", "restore", "likes", "2026-W40"]).contains("restored, 1 members"));
+}
+
+/// The SQL block of docs/migration.md that has this in it.
+fn step(mark: &str) -> AssertSqlSafe<String> {
+    let text = fs::read_to_string(root().join("docs/migration.md")).unwrap();
+    let mut blocks = text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    AssertSqlSafe(blocks.find(|block| block.contains(mark)).unwrap().to_owned())
+}
+
+async fn execute(world: &World, sql: AssertSqlSafe<String>) {
+    sqlx::raw_sql(sql).execute(&world.pool).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_steps_bring_an_older_table_over() {
+    let world = World::new("bring_over", "").await;
+    let likes = "CREATE TABLE likes (id BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT, video_id BIGINT, \
+                 deleted BOOLEAN, updated_at DATETIME, UNIQUE (user_id, video_id)); \
+                 INSERT INTO likes (user_id, video_id, deleted, updated_at) VALUES \
+                 (1, 42, 0, '2025-01-01'), (2, 42, 0, '2025-01-02'), (3, 42, 1, '2025-01-03'), (1, 43, 1, '2025-01-04')";
+    execute(&world, AssertSqlSafe(likes.to_owned())).await;
+    execute(&world, step("-- step 2")).await;
+    execute(&world, step("-- step 3")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 0);
+    assert_eq!(read(&world, "42"), "2");
+
+    // The old worker still writes while API servers already publish, both of them about user 2.
+    let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
+    execute(&world, AssertSqlSafe(later.to_owned())).await;
+    let client = Client::new(&world.api).unwrap();
+    let counted = client.count(target(42), UserId(2), true, &[]).await.unwrap();
+    client.publish(&counted).await.unwrap();
+    eventually("the event is in MySQL", || async {
+        world.count("SELECT COUNT(*) FROM like_record WHERE update_at > '2026-01-01'").await == 1
+    })
+    .await;
+    execute(&world, step("-- step 2")).await;
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
+    assert_eq!(world.tallyd(&["reconcile", "--dry-run"]).status.code(), Some(0));
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE target_id = 42 AND is_del = 0").await, 1);
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(read(&world, "42"), "1");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documented_index_lists_what_a_user_likes() {
+    let world = World::new("index", "").await;
+    let rows = "INSERT INTO like_record VALUES \
+                (1, 1, 7, 0, '2026-01-01'), (1, 2, 7, 1, '2026-01-02'), (1, 3, 7, 0, '2026-01-03'), (1, 4, 8, 0, '2026-01-04')";
+    execute(&world, AssertSqlSafe(rows.to_owned())).await;
+    execute(&world, step("ADD KEY")).await;
+    let query = step("ORDER BY update_at DESC").0.replace('?', "7");
+    let ids: Vec<u64> = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&world.pool).await.unwrap();
+    assert_eq!(ids, [3, 1]);
+    world.close().await;
+}

@@ -1,0 +1,6 @@
+//! The repository's own promises: documents, samples and dependencies.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod dependencies;
+mod repo;

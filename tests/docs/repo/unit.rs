@@ -1,0 +1,107 @@
+//! systemd's unit, held against the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tallyd::cli;
+use tallyd::config::Config;
+
+use super::settings::complaint;
+use super::{parsed, read, with_examples};
+
+fn settings(name: &str) -> Vec<String> {
+    let unit = read("systemd/tallyd.service");
+    unit.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned())).collect()
+}
+
+/// The unit with the program where this build has it, under its own name.
+fn built_unit(folder: &Path) -> PathBuf {
+    let program = folder.join("tallyd");
+    fs::copy(env!("CARGO_BIN_EXE_tallyd"), &program).unwrap();
+    let unit = folder.join("tallyd.service");
+    let text = read("systemd/tallyd.service").replace("/usr/bin/tallyd", program.to_str().unwrap());
+    fs::write(&unit, text).unwrap();
+    unit
+}
+
+fn systemd_analyze(arguments: &[&str], unit: &Path) -> (bool, String) {
+    let output = Command::new("systemd-analyze")
+        .args(arguments)
+        .arg(unit)
+        .output()
+        .expect("systemd-analyze can't be run: apt-get install systemd (dev/test does)");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn the_unit_file_is_valid() {
+    let folder = tempfile::tempdir().unwrap();
+    let (valid, said) = systemd_analyze(&["verify", "--man=no"], &built_unit(folder.path()));
+    assert!(valid && !said.contains("tallyd.service"), "{said}");
+}
+
+#[test]
+fn the_unit_may_do_no_more_than_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    // In tenths: at most 1.2, as Redis' own unit.
+    let (narrow, said) =
+        systemd_analyze(&["security", "--offline=yes", "--no-pager", "--threshold=12"], &built_unit(folder.path()));
+    assert!(narrow, "{said}");
+}
+
+#[test]
+fn the_unit_calls_the_program_as_it_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    fs::write(&file, read("config.toml")).unwrap();
+    let start = &settings("ExecStart")[0];
+    let check = settings("ExecStartPre")[0].strip_prefix('-').unwrap().to_owned();
+    assert_eq!(check, format!("{start} check-config --offline"));
+    let arguments = check.replace("/etc/tallyd/config.toml", file.to_str().unwrap());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+    let output = command.args(arguments.split(' ').skip(1)).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_unit_waits_longer_than_the_drain_takes() {
+    let seconds = |name: &str| settings(name)[0].strip_suffix('s').unwrap().parse::<u64>().unwrap();
+    let drain = Config::default().daemon.drain_max_s;
+    let too_long = seconds("TimeoutStopSec") - 9;
+    assert!(complaint("drain_max_s", &format!("drain_max_s = {drain}"), too_long).is_some(), "{too_long} s is allowed");
+    // The watchdog is fed every third of its time, and no more while what is open is written.
+    assert!(seconds("WatchdogSec") * 2 / 3 > drain);
+}
+
+#[test]
+fn the_unit_restarts_all_but_what_no_restart_helps() {
+    assert_eq!(settings("Restart"), ["always"]);
+    assert_eq!(settings("StartLimitIntervalSec"), ["0"]);
+    assert_eq!(settings("RestartPreventExitStatus"), [format!("{} {}", cli::EXIT_USAGE, cli::EXIT_CONFIG)]);
+}
+
+/// 256 MiB for one partition, 128 for each further one (tests/it/limits), and 48 for the stack of each that had the deepest headers.
+#[test]
+fn the_unit_has_memory_for_four_partitions() {
+    let gib: u64 = settings("MemoryMax")[0].strip_suffix('G').unwrap().parse().unwrap();
+    assert!(gib * 1_024 >= 256 + 3 * 128 + 4 * 48, "{gib} GiB");
+}
+
+#[test]
+fn the_unit_reloads_by_the_signal_that_the_daemon_reloads_at() {
+    // Of these systemd 252 knows the first alone.
+    assert_eq!(settings("Type"), ["notify"]);
+    assert_eq!(settings("ExecReload"), ["/bin/kill -HUP $MAINPID"]);
+}
+
+#[test]
+fn the_unit_passes_the_credentials_that_config_toml_names() {
+    let config = parsed(&with_examples()).unwrap();
+    let (amqp, mysql, redis) = (config.amqp, config.mysql, config.redis);
+    let passwords = [amqp.password_file, mysql.password_file, redis.password_file, redis.sentinel_password_file];
+    let keys = [amqp.tls_key_file, mysql.tls_key_file, redis.tls_key_file, config.admin.token_file];
+    let files: Vec<Option<String>> = passwords.into_iter().chain(keys).collect();
+    assert_eq!(settings("LoadCredential"), files.into_iter().map(Option::unwrap).collect::<Vec<_>>());
+}

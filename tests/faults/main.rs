@@ -1,0 +1,298 @@
+//! Servers killed and started again under the running daemon. These tests share their servers with all others, so each
+//! runs alone: .config/nextest.toml says so, and under plain `cargo test` the lock here does.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Dice, Model, World, assert_redis_equals, body, eventually, redis_likes, servers, target};
+use tallyd::broker::Publisher;
+use tallyd::client::Client;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, Target, UserId};
+use tallyd_testkit as common;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+const EVENTS: u64 = 20_000;
+
+fn traffic(seed: u64) -> (Vec<(UserId, Vec<u8>)>, Model) {
+    let mut dice = Dice::new(seed);
+    let mut model = Model::default();
+    let bodies = (0..EVENTS)
+        .map(|number| {
+            let event = LikeEvent {
+                target: target(1 + dice.below(200)),
+                user: UserId(1 + dice.below(2_000)),
+                at: Micros(1_790_000_000_000_000 + number as i64),
+                liked: !dice.percent(20),
+            };
+            model.apply(&event);
+            body(&event)
+        })
+        .collect();
+    (bodies, model)
+}
+
+/// Publishes through whatever happens to the broker: what was not confirmed is published again.
+async fn publish_through(world: &World, bodies: &[(UserId, Vec<u8>)]) {
+    let exchange = world.broker.exchange();
+    let mut publisher: Option<Publisher> = None;
+    for (user, body) in bodies {
+        let until = tokio::time::Instant::now() + common::DEADLINE;
+        loop {
+            assert!(tokio::time::Instant::now() < until, "an event could not be published in time");
+            let connected = match publisher.take() {
+                Some(connected) => Ok(connected),
+                None => world.broker.connect_publisher("test").await,
+            };
+            if let Ok(connected) = connected
+                && connected.publish(&exchange, &user.to_string(), body).await.is_ok()
+            {
+                publisher = Some(connected);
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Half of the events are waiting when the server is killed under the daemon; the other half comes while it is away.
+async fn survives(name: &str, server: &str) {
+    let _alone = ALONE.lock().await;
+    let world = World::new(name, "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(7);
+    let (before, after) = bodies.split_at(bodies.len() - 200);
+    world.publish(&publisher, before).await;
+    // RabbitMQ 3.10 saves the directory of its quorum queues some time after it has confirmed the declare: killed before,
+    // it has lost the queue for good. Nothing tells when it has.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let daemon = world.daemon();
+    eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 0 })
+        .await;
+    servers::kill(server);
+    let started = tokio::task::spawn_blocking({
+        let server = server.to_owned();
+        move || servers::start(&server)
+    });
+    publish_through(&world, after).await;
+    started.await.unwrap();
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mysql_killed_under_load_loses_and_doubles_nothing() {
+    survives("mysql_killed", "mysql").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mysql_killed_five_times_under_load_loses_and_doubles_nothing() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("mysql_five_times", "[consumer]\nbatch_events_max = 500").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(18);
+    let daemon = world.daemon();
+    for part in bodies.chunks(bodies.len() / 5) {
+        world.publish(&publisher, part).await;
+        servers::kill("mysql");
+        servers::start("mysql");
+    }
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rabbitmq_killed_under_load_loses_and_doubles_nothing() {
+    survives("rabbitmq_killed", "rabbitmq").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_killed_under_load_delays_nothing() {
+    survives("redis_killed", "redis").await;
+}
+
+/// Reads numbers that are never zero, all the time. How often one was unknown.
+async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: CancellationToken) -> u64 {
+    let mut unknown = 0;
+    while !stop.is_cancelled() {
+        for number in redis_likes(&client, &targets).await {
+            assert_ne!(number, Some(0), "a lost number was shown as zero");
+            unknown += u64::from(number.is_none());
+        }
+    }
+    unknown
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let mut model = Model::default();
+    // User 1 likes them for ever.
+    let targets: Vec<Target> = (1..=50).map(target).collect();
+    for target in &targets {
+        model.apply(&client.like(*target, UserId(1), &[]).await.unwrap().counted().unwrap().event);
+    }
+    let stop = CancellationToken::new();
+    let reader = tokio::spawn(read_all_the_time(Arc::clone(&client), targets.clone(), stop.clone()));
+    let (clicking, clicks) = (stop.clone(), Arc::clone(&client));
+    let clicker = tokio::spawn(async move {
+        let (mut model, mut dice) = (Model::default(), Dice::new(3));
+        while !clicking.is_cancelled() {
+            let (target, user) = (target(1 + dice.below(50)), UserId(2 + dice.below(1_000_000)));
+            model.apply(&clicks.like(target, user, &[]).await.unwrap().counted().unwrap().event);
+        }
+        model
+    });
+    for flush in 1..=3 {
+        let () = redis::cmd("FLUSHALL").query_async(&mut world.redis().await).await.unwrap();
+        eventually("all is known again", || async {
+            let numbers = redis_likes(&client, &targets).await;
+            numbers.iter().all(Option::is_some) && daemon.log().matches("redis-loaded").count() > flush
+        })
+        .await;
+    }
+    stop.cancel();
+    assert!(reader.await.unwrap() > 0, "something was unknown");
+    model.rows.extend(clicker.await.unwrap().rows);
+    world.drained(&publisher).await;
+    // Likes that were published late; a flush that came between the count and the answer.
+    eventually("all is compared", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_goes_on_within_seconds_of_mysqls_return() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("mysql_back", "").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (bodies, model) = traffic(8);
+    world.publish(&publisher, &bodies[..100]).await;
+    daemon.logged("outage-begun").await;
+    servers::start("mysql");
+    let back = std::time::Instant::now();
+    world.drained(&publisher).await;
+    daemon.logged("outage-over").await;
+    // Generous for a loaded machine; the retries themselves are a second apart.
+    assert!(back.elapsed() < Duration::from_secs(20), "{:?}", back.elapsed());
+    world.publish(&publisher, &bodies[100..]).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_are_given_back_when_mysql_stays_away_and_are_written_when_it_returns() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("given_back", "[consumer]\ndatabase_away_max = \"1s\"").await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (bodies, model) = traffic(12);
+    world.publish(&publisher, &bodies).await;
+    eventually("the consumer has given all back and waits", || async {
+        let depth = publisher.depth(&world.broker.queue(0)).await.unwrap();
+        (depth.consumers, u64::from(depth.messages)) == (0, EVENTS)
+    })
+    .await;
+    servers::start("mysql");
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consuming_goes_on_under_the_brokers_memory_alarm() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("alarm", "[consumer]\nbatch_events_max = 200").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(13);
+    world.publish(&publisher, &bodies).await;
+    let watermark = |limit: &str| servers::rabbitmqctl(&["set_vm_memory_high_watermark", limit]);
+    watermark("0.0000001");
+    let daemon = world.daemon();
+    let rows = i64::try_from(model.rows.len()).unwrap();
+    eventually("all is written and acknowledged", || async {
+        world.count("SELECT COUNT(*) FROM like_record").await == rows
+            && world
+                .broker
+                .connect_publisher("test")
+                .await
+                .unwrap()
+                .depth(&world.broker.queue(0))
+                .await
+                .unwrap()
+                .messages
+                == 0
+    })
+    .await;
+    // One that was published before: should it arrive after all, it changes nothing.
+    let blocked = tokio::time::timeout(Duration::from_secs(1), world.publish(&publisher, &bodies[..1]));
+    assert!(blocked.await.is_err(), "the alarm was on: nobody could publish");
+    let checked = world.command().arg("check-config").env("TALLYD__AMQP__TIMEOUT_MS", "2000").output().unwrap();
+    assert_eq!(checked.status.code(), Some(75));
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(
+        said.contains("error    rabbitmq-permissions  the broker has a memory or disk alarm, and reads nothing"),
+        "{said}"
+    );
+    watermark("0.4");
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broker_that_waits_for_no_ack_any_longer_gets_all_of_them_later() {
+    let _alone = ALONE.lock().await;
+    let world = World::new("ack_timeout", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model) = traffic(19);
+    // Read by a channel when it opens; as RabbitMQ has them from the start.
+    let patience = |timeout_ms: u32, tick_ms: u32| {
+        let set = format!(
+            "application:set_env(rabbit, consumer_timeout, {timeout_ms}), \
+             application:set_env(rabbit, channel_tick_interval, {tick_ms})."
+        );
+        servers::rabbitmqctl(&["eval", &set]);
+    };
+    patience(1_000, 500);
+    let daemon = world.daemon();
+    daemon.logged("consuming").await;
+    servers::kill("mysql");
+    let (first, rest) = bodies.split_at(100);
+    world.publish(&publisher, first).await;
+    // RabbitMQ closes the channel; from 4.3 on it cancels the consumer.
+    let ways = ["delivery acknowledgement on channel", "the broker cancelled the consumer"];
+    eventually("the broker waits no longer", || async { ways.iter().any(|said| daemon.log().contains(said)) }).await;
+    patience(1_800_000, 60_000);
+    servers::start("mysql");
+    world.publish(&publisher, rest).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    world.close().await;
+}

@@ -1,0 +1,232 @@
+//! Redis goes back in time: a replica takes over that was behind, or a server starts from an old dump. MySQL does not go back with it.
+
+use redis::AsyncCommands;
+use tallyd::cache::boards::Changed;
+use tallyd::jobs::archive::Outcome;
+use tallyd::model::{BoardMember, BoardPeriod, Freeze};
+
+use super::late::late;
+use super::restored::since;
+use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+
+impl Stage {
+    /// All that Redis has now.
+    pub async fn remember(&mut self) -> Stored {
+        self.everything().await.0
+    }
+
+    /// Redis has all that it had then, and nothing else.
+    pub async fn go_back(&mut self, then: &Stored) {
+        let now: Vec<String> = self.remember().await.into_keys().collect();
+        self.redis.del::<_, ()>(now).await.unwrap();
+        for (key, (dump, expires)) in then {
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg(key).arg((*expires).max(0)).arg(dump).arg("ABSTTL");
+            restore.query_async::<()>(&mut self.redis).await.unwrap();
+        }
+    }
+
+    /// A week before, so that there was a run.
+    async fn archive_another(&mut self) {
+        let at = week("2026-W44");
+        self.write(&at, &board(5)).await;
+        assert_eq!(outcomes(&self.archive(NOW).await).len(), 1);
+    }
+}
+
+/// The larger of both numbers.
+fn raised(one: &Board, other: &Board) -> Board {
+    let mut raised = one.clone();
+    for (member, score) in other {
+        let known = raised.entry(member.clone()).or_default();
+        *known = known.max(*score);
+    }
+    raised
+}
+
+#[tokio::test]
+async fn a_board_from_before_its_freeze_is_raised_to_its_archive_and_nothing_counts_twice() {
+    for (name, settings, state) in [("back_done", WEEKLY, "done"), ("back_ended", ENDED_AT_ONCE, "ended")] {
+        let mut stage = Stage::new(name, settings).await;
+        stage.archive_another().await;
+        let at = week("2026-W46");
+        let mut whole = board(2_500);
+        stage.write(&at, &whole).await;
+        let then = stage.remember().await;
+        // What the replica never hears of.
+        let last = late(&mut whole);
+        stage.write(&at, &last).await;
+        stage.archive(NOW).await;
+        assert_eq!(stage.state(&at).await.as_deref(), Some(state));
+
+        stage.go_back(&then).await;
+        stage.write(&at, &since()).await;
+        let live: Board = stage.in_redis(&at).await;
+        stage.refuses("2026-W46", "before it was frozen").await;
+        let report = stage.archive(NOW).await;
+
+        let expected = if state == "done" { Outcome::Archived } else { Outcome::Ended };
+        assert!(outcomes(&report).contains(&("2026-W46", expected)), "{report:#}");
+        let whole = raised(&whole, &live);
+        stage.holds(&at, &whole).await;
+        assert!(stage.in_redis(&at).await.is_empty());
+        // What comes now is late again, and adds.
+        stage.archive(NOW.after(DAY)).await;
+        stage.holds(&at, &whole).await;
+        assert_eq!(stage.state(&at).await.as_deref(), Some(state));
+        stage.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_went_back_and_kept_the_frozen_zset_is_told_from_one_that_did_not() {
+    let mut stage = Stage::new("back_frozen", WEEKLY).await;
+    stage.archive_another().await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    let then = stage.remember().await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    // The merge is undone, and is done again.
+    stage.go_back(&then).await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_comes_after_a_flush_adds_though_its_notes_are_gone() {
+    let mut stage = Stage::new("back_flushed", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    stage.go_back(&Stored::new()).await;
+    late_is_added(&mut stage, &at, &mut whole).await;
+    stage.close().await;
+}
+
+/// It is told, waits for a person, and is merged.
+async fn late_is_added(stage: &mut Stage, at: &BoardPeriod, whole: &mut Board) {
+    let late = late(whole);
+    stage.write(at, &late).await;
+    let report = stage.archive(NOW).await;
+    assert!(reason(&report, &at.period).contains("what came late is in the live zset"), "{report:#}");
+    stage.restore(&at.period, NOW).await.unwrap();
+    stage.archive(NOW).await;
+    stage.holds(at, whole).await;
+}
+
+#[tokio::test]
+async fn what_was_lost_while_it_was_archived_is_raised_to_its_snapshot() {
+    let mut stage = Stage::new("back_saved", WEEKLY).await;
+    stage.archive_another().await;
+    let (at, later) = (week("2026-W47"), NOW.after(7 * DAY));
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    let then = stage.remember().await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    stage.save_all(false).await;
+    // A run that dies before it has copied anything.
+    let run = stage.take().await;
+    let cache = stage.world.cache.clone();
+    let generation = stage.claim(run).await;
+    assert_eq!(cache.freeze_board(&at, run, 0, None).await.unwrap(), Changed::Done(1));
+    stage.store.note_frozen(run, &at, generation, later).await.unwrap();
+    stage.end_lease().await;
+
+    stage.go_back(&then).await;
+    let report = stage.archive(later).await;
+
+    assert!(outcomes(&report).contains(&("2026-W47", Outcome::Archived)), "{report:#}");
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_came_late_and_is_archived_by_a_restore_counts_once_though_redis_goes_back_to_before_that() {
+    let mut stage = Stage::new("back_restored", ENDED_AT_ONCE).await;
+    stage.archive_another().await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    let last = late(&mut whole);
+    stage.write(&at, &last).await;
+    let then = stage.remember().await;
+    stage.restore("2026-W46", NOW).await.unwrap();
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+
+    stage.go_back(&then).await;
+    stage.refuses("2026-W46", "before it was frozen").await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_comes_late_to_a_period_that_redis_has_forgotten_altogether_adds() {
+    let mut stage = Stage::new("back_forgotten", WEEKLY).await;
+    stage.archive_another().await;
+    let then = stage.remember().await;
+    let at = week("2026-W46");
+    let mut whole = board(40);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    stage.go_back(&then).await;
+    // Another run, of whatever is to be done, sees that it is gone.
+    stage.archive(NOW).await;
+    late_is_added(&mut stage, &at, &mut whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_server_that_takes_over_in_the_middle_of_a_raise_is_not_frozen() {
+    let mut stage = Stage::new("back_twice", WEEKLY).await;
+    stage.archive_another().await;
+    let (at, cache) = (week("2026-W46"), stage.world.cache.clone());
+    stage.write(&at, &board(3)).await;
+    let run = stage.take().await;
+    stage.claim(run).await;
+    let member = |score| [BoardMember { member: b"member-1".to_vec(), score }];
+    assert_eq!(cache.raise_board(&at, run, Some(0), &[]).await.unwrap(), Changed::Done(0));
+    let then = stage.remember().await;
+    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    stage.go_back(&then).await;
+    assert_eq!(cache.raise_board(&at, run, Some(2), &member(50.0)).await.unwrap(), Changed::Refused);
+    assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Lost);
+    assert_eq!(stage.in_redis(&at).await, board(3));
+    assert_eq!(cache.raise_board(&at, run, Some(1), &member(100.0)).await.unwrap(), Changed::Done(1));
+    assert_eq!(cache.freeze_board(&at, run, 0, Some(2)).await.unwrap(), Changed::Done(1));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_claim_notes_again_what_redis_has_forgotten() {
+    let mut stage = Stage::new("back_claims", WEEKLY).await;
+    let (at, cache) = (week("2026-W44"), stage.world.cache.clone());
+    let freeze = async || cache.find_boards(std::slice::from_ref(&at)).await.unwrap()[0].freeze;
+    assert_eq!(freeze().await, Freeze::UNCLAIMED);
+    let noted = |generation, note| [(at.period.clone(), generation, note)];
+    // Of another data set; then of this one, which has the live zset of then; then without it; then of an earlier restore.
+    assert_eq!(cache.claim_board("likes", 900, &noted(800, 0)).await.unwrap(), 900);
+    assert_eq!(freeze().await, Freeze { generation: 900, note: None });
+    let live = stage.live(&at);
+    stage.redis.zadd::<_, _, _, ()>(&live, "a", 1).await.unwrap();
+    assert_eq!(cache.claim_board("likes", 901, &noted(900, 0)).await.unwrap(), 900);
+    assert_eq!(freeze().await, Freeze { generation: 900, note: None });
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    for (run, note, expected) in [(902, 0, 0), (903, 902, 902), (904, 0, 902)] {
+        assert_eq!(cache.claim_board("likes", run, &noted(900, note)).await.unwrap(), 900);
+        assert_eq!(freeze().await, Freeze { generation: 900, note: Some(expected) });
+    }
+    stage.go_back(&Stored::new()).await;
+    assert_eq!(cache.claim_board("likes", 905, &noted(900, 0)).await.unwrap(), 905);
+    stage.close().await;
+}

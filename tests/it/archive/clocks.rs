@@ -1,0 +1,61 @@
+//! Clocks that are wrong: a period that is still written to stays, and so does every archive.
+
+use std::path::PathBuf;
+
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::model::{BoardPeriod, Micros};
+
+use super::saved::open;
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes};
+use crate::common::stdout;
+
+const DAILY: &str = "[[board]]\nname = \"likes\"\nperiod = \"day\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
+
+/// Debian's package libfaketime, which dev/test installs.
+fn libfaketime() -> PathBuf {
+    let folders = std::fs::read_dir("/usr/lib").unwrap();
+    let libraries = folders.map(|folder| folder.unwrap().path().join("faketime/libfaketimeMT.so.1"));
+    libraries.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("libfaketime is missing"))
+}
+
+#[tokio::test]
+async fn a_shell_whose_clock_is_ahead_freezes_and_prunes_nothing() {
+    let mut stage = Stage::new("clocks_ahead", DAILY).await;
+    let today = Period::containing(PeriodKind::Day, Micros::now(), &Calendar::UTC);
+    let before = today.previous().and_then(Period::previous).unwrap();
+    let [today, before] =
+        [today, before].map(|period| BoardPeriod { board: "likes".to_owned(), period: period.to_string() });
+    stage.write(&before, &board(20)).await;
+    assert!(stage.world.tallyd(&["archive"]).status.success());
+    assert_eq!(stage.state(&before).await.as_deref(), Some("ended"));
+    stage.write(&today, &board(30)).await;
+    let stored = stage.everything().await;
+    for (command, ahead) in [("archive", "+3d"), ("archive", "+100d"), ("snapshot", "+3d")] {
+        let arguments = if command == "archive" { vec!["archive"] } else { vec!["board", "snapshot"] };
+        let mut tallyd = stage.world.command();
+        tallyd.args(arguments).env("LD_PRELOAD", libfaketime()).env("FAKETIME", ahead);
+        let output = tallyd.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").output().unwrap();
+        assert!(stage.everything().await == stored, "{command} {ahead}");
+        assert!(!output.status.success(), "{command} {ahead}");
+        let said = stdout(&output);
+        assert!(said.contains("the clocks of this host, MySQL and Redis differ by"), "{said}");
+    }
+    assert!(stage.world.tallyd(&["archive"]).status.success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_from_the_future_does_not_delay_the_next_one() {
+    let mut stage = Stage::new("clocks_future", WEEKLY).await;
+    stage.write(&open(), &board(30)).await;
+    stage.save_all(false).await;
+    stage
+        .execute("UPDATE leaderboard_snapshot_period SET began_at = began_at + INTERVAL 1 DAY, taken_at = began_at")
+        .await;
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [("2026-W47", Outcome::Saved)]);
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 48)).await), [], "the new one is right");
+    let sql = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < '2026-11-21 13:00:00'";
+    assert_eq!(stage.world.count(sql).await, 1);
+    stage.close().await;
+}

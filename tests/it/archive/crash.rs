@@ -1,0 +1,140 @@
+//! The process dies between any two steps; the next run makes up for it.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use sqlx::AssertSqlSafe;
+use tallyd::jobs::archive::period::Period;
+use tallyd::jobs::archive::{FAULT_POINTS, RAISE_FAULT_POINTS};
+use tallyd::model::BoardPeriod;
+
+use super::late::late;
+use super::saved::add;
+use super::{Board, ENDED_AT_ONCE, Stage, WEEKLY, board, week};
+
+const SIGABRT: i32 = 6;
+
+/// Runs the real program; says whether it died at the fault point.
+pub fn dies(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
+    let mut tallyd = stage.world.command();
+    let ended = tallyd
+        .args(arguments)
+        .env("TALLYD_FAULT_POINT", fault_point)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert!(ended.success() || ended.signal() == Some(SIGABRT), "{fault_point}: {ended}");
+    !ended.success()
+}
+
+fn dies_at(stage: &Stage, at: &BoardPeriod, fault_point: &str) -> bool {
+    dies(stage, &["archive", "--period", &at.period], fault_point)
+}
+
+/// A week of its own for each fault point, all of them closed.
+fn weeks() -> impl Iterator<Item = (&'static str, BoardPeriod)> {
+    let last: Period = "2026-W46".parse().unwrap();
+    let weeks = iter::successors(Some(last), |week| week.previous());
+    FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).zip(weeks.map(|period| week(&period.to_string())))
+}
+
+/// Archives a week with a crash at each fault point, from a start that `prepare` makes; then once more without one.
+/// Says which fault points were reached.
+async fn survive(
+    stage: &mut Stage,
+    writes_late: bool,
+    prepare: impl AsyncFn(&mut Stage, &BoardPeriod, &mut Board),
+) -> BTreeSet<&'static str> {
+    let mut reached = BTreeSet::new();
+    for (fault_point, at) in weeks() {
+        let mut whole = board(30);
+        stage.write(&at, &whole).await;
+        prepare(stage, &at, &mut whole).await;
+        if dies_at(stage, &at, fault_point) {
+            reached.insert(fault_point);
+            if writes_late {
+                let late = late(&mut whole);
+                stage.write(&at, &late).await;
+            }
+            stage.end_lease().await;
+            assert!(!dies_at(stage, &at, "none"), "{fault_point}");
+        }
+        stage.holds(&at, &whole).await;
+        let sql = format!("SELECT COUNT(*) FROM leaderboard_archive WHERE period = '{}'", at.period);
+        let rows: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&stage.world.pool).await.unwrap();
+        assert_eq!(rows, whole.len() as i64, "{fault_point}: one copy is left");
+        let live = stage.live(&at);
+        assert!(!stage.exists(&live).await, "{fault_point}");
+        let frozen = stage.frozen(&at);
+        match stage.state(&at).await.as_deref() {
+            Some("ended") => assert!(!stage.exists(&frozen).await, "{fault_point}"),
+            Some("done") => {
+                assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await, "{fault_point}");
+                assert!(stage.ttl_s(&frozen).await > 30 * 86_400, "{fault_point}");
+            }
+            other => panic!("{fault_point}: {other:?}"),
+        }
+    }
+    reached
+}
+
+async fn nothing(_: &mut Stage, _: &BoardPeriod, _: &mut Board) {}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_the_first_archive_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_1", WEEKLY).await;
+    let reached = survive(&mut stage, true, nothing).await;
+    let skipped = ["archive:merged-page", "archive:unlinked", "archive:ended"];
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_archiving_again_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_2", WEEKLY).await;
+    let reached = survive(&mut stage, true, async |stage, at, whole| {
+        assert!(!dies_at(stage, at, "none"));
+        let late = late(whole);
+        stage.write(at, &late).await;
+    })
+    .await;
+    let skipped = ["archive:frozen", "archive:unlinked", "archive:ended"];
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_on_the_way_out_of_redis_loses_nothing() {
+    let mut stage = Stage::new("archive_crash_3", ENDED_AT_ONCE).await;
+    let reached = survive(&mut stage, false, nothing).await;
+    assert_eq!(reached, FAULT_POINTS.into_iter().filter(|point| *point != "archive:merged-page").collect());
+    stage.close().await;
+}
+
+/// Several pages to raise, few to copy.
+const LARGE: &str = "[archive]\npage_members = 1000\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_archiving_what_went_back_counts_nothing_twice() {
+    let mut stage = Stage::new("archive_crash_4", LARGE).await;
+    // The notes are begun.
+    assert!(!dies(&stage, &["archive"], "none"));
+    let reached = survive(&mut stage, false, async |stage, at, whole| {
+        let then = stage.remember().await;
+        let mut last = late(whole);
+        let others: Board = (0..2_500).map(|id| (format!("member-{id}").into_bytes(), 20.0)).collect();
+        add(whole, &others);
+        add(&mut last, &others);
+        stage.write(at, &last).await;
+        assert!(!dies_at(stage, at, "none"));
+        stage.go_back(&then).await;
+    })
+    .await;
+    let skipped = ["archive:noted", "archive:merged-page", "archive:unlinked", "archive:ended"];
+    let points = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS);
+    assert_eq!(reached, points.filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}

@@ -1,0 +1,120 @@
+//! Daemons by themselves: they save, tell of a loss, and archive a board once however many there are.
+
+use std::process::Stdio;
+
+use redis::AsyncCommands;
+use tallyd::client::{Client, OnBoard};
+use tallyd::model::BoardPeriod;
+use tallyd::store::jobs::Lock;
+
+use super::saved::add;
+use super::{Board, JOB, Stage, board, week};
+use crate::common::{eventually, stderr};
+
+#[tokio::test]
+async fn a_daemon_saves_boards_and_tells_of_a_loss_once() {
+    let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"1s\"\n";
+    let mut stage = Stage::new("daemon_saves", settings).await;
+    let at = week("total");
+    stage.write(&at, &board(1_500)).await;
+    let daemon = stage.world.daemon();
+    daemon.logged("\"board-saved\"").await;
+    assert_eq!(stage.saved(&at).await, board(1_500));
+    let added = Board::from([(b"new".to_vec(), 3.0)]);
+    stage.write(&at, &added).await;
+    eventually("what is added is saved", async || stage.saved(&at).await.len() == 1_501).await;
+
+    stage.lose(&at).await;
+    stage.write(&at, &added).await;
+    daemon.logged("\"board-lost\"").await;
+    // The daemon may be at a snapshot, which ends.
+    let restored = || async {
+        let output = stage.world.tallyd(&["board", "restore", "likes", "total"]);
+        assert!([Some(0), Some(75)].contains(&output.status.code()), "{}", stderr(&output));
+        output.status.success()
+    };
+    eventually("the board is restored", restored).await;
+    let mut whole = board(1_500);
+    add(&mut whole, &added);
+    add(&mut whole, &added);
+    assert_eq!(stage.in_redis(&at).await, whole);
+    eventually("it is saved again", async || stage.saved(&at).await == whole).await;
+    let told = daemon.log().matches("\"board-lost\"").count();
+    assert_eq!(told, 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_daemon_warns_once_while_boards_wait_for_a_snapshot() {
+    let settings = "[archive]\ncron = \"\"\n[[board]]\nname = \"likes\"\nperiod = \"total\"\nsnapshot_every = \"2s\"\n";
+    let mut stage = Stage::new("daemon_late", settings).await;
+    stage.write(&week("total"), &board(9)).await;
+    let daemon = stage.world.daemon();
+    daemon.logged("\"board-saved\"").await;
+    // Another run holds the lock that a snapshot needs.
+    let taken = async || matches!(stage.store.take_job(JOB, "closed", "test").await.unwrap(), Lock::Taken(_));
+    eventually("the lock is free", taken).await;
+    daemon.logged("\"snapshots-late\"").await;
+    // The daemon looks every second, and warns no second time.
+    let old = "SELECT COUNT(*) FROM leaderboard_snapshot_period WHERE began_at < UTC_TIMESTAMP(6) - INTERVAL 8 SECOND";
+    eventually("the snapshot is older still", async || stage.world.count(old).await == 1).await;
+    assert_eq!(daemon.log().matches("\"snapshots-late\"").count(), 1, "{}", daemon.log());
+    assert!(daemon.stop().success());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn many_archivers_at_once_archive_packed_boards_with_what_comes_late_once() {
+    let settings = "[metrics]\nlike = 1\ncomment = 2\n[archive]\npage_members = 50\n\
+        [[board]]\nname = \"likes\"\nperiod = \"week\"\nscore = [\"like\", \"comment\"]\ntie = \"second\"\n";
+    let mut stage = Stage::new("archive_many", settings).await;
+    let at = week("2026-W40");
+    let packed = |members: std::ops::Range<u64>, likes: u64, comments: u64| -> Board {
+        members.map(|id| (format!("m{id}").into_bytes(), ((likes << 20) + comments) as f64)).collect()
+    };
+    let mut whole = packed(0..2_000, 5, 7);
+    stage.write(&at, &whole).await;
+    for turn in 0..4 {
+        let mut rivals: Vec<_> = (0..4)
+            .map(|_| stage.world.command().arg("archive").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+            .collect();
+        let late = packed(turn * 700..turn * 700 + 900, 1, 2);
+        stage.write(&at, &late).await;
+        add(&mut whole, &late);
+        for rival in &mut rivals {
+            let code = rival.wait().unwrap().code();
+            assert!([Some(0), Some(75)].contains(&code), "{code:?}");
+        }
+    }
+    assert!(stage.world.tallyd(&["archive"]).status.success());
+    stage.holds(&at, &whole).await;
+    let frozen = stage.frozen(&at);
+    assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn the_first_to_get_there_stays_ahead_through_a_loss() {
+    let settings = "[[board]]\nname = \"likes\"\nperiod = \"total\"\ntie = \"earliest\"\n";
+    let mut stage = Stage::new("restored_earliest", settings).await;
+    let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
+    let client = Client::new(&stage.world.api).unwrap();
+    let like = |member: &'static str, likes| {
+        let on = OnBoard { board: "likes", member: member.as_bytes() };
+        client.add_to_board(on, "like", likes)
+    };
+    like("a first", 3).await.unwrap();
+    assert!(stage.world.tallyd(&["board", "snapshot", "likes"]).status.success());
+    stage.lose(&at).await;
+    // Steps of all time are minutes: its time would be the same, and then the member decides, which is the greater one.
+    let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
+    stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
+    assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());
+    let page =
+        client.board_page(("likes", tallyd::jobs::archive::period::PeriodKind::Total), 1, 9, Default::default()).await;
+    let places: Vec<(Vec<u8>, u64)> =
+        page.unwrap().entries.into_iter().map(|entry| (entry.member, entry.columns.unwrap().primary)).collect();
+    assert_eq!(places, [(b"a first".to_vec(), 3), (b"second".to_vec(), 3)]);
+    stage.close().await;
+}

@@ -1,0 +1,217 @@
+//! What can't be archived stays where it is, is named with its reason, and holds up nothing else.
+
+use redis::AsyncCommands;
+use tallyd::jobs::archive::{Outcome, Scope};
+use tallyd::jobs::runner::Report as _;
+use tallyd::model::BoardPeriod;
+use tallyd::runtime::progress::ProgressSink;
+use tokio_util::sync::CancellationToken;
+
+use super::late::late;
+use super::saved::add;
+use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+use crate::common::eventually;
+
+#[tokio::test]
+async fn a_copy_that_differs_keeps_its_board_and_the_others_go_on() {
+    let more = "[[board]]\nname = \"posts\"\nperiod = \"week\"\n";
+    let mut stage = Stage::new("archive_differs", &format!("{WEEKLY}{more}")).await;
+    let (bad, good) = (week("2026-W46"), week("2026-W45"));
+    let other = BoardPeriod { board: "posts".to_owned(), ..bad.clone() };
+    let mut marked = board(30);
+    marked.insert(b"marked".to_vec(), 1_000.0);
+    stage.write(&bad, &marked).await;
+    stage.write(&good, &board(30)).await;
+    stage.write(&other, &board(30)).await;
+    // A rival that changes what is copied, at the latest possible moment.
+    stage
+        .execute(
+            "CREATE TRIGGER tamper BEFORE INSERT ON leaderboard_archive FOR EACH ROW \
+             SET NEW.score = IF(NEW.member = 'marked', NEW.score + 1, NEW.score)",
+        )
+        .await;
+
+    let report = stage.archive(NOW).await;
+
+    assert!(!report.is_done());
+    assert_eq!(
+        outcomes(&report),
+        [("2026-W46", Outcome::Kept), ("2026-W45", Outcome::Archived), ("2026-W46", Outcome::Archived)]
+    );
+    assert!(reason(&report, "2026-W46").contains("differ at place 1"), "{report:#}");
+    let frozen = stage.frozen(&bad);
+    assert_eq!(stage.ranked(&frozen).await.len(), 31);
+    assert_eq!(stage.ttl_s(&frozen).await, -1);
+    assert_eq!(stage.state(&bad).await.as_deref(), Some("frozen"));
+
+    stage.execute("DROP TRIGGER tamper").await;
+    assert!(stage.archive(NOW).await.is_done());
+    stage.holds(&bad, &marked).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn rows_that_changed_since_they_were_verified_keep_their_zset_for_good() {
+    let mut stage = Stage::new("archive_changed", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    stage.archive(NOW).await;
+    stage.execute("DELETE FROM leaderboard_archive WHERE place = 30").await;
+
+    let report = stage.archive(NOW.after(30 * DAY)).await;
+
+    assert!(!report.is_done());
+    assert!(reason(&report, "2026-W46").contains("differ at place 30"), "{report:#}");
+    let frozen = stage.frozen(&at);
+    assert_eq!(stage.ranked(&frozen).await.len(), 30);
+    assert_eq!(stage.ttl_s(&frozen).await, -1);
+
+    // The remedy that the report names.
+    stage.execute("DELETE FROM leaderboard_period").await;
+    assert!(stage.archive(NOW).await.is_done());
+    stage.holds(&at, &board(30)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_redis_lost_before_it_was_verified_is_reported_and_what_came_late_is_not_taken_for_it() {
+    let mut stage = Stage::new("archive_lost", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    stage.archive(NOW).await;
+    // Redis is flushed while late writes are being archived; then more come.
+    stage.execute("UPDATE leaderboard_period SET state = 'frozen'").await;
+    let frozen = stage.frozen(&at);
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.write(&at, &board(1)).await;
+
+    let report = stage.archive(NOW).await;
+
+    assert!(!report.is_done());
+    assert!(reason(&report, "2026-W46").contains("lost its frozen zset"), "{report:#}");
+    let live = stage.live(&at);
+    assert_eq!(stage.ranked(&live).await.len(), 1);
+    assert!(!stage.exists(&frozen).await);
+    stage.holds(&at, &board(30)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_flush_in_the_middle_of_the_copy_is_never_taken_for_the_boards_end() {
+    let mut stage = Stage::new("archive_flushed", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(1_000)).await;
+    let run = stage.take().await;
+    let archiver = stage.rival();
+    let running = tokio::spawn(async move {
+        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
+    eventually("the run copies", async || !stage.archived(&at).await.is_empty()).await;
+    let keys = [stage.frozen(&at), stage.world.cache.keys.board_claim("likes")];
+    stage.redis.del::<_, ()>(&keys).await.unwrap();
+
+    let report = running.await.unwrap().unwrap();
+
+    assert!(!report.is_done());
+    assert!(reason(&report, "2026-W46").contains("went away while it was read"), "{report:#}");
+    assert_eq!(stage.state(&at).await.as_deref(), Some("frozen"));
+    let copied = stage.archived(&at).await.len();
+    assert!((1..1_000).contains(&copied), "{copied}");
+    stage.end_lease().await;
+    assert!(reason(&stage.archive(NOW).await, "2026-W46").contains("lost its frozen zset"));
+    assert_eq!(stage.archived(&at).await.len(), copied);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_redis_lost_in_a_second_copy_leaves_the_first_archive() {
+    let mut stage = Stage::new("archive_flushed_again", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let first = board(1_000);
+    stage.write(&at, &first).await;
+    stage.archive(NOW).await;
+    let late = late(&mut first.clone());
+    stage.write(&at, &late).await;
+    let run = stage.take().await;
+    let archiver = stage.rival();
+    let running = tokio::spawn(async move {
+        archiver.run(run, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
+    let copied = "SELECT COUNT(*) FROM leaderboard_archive WHERE member = 'another new one'";
+    eventually("the run copies again", async || stage.world.count(copied).await > 0).await;
+    stage.go_back(&Stored::new()).await;
+    let report = running.await.unwrap().unwrap();
+    assert!(reason(&report, "2026-W46").contains("went away while it was read"), "{report:#}");
+    stage.holds(&at, &first).await;
+
+    // What is written now finds its board again.
+    stage.end_lease().await;
+    stage.write(&at, &late).await;
+    let report = stage.archive(NOW).await;
+    assert!(reason(&report, "2026-W46").contains("`tallyd board restore` puts the archive back"), "{report:#}");
+    stage.restore("2026-W46", NOW).await.unwrap();
+    assert!(stage.archive(NOW).await.is_done());
+    let mut whole = first;
+    add(&mut whole, &late);
+    stage.holds(&at, &whole).await;
+    let rows = "SELECT COUNT(*) FROM leaderboard_archive";
+    assert_eq!(stage.world.count(rows).await, whole.len() as i64, "one copy is left");
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_redis_lost_after_it_was_archived_is_noted_as_ended() {
+    let mut stage = Stage::new("archive_lost_later", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    stage.archive(NOW).await;
+    let frozen = stage.frozen(&at);
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    let report = stage.archive(NOW).await;
+    assert!(report.is_done());
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Ended)]);
+    stage.holds(&at, &board(30)).await;
+    // And when something comes late after that, it is named.
+    stage.write(&at, &board(1)).await;
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Kept)]);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_mysql_can_not_hold_is_kept_with_its_reason() {
+    let mut stage = Stage::new("archive_refused", WEEKLY).await;
+    let (infinite, long, no_zset, good) = (week("2026-W46"), week("2026-W45"), week("2026-W44"), week("2026-W43"));
+    stage.write(&infinite, &Board::from([(b"a".to_vec(), f64::INFINITY)])).await;
+    stage.write(&long, &Board::from([(vec![b'a'; 256], 1.0)])).await;
+    let key = stage.live(&no_zset);
+    stage.redis.set::<_, _, ()>(&key, "no zset").await.unwrap();
+    stage.write(&good, &board(5)).await;
+
+    let report = stage.archive(NOW).await;
+
+    assert!(!report.is_done());
+    assert!(reason(&report, "2026-W46").contains("the score at place 1 is infinite"), "{report:#}");
+    assert!(reason(&report, "2026-W45").contains("too long"), "{report:#}");
+    assert!(reason(&report, "2026-W44").contains("WRONGTYPE"), "{report:#}");
+    for at in [&infinite, &long, &no_zset] {
+        let frozen = stage.frozen(at);
+        assert_eq!(stage.ttl_s(&frozen).await, -1, "{at}");
+    }
+    stage.holds(&good, &board(5)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_left_the_configuration_is_named_and_left_alone() {
+    let mut stage = Stage::new("archive_unknown", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(5)).await;
+    stage.archive(NOW).await;
+    stage.world.config.boards.clear();
+    let report = stage.archive(NOW.after(40 * DAY)).await;
+    assert!(!report.is_done());
+    assert!(reason(&report, "2026-W46").contains("the configuration has no such board"), "{report:#}");
+    let frozen = stage.frozen(&at);
+    assert!(stage.exists(&frozen).await);
+    stage.close().await;
+}

@@ -1,0 +1,183 @@
+//! Writers that come late lose nothing, wherever the archiver is.
+
+use redis::AsyncCommands;
+use sqlx::AssertSqlSafe;
+use tallyd::jobs::archive::Outcome;
+use tallyd::jobs::runner::Report as _;
+
+use super::{Board, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+
+/// What comes late, and the whole with it.
+pub fn late(whole: &mut Board) -> Board {
+    let late = Board::from([
+        (b"member-3".to_vec(), 100.0),
+        (b"member-4".to_vec(), 0.5),
+        (b"a new one".to_vec(), 4.0),
+        (b"another new one".to_vec(), 1_000.0),
+    ]);
+    for (member, score) in &late {
+        *whole.entry(member.clone()).or_default() += score;
+    }
+    late
+}
+
+#[tokio::test]
+async fn what_is_written_after_the_period_but_before_the_freeze_is_archived() {
+    let mut stage = Stage::new("archive_late_1", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    stage.archive(NOW).await;
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_written_after_the_freeze_is_merged_once() {
+    let mut stage = Stage::new("archive_late_2", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    // A run that died right after it.
+    stage.claim(1).await;
+    stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap();
+    let live = stage.live(&at);
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+
+    let report = stage.archive(NOW).await;
+
+    assert!(report.is_done(), "{report:#}");
+    assert_eq!((report.periods[0].members, report.periods[0].late_members), (32, 4));
+    stage.holds(&at, &whole).await;
+    assert!(!stage.exists(&live).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_written_after_the_archive_is_done_is_merged_and_archived_again() {
+    let mut stage = Stage::new("archive_late_3", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    for _ in 0..3 {
+        let late = late(&mut whole);
+        stage.write(&at, &late).await;
+        let report = stage.archive(NOW).await;
+        assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
+        assert_eq!(report.periods[0].late_members, 4);
+        stage.holds(&at, &whole).await;
+        let (live, frozen) = (stage.live(&at), stage.frozen(&at));
+        assert!(!stage.exists(&live).await);
+        assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
+        assert!(stage.ttl_s(&frozen).await > 30 * 86_400);
+    }
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn late_writes_are_archived_again_after_mysql_was_restored() {
+    let mut stage = Stage::new("archive_late_older", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    // A backup, late writes that are archived, and the backup again.
+    for table in ["leaderboard_period", "leaderboard_archive"] {
+        sqlx::query(AssertSqlSafe(format!("CREATE TABLE older_{table} AS SELECT * FROM {table}")))
+            .execute(&stage.world.pool)
+            .await
+            .unwrap();
+    }
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    stage.archive(NOW).await;
+    for table in ["leaderboard_period", "leaderboard_archive"] {
+        sqlx::query(AssertSqlSafe(format!("DELETE FROM {table}"))).execute(&stage.world.pool).await.unwrap();
+        sqlx::query(AssertSqlSafe(format!("INSERT INTO {table} SELECT * FROM older_{table}")))
+            .execute(&stage.world.pool)
+            .await
+            .unwrap();
+    }
+
+    let report = stage.archive(NOW).await;
+
+    assert_eq!(outcomes(&report), [("2026-W46", Outcome::Archived)]);
+    stage.holds(&at, &whole).await;
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Waiting)]);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_written_after_the_board_has_ended_is_kept_and_reported() {
+    let mut stage = Stage::new("archive_late_4", ENDED_AT_ONCE).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    stage.archive(NOW).await;
+    let archived = whole.clone();
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    for _ in 0..2 {
+        let report = stage.archive(NOW).await;
+        assert!(!report.is_done());
+        assert_eq!(outcomes(&report), [("2026-W46", Outcome::Kept)]);
+        assert!(reason(&report, "2026-W46").contains("what came late is in the live zset"), "{report:#}");
+        let live = stage.live(&at);
+        assert_eq!(stage.ranked(&live).await.into_iter().collect::<Board>(), late);
+        assert_eq!(stage.ttl_s(&live).await, -1);
+        stage.holds(&at, &archived).await;
+    }
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_surplus_of_places_from_an_earlier_copy_is_deleted() {
+    let mut stage = Stage::new("archive_surplus", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(2_500)).await;
+    stage.archive(NOW).await;
+    // As an operator has it archived anew, from a smaller zset.
+    let frozen = stage.frozen(&at);
+    stage.redis.zremrangebyrank::<_, ()>(&frozen, 20, -1).await.unwrap();
+    stage.execute("DELETE FROM leaderboard_period").await;
+    let report = stage.archive(NOW).await;
+    assert_eq!(report.periods[0].members, 20, "{report:#}");
+    assert_eq!(stage.archived(&at).await, stage.ranked(&frozen).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_writer_that_goes_on_all_the_while_loses_nothing() {
+    let mut stage = Stage::new("archive_late_5", WEEKLY).await;
+    let at = week("2026-W46");
+    let mut whole = board(30);
+    stage.write(&at, &whole).await;
+    let (key, mut redis) = (stage.live(&at), stage.world.redis().await);
+    let writer = tokio::spawn(async move {
+        for step in 0..3_000_u32 {
+            let member = format!("member-{}", step % 61);
+            redis.zincr::<_, _, _, f64>(&key, member, 1.0).await.unwrap();
+        }
+    });
+    for step in 0..3_000_u32 {
+        *whole.entry(format!("member-{}", step % 61).into_bytes()).or_default() += 1.0;
+    }
+
+    let mut runs = 0;
+    while !writer.is_finished() {
+        stage.archive(NOW).await;
+        runs += 1;
+    }
+    writer.await.unwrap();
+    assert!(stage.archive(NOW).await.is_done());
+
+    assert!(runs > 1, "{runs}");
+    stage.holds(&at, &whole).await;
+    let live = stage.live(&at);
+    assert!(!stage.exists(&live).await);
+    stage.close().await;
+}

@@ -1,0 +1,218 @@
+//! The archiver against real servers: whatever happens on the way, every member is in MySQL once in the end, and no zset
+//! leaves Redis before.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod asked;
+mod back;
+mod clocks;
+#[cfg(feature = "fault-points")]
+mod crash;
+mod daemons;
+mod kept;
+mod late;
+mod pruned;
+mod refused;
+mod restored;
+mod rivals;
+mod saved;
+#[cfg(feature = "fault-points")]
+mod saved_crash;
+mod script;
+mod way;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::common;
+use common::World;
+use redis::AsyncCommands;
+use redis::aio::MultiplexedConnection;
+use sqlx::{AssertSqlSafe, Row};
+use tallyd::cache::Cache;
+use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
+use tallyd::jobs::runner::{Job, Ran, run_once};
+use tallyd::model::{BoardPeriod, Micros};
+use tallyd::runtime::progress::ProgressSink;
+use tallyd::store::Store;
+use tallyd::store::jobs::Lock;
+use tokio_util::sync::CancellationToken;
+
+/// 2026-11-21T12:00:00Z, a Saturday in week 47.
+const NOW: Micros = Micros(1_795_262_400_000_000);
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+const WEEKLY: &str = "[archive]\npage_members = 7\n[[board]]\nname = \"likes\"\nperiod = \"week\"\n";
+
+const ENDED_AT_ONCE: &str =
+    "[archive]\npage_members = 7\n[[board]]\nname = \"likes\"\nperiod = \"week\"\nexpire_after = \"0s\"\n";
+
+/// Members with their scores.
+type Board = BTreeMap<Vec<u8>, f64>;
+
+/// Many of its scores are equal: their order is Redis' own.
+fn board(members: usize) -> Board {
+    (0..members).map(|id| (format!("member-{id}").into_bytes(), (id % 17) as f64 + 1.0)).collect()
+}
+
+fn week(period: &str) -> BoardPeriod {
+    BoardPeriod { board: "likes".to_owned(), period: period.to_owned() }
+}
+
+/// A key with what is stored under it, and when it expires.
+type Stored = BTreeMap<String, (Vec<u8>, i64)>;
+
+/// A world with those who meet in it: writers of boards, an operator, archivers.
+struct Stage {
+    world: World,
+    store: Store,
+    redis: MultiplexedConnection,
+}
+
+impl Stage {
+    async fn new(name: &str, settings: &str) -> Self {
+        let world = World::new(name, settings).await;
+        let store = Store::new(&world.config.mysql, 4).unwrap();
+        let redis = world.redis().await;
+        Self { world, store, redis }
+    }
+
+    async fn close(self) {
+        self.store.close().await;
+        self.world.close().await;
+    }
+
+    /// Runs one statement as a rival that knows nothing of tallyd.
+    async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.world.pool).await.unwrap();
+    }
+
+    fn live(&self, at: &BoardPeriod) -> String {
+        self.world.cache.keys.board(&at.board, &at.period)
+    }
+
+    fn frozen(&self, at: &BoardPeriod) -> String {
+        self.world.cache.keys.frozen_board(&at.board, &at.period)
+    }
+
+    /// Adds to the live zset, as an API server does.
+    async fn write(&mut self, at: &BoardPeriod, members: &Board) {
+        let key = self.live(at);
+        for members in Vec::from_iter(members).chunks(500) {
+            let mut pipeline = redis::pipe();
+            for (member, score) in members {
+                pipeline.zincr(&key, member, *score).ignore();
+            }
+            pipeline.query_async::<()>(&mut self.redis).await.unwrap();
+        }
+    }
+
+    async fn exists(&mut self, key: &str) -> bool {
+        self.redis.exists(key).await.unwrap()
+    }
+
+    async fn ttl_s(&mut self, key: &str) -> i64 {
+        self.redis.ttl(key).await.unwrap()
+    }
+
+    /// A zset as it is ranked: highest score first.
+    async fn ranked(&mut self, key: &str) -> Vec<(Vec<u8>, f64)> {
+        self.redis.zrevrange_withscores(key, 0, -1).await.unwrap()
+    }
+
+    /// The archive in order of place; the places are checked on the way.
+    async fn archived(&self, at: &BoardPeriod) -> Vec<(Vec<u8>, f64)> {
+        let sql = "SELECT place, member, score FROM leaderboard_archive AS a WHERE board = ? AND period = ? AND copy = COALESCE( \
+                (SELECT copy FROM leaderboard_period AS p WHERE p.board = a.board AND p.period = a.period), 0) ORDER BY place";
+        let rows = sqlx::query(sql).bind(&at.board).bind(&at.period).fetch_all(&self.world.pool).await.unwrap();
+        let places: Vec<u32> = rows.iter().map(|row| row.get(0)).collect();
+        assert_eq!(places, (1..=rows.len() as u32).collect::<Vec<_>>(), "{at}");
+        rows.iter().map(|row| (row.get(1), row.get(2))).collect()
+    }
+
+    /// The archive holds these members, each once.
+    async fn holds(&self, at: &BoardPeriod, expected: &Board) {
+        let archived = self.archived(at).await;
+        assert_eq!(archived.len(), expected.len(), "{at}");
+        assert_eq!(archived.into_iter().collect::<Board>(), *expected, "{at}");
+    }
+
+    async fn state(&self, at: &BoardPeriod) -> Option<String> {
+        let sql = "SELECT state FROM leaderboard_period WHERE board = ? AND period = ?";
+        sqlx::query_scalar(sql).bind(&at.board).bind(&at.period).fetch_optional(&self.world.pool).await.unwrap()
+    }
+
+    /// A lease that ran out, without waiting for it.
+    async fn end_lease(&self) {
+        self.execute("UPDATE job_lock SET lease_until = NOW(6)").await;
+    }
+
+    async fn take(&self) -> u64 {
+        match self.store.take_job(JOB, "closed", "test").await.unwrap() {
+            Lock::Taken(run) => run,
+            held @ Lock::Held { .. } => panic!("{held:?}"),
+        }
+    }
+
+    /// The generation of what Redis has, as that run.
+    async fn claim(&self, run: u64) -> u64 {
+        self.world.cache.claim_board("likes", run, &[]).await.unwrap()
+    }
+
+    fn archiver(&self) -> Archiver {
+        Archiver::new(&self.world.config, self.store.clone(), self.world.cache.clone())
+    }
+
+    /// An archiver with connections of its own.
+    fn rival(&self) -> Archiver {
+        let config = &self.world.config;
+        Archiver::new(
+            config,
+            Store::new(&config.mysql, 4).unwrap(),
+            Cache::new(&config.redis, &config.metrics).unwrap(),
+        )
+    }
+
+    async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {
+        self.archiver().run(run, scope, now, ProgressSink::Log, &CancellationToken::new()).await
+    }
+
+    async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
+        let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: DAY };
+        run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await
+    }
+
+    /// A whole run, as a daemon does it.
+    async fn archive(&self, now: Micros) -> Report {
+        match self.run_once(&Scope::default(), now).await.unwrap() {
+            Ran::Ended(report) => report,
+            Ran::Held { owner, .. } => panic!("held by {owner}"),
+        }
+    }
+
+    /// All that the archiver could change: keys and tables.
+    async fn everything(&mut self) -> (Stored, Vec<Option<i64>>) {
+        let pattern = format!("{}:*", self.world.name);
+        let keys: Vec<String> = redis::cmd("KEYS").arg(pattern).query_async(&mut self.redis).await.unwrap();
+        let mut stored = Stored::new();
+        for key in keys {
+            let dump = redis::cmd("DUMP").arg(&key).query_async(&mut self.redis).await.unwrap();
+            let expires = redis::cmd("PEXPIRETIME").arg(&key).query_async(&mut self.redis).await.unwrap();
+            stored.insert(key, (dump, expires));
+        }
+        let sql =
+            "CHECKSUM TABLE leaderboard_archive, leaderboard_period, leaderboard_snapshot, leaderboard_snapshot_period";
+        let sums = sqlx::query(sql).fetch_all(&self.world.pool).await.unwrap();
+        (stored, sums.iter().map(|row| row.get(1)).collect())
+    }
+}
+
+fn outcomes(report: &Report) -> Vec<(&str, Outcome)> {
+    report.periods.iter().map(|period| (period.period.as_str(), period.outcome)).collect()
+}
+
+fn reason<'a>(report: &'a Report, period: &str) -> &'a str {
+    let found = report.periods.iter().find(|found| found.period == period).unwrap();
+    found.reason.as_deref().unwrap_or_default()
+}

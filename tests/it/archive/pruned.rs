@@ -1,0 +1,134 @@
+//! Archives of the best places alone, and archives whose time is over.
+
+use tallyd::jobs::archive::{Outcome, Scope};
+use tallyd::jobs::runner::Report as _;
+
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+
+#[tokio::test]
+async fn only_the_best_places_are_archived_where_that_is_set() {
+    let mut stage = Stage::new("archive_top", &format!("{WEEKLY}archive_top = 10\n")).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(33)).await;
+    let live = stage.live(&at);
+    let best = stage.ranked(&live).await[..10].to_vec();
+    let report = stage.archive(NOW).await;
+    let said = report.periods[0].to_string();
+    assert!(said.starts_with("likes 2026-W46: archived, 10 members, 23 left out, in "), "{said}");
+    assert_eq!(stage.archived(&at).await, best);
+
+    // What comes late changes who is among them.
+    stage.write(&at, &[(b"member-32".to_vec(), 500.0)].into()).await;
+    assert_eq!(outcomes(&stage.archive(NOW).await), [("2026-W46", Outcome::Archived)]);
+    let frozen = stage.frozen(&at);
+    let best = stage.ranked(&frozen).await[..10].to_vec();
+    assert_eq!((stage.archived(&at).await, best[0].0.as_slice()), (best.clone(), b"member-32".as_slice()));
+    assert_eq!(outcomes(&stage.archive(NOW.after(30 * DAY)).await), [("2026-W46", Outcome::Ended)]);
+    stage.restore("2026-W46", NOW.after(30 * DAY)).await.unwrap();
+    assert_eq!(stage.ranked(&frozen).await, best);
+    assert_eq!(outcomes(&stage.archive(NOW.after(60 * DAY)).await), [("2026-W46", Outcome::Ended)]);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_smaller_archive_leaves_none_of_a_larger_one_behind() {
+    let mut stage = Stage::new("archive_top_less", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(33)).await;
+    stage.archive(NOW).await;
+    stage.write(&at, &board(1)).await;
+    let mut config = stage.world.config.clone();
+    config.boards[0].archive_top = 5;
+    let archiver = tallyd::jobs::archive::Archiver::new(&config, stage.store.clone(), stage.world.cache.clone());
+    let (run, stop) = (stage.take().await, tokio_util::sync::CancellationToken::new());
+    let report =
+        archiver.run(run, &Scope::default(), NOW, tallyd::runtime::progress::ProgressSink::Log, &stop).await.unwrap();
+    assert_eq!((report.periods[0].members, report.periods[0].left_out), (5, 28));
+    assert_eq!(stage.archived(&at).await.len(), 5);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn an_archive_is_deleted_when_its_time_is_over_and_not_before() {
+    let mut stage =
+        Stage::new("archive_keep", &format!("{WEEKLY}expire_after = \"1d\"\narchive_keep = \"60d\"\n")).await;
+    let [old, newer] = ["2026-W45", "2026-W46"].map(week);
+    stage.write(&old, &board(2_500)).await;
+    stage.archive(NOW).await;
+    stage.write(&newer, &board(30)).await;
+    stage.archive(NOW.after(10 * DAY)).await;
+    stage.archive(NOW.after(11 * DAY)).await;
+    assert_eq!(stage.archive(NOW.after(59 * DAY)).await.periods, []);
+
+    let dry = stage.archive_as(0, &Scope { dry_run: true, ..Scope::default() }, NOW.after(61 * DAY)).await.unwrap();
+    assert_eq!(outcomes(&dry), [("2026-W45", Outcome::WouldPrune)]);
+    assert_eq!(stage.archived(&old).await.len(), 2_500);
+    let report = stage.archive(NOW.after(61 * DAY)).await;
+    assert!(report.is_done());
+    assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);
+    assert_eq!(stage.archived(&old).await.len(), 0);
+    stage.holds(&newer, &board(30)).await;
+    assert_eq!(stage.archive(NOW.after(62 * DAY)).await.periods, []);
+
+    // Nobody takes it for a board that is still to be archived, or restores it.
+    stage.write(&old, &board(2)).await;
+    let report = stage.archive(NOW.after(62 * DAY)).await;
+    assert!(reason(&report, "2026-W45").contains("after its archive had been pruned"), "{report:#}");
+    assert!(stage.restore("2026-W45", NOW).await.unwrap_err().to_string().contains("its archive was pruned"));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn one_archive_is_read_and_deleted_by_its_key_alone() {
+    let mut stage = Stage::new("archive_explain", WEEKLY).await;
+    for period in ["2026-W44", "2026-W45", "2026-W46"] {
+        stage.write(&week(period), &board(2_000)).await;
+    }
+    stage.archive(NOW).await;
+    stage.execute("ANALYZE TABLE leaderboard_archive").await;
+    let of_one = "FROM leaderboard_archive WHERE board = 'likes' AND period = '2026-W45' AND copy = 0 AND place";
+    for (sql, rows_max) in [
+        (format!("SELECT place, member, score {of_one} > 10 ORDER BY place LIMIT 100"), 2_500),
+        (format!("DELETE {of_one} BETWEEN 1 AND 1000"), 1_500),
+    ] {
+        let plan = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
+            .fetch_one(&stage.world.pool)
+            .await
+            .unwrap();
+        let (key, extra): (String, Option<String>) = (sqlx::Row::get(&plan, "key"), sqlx::Row::get(&plan, "Extra"));
+        assert_eq!(key, "PRIMARY", "{sql}");
+        assert!(!extra.unwrap_or_default().contains("filesort"), "{sql}");
+        // MariaDB gives it as text, MySQL as a number.
+        let number = || sqlx::Row::try_get_unchecked::<u64, _>(&plan, "rows");
+        let rows = sqlx::Row::try_get::<String, _>(&plan, "rows").map(|rows| rows.parse().unwrap());
+        let rows: u64 = rows.or_else(|_| number()).unwrap();
+        assert!(rows <= rows_max, "{sql} looks at {rows} rows");
+    }
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn weeks_are_pruned_whatever_days_there_are() {
+    let settings = "[[board]]\nname = \"likes\"\nperiod = \"day\"\n\
+        [[board]]\nname = \"likes\"\nperiod = \"week\"\nexpire_after = \"0s\"\narchive_keep = \"60d\"\n";
+    let mut stage = Stage::new("archive_keep_kinds", settings).await;
+    let at = week("2026-W45");
+    stage.write(&at, &board(3)).await;
+    stage.archive(NOW).await;
+    // Days that are kept for ever, and were archived before.
+    let days: Vec<String> = (0..300)
+        .map(|day| {
+            format!(
+                "('likes', '{:04}-{:02}-{:02}', 'ended', NOW(6), '2020-01-01')",
+                2000 + day / 300,
+                1 + day / 28,
+                1 + day % 28
+            )
+        })
+        .collect();
+    let sql = "INSERT INTO leaderboard_period (board, period, state, frozen_at, done_at) VALUES";
+    stage.execute(&format!("{sql} {}", days.join(","))).await;
+    let report = stage.archive(NOW.after(61 * DAY)).await;
+    assert_eq!(outcomes(&report), [("2026-W45", Outcome::Pruned)]);
+    stage.close().await;
+}

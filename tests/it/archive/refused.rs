@@ -1,0 +1,82 @@
+//! A restore of what is not a lost board, or is no longer whole, is refused with the reason.
+
+use redis::AsyncCommands;
+use tallyd::jobs::archive::Outcome;
+
+use super::saved::open;
+use super::{DAY, NOW, Stage, WEEKLY, board, outcomes, week};
+
+#[tokio::test]
+async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
+    let mut stage = Stage::new("restored_left", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(7 * DAY));
+    stage.write(&at, &board(40)).await;
+    stage.save_all(false).await;
+    let snapshot = stage.store.snapshot(&at).await.unwrap().unwrap();
+    let tag = format!("s{}-{}", snapshot.number, NOW.0);
+    // A restore that filled the zset and did not come further; the board was not lost after all.
+    let run = stage.take().await;
+    let cache = stage.world.cache.clone();
+    let to = tallyd::cache::snapshots::Restoring { at: &at, tag: &tag, run };
+    stage.claim(run).await;
+    let member = [tallyd::model::BoardMember { member: b"stale".to_vec(), score: 1_000.0 }];
+    cache.fill_board(to, &member).await.unwrap();
+    cache.end_filling(to).await.unwrap();
+    stage.end_lease().await;
+    let left = cache.keys.restored_board("likes", "2026-W47", &tag);
+    assert!((1..=86_400).contains(&stage.ttl_s(&left).await), "it goes away by itself");
+    stage.refuses("2026-W47", "Redis has it, with 40 members").await;
+    assert_eq!(stage.in_redis(&at).await, board(40));
+
+    assert_eq!(outcomes(&stage.archive(later).await), [("2026-W47", Outcome::Archived)]);
+    assert_eq!(outcomes(&stage.archive(later.after(30 * DAY)).await), [("2026-W47", Outcome::Ended)]);
+    stage.restore("2026-W47", later.after(30 * DAY)).await.unwrap();
+    let frozen = stage.frozen(&at);
+    assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
+    assert_eq!(stage.ttl_s(&frozen).await, -1);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_frozen_zset_that_came_back_after_its_end_is_not_trusted() {
+    let mut stage = Stage::new("restored_came_back", super::ENDED_AT_ONCE).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    stage.archive(NOW).await;
+    let frozen = stage.frozen(&at);
+    stage.redis.zadd::<_, _, _, ()>(&frozen, "stranger", 5).await.unwrap();
+    stage.refuses("2026-W46", "the zset can be unlinked").await;
+    assert_eq!(stage.state(&at).await.as_deref(), Some("ended"));
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.restore("2026-W46", NOW).await.unwrap();
+    assert_eq!(stage.state(&at).await.as_deref(), Some("done"));
+    assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_deleted_snapshot_is_none() {
+    let mut stage = Stage::new("restored_void", WEEKLY).await;
+    let (at, later) = (open(), NOW.after(7 * DAY));
+    stage.write(&at, &board(30)).await;
+    stage.save_all(false).await;
+    let run = stage.take().await;
+    stage.store.note_frozen(run, &at, 0, later).await.unwrap();
+    stage.store.void_snapshot(run, &at).await.unwrap();
+    stage.end_lease().await;
+    stage.lose(&at).await;
+    stage.refuses("2026-W47", "neither a complete snapshot nor an archive").await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_can_not_be_restored_is_refused_with_the_reason() {
+    let mut stage = Stage::new("restored_not", WEEKLY).await;
+    let at = open();
+    stage.refuses("2026-W40", "neither a complete snapshot nor an archive").await;
+    stage.write(&at, &board(9)).await;
+    stage.refuses("2026-W47", "neither a complete snapshot nor an archive").await;
+    let error = stage.restore("2026-11", NOW).await.unwrap_err();
+    assert!(error.to_string().contains("2026-11 is a month"), "{error:#}");
+    stage.close().await;
+}

@@ -1,0 +1,243 @@
+//! Two at once, one that is overtaken, one that wakes up after it: the board is archived once, and only by the one that
+//! holds the lock.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use redis::AsyncCommands;
+use tallyd::cache::Cache;
+use tallyd::cache::boards::Changed;
+use tallyd::cache::score::Rule;
+use tallyd::cache::snapshots::Restoring;
+use tallyd::jobs::archive::Scope;
+use tallyd::jobs::runner::{Ran, Report as _};
+use tallyd::model::{BoardMember, Freeze};
+use tallyd::runtime::progress::ProgressSink;
+use tallyd::store::StoreError;
+use tallyd::store::archive_rows::Places;
+use tallyd::store::boards::{Done, Tally};
+use tallyd::store::snapshots::Saved;
+use tokio_util::sync::CancellationToken;
+
+use super::late::late;
+use super::{DAY, NOW, Stage, WEEKLY, board, week};
+use crate::common::{DEADLINE, eventually};
+
+#[tokio::test]
+async fn of_two_archivers_at_once_one_works() {
+    let mut stage = Stage::new("archive_two", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(300)).await;
+    let scope = Scope::default();
+    let (one, other) = tokio::join!(stage.run_once(&scope, NOW), stage.run_once(&scope, NOW));
+    let ran = [one.unwrap(), other.unwrap()];
+    assert!(ran.iter().any(|ran| matches!(ran, Ran::Ended(report) if report.is_done())), "{ran:?}");
+    assert!(ran.iter().any(|ran| matches!(ran, Ran::Held { .. })), "{ran:?}");
+    stage.holds(&at, &board(300)).await;
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_run_that_is_overtaken_at_work_stops_and_the_board_is_archived_once() {
+    let mut stage = Stage::new("archive_overtaken", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let whole = board(5_000);
+    stage.write(&at, &whole).await;
+    let overtaken = stage.take().await;
+    let archiver = stage.rival();
+    let running = tokio::spawn(async move {
+        archiver.run(overtaken, &Scope::default(), NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
+    eventually("the first run copies", async || !stage.archived(&at).await.is_empty()).await;
+    // Each write of the first run makes its lease last again: the second one begins between two of them.
+    let until = Instant::now() + DEADLINE;
+    let report = loop {
+        stage.end_lease().await;
+        match stage.run_once(&Scope::default(), NOW).await.unwrap() {
+            Ran::Ended(report) => break report,
+            Ran::Held { owner, .. } => {
+                assert!(Instant::now() < until, "the second run does not begin: held by {owner}")
+            }
+        }
+    };
+
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
+    assert!(report.is_done(), "{report:#}");
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+/// A process that is ended with the value.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.0.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_was_frozen_and_wakes_up_after_a_takeover_changes_nothing() {
+    let mut stage = Stage::new("archive_woken", &WEEKLY.replace("= 7", "= 1")).await;
+    let at = week("2026-W46");
+    let mut whole = board(1_500);
+    stage.write(&at, &whole).await;
+    let mut tallyd = stage.world.command();
+    tallyd.args(["archive", "--period", "2026-W46"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut process = Process(tallyd.spawn().unwrap());
+    eventually("the process copies", async || !stage.archived(&at).await.is_empty()).await;
+    process.signal("STOP");
+    // It may have been in the middle of a transaction that holds the lock's row; in the end the server cuts it off.
+    kill_open_transactions(&stage).await;
+    stage.end_lease().await;
+    let late = late(&mut whole);
+    stage.write(&at, &late).await;
+    let report = stage.archive(NOW).await;
+    assert!(report.is_done(), "{report:#}");
+    let before = stage.everything().await;
+
+    process.signal("CONT");
+    let ended = tokio::task::spawn_blocking(move || process.0.wait().unwrap()).await.unwrap();
+
+    assert!(!ended.success());
+    assert_eq!(stage.everything().await, before);
+    stage.holds(&at, &whole).await;
+    stage.close().await;
+}
+
+async fn kill_open_transactions(stage: &Stage) {
+    let open: Vec<u64> = sqlx::query_scalar(
+        "SELECT CAST(trx_mysql_thread_id AS UNSIGNED) FROM information_schema.innodb_trx \
+         JOIN information_schema.processlist ON id = trx_mysql_thread_id \
+         WHERE db = DATABASE() AND trx_mysql_thread_id <> CONNECTION_ID()",
+    )
+    .fetch_all(&stage.world.pool)
+    .await
+    .unwrap();
+    for connection in open {
+        stage.execute(&format!("KILL {connection}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_whose_lock_was_taken_over_writes_nothing() {
+    let mut stage = Stage::new("archive_fenced", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(10)).await;
+    let overtaken = stage.take().await;
+    stage.end_lease().await;
+    stage.take().await;
+    let before = stage.everything().await;
+
+    let error = stage.archive_as(overtaken, &Scope::default(), NOW).await.unwrap_err();
+
+    assert!(matches!(error.downcast_ref(), Some(StoreError::TakenOver(_))), "{error:#}");
+    let members = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
+    let done = Done { tally: Tally::default(), left_out: 0, copy: 0, frozen: Freeze::UNCLAIMED, late_members: 0 };
+    let saved = Saved { member: members[0].clone(), primary: 1.0, second: 0 };
+    for refused in [
+        stage.store.note_frozen(overtaken, &at, 0, NOW).await,
+        stage.store.copy_places(overtaken, Places::new(&at, 0, 1, &members)).await,
+        stage.store.trim_places(overtaken, &at, 0, 0, 9).await.map(drop),
+        stage.store.note_done(overtaken, &at, done, NOW).await,
+        stage.store.note_ended(overtaken, &at, NOW).await,
+        stage.store.note_restored(overtaken, &at, NOW).await,
+        stage.store.note_pruned(overtaken, &at, NOW).await,
+        stage.store.begin_snapshot(overtaken, &at, 0, NOW).await,
+        stage.store.note_generation(overtaken, &at, 0).await,
+        stage.store.save_members(overtaken, &at, &[saved]).await,
+        stage.store.forget_members(overtaken, &at, &[b"a".to_vec()]).await,
+        stage.store.end_snapshot(overtaken, &at, 1, NOW).await,
+        stage.store.void_snapshot(overtaken, &at).await,
+        stage.store.forget_snapshot(overtaken, &at, None).await.map(drop),
+    ] {
+        assert!(matches!(refused, Err(StoreError::TakenOver(_))), "{refused:?}");
+    }
+    assert_eq!(stage.everything().await, before);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn redis_refuses_a_run_that_has_no_claim_or_lost_it() {
+    let mut stage = Stage::new("archive_claim", WEEKLY).await;
+    let at = week("2026-W46");
+    let (live, frozen) = (stage.live(&at), stage.frozen(&at));
+    let claim = stage.world.cache.keys.board_claim("likes");
+    for flushed in [false, true] {
+        stage.world.cache.claim_board("likes", 1, &[]).await.unwrap();
+        match flushed {
+            true => stage.redis.del::<_, ()>(&claim).await.unwrap(),
+            false => drop(stage.world.cache.claim_board("likes", 2, &[]).await.unwrap()),
+        }
+        stage.write(&at, &board(3)).await;
+        assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Refused);
+        stage.redis.copy::<_, _, _, ()>(&live, &frozen, redis::CopyOptions::default().replace(true)).await.unwrap();
+        let before = stage.everything().await;
+        assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.expire_frozen(&at, 1, DAY).await.unwrap(), Changed::Refused);
+        assert_eq!(stage.world.cache.keep_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        let (cache, to) = (&stage.world.cache, Restoring { at: &at, tag: "s1", run: 1 });
+        let member = [BoardMember { member: b"a".to_vec(), score: 1.0 }];
+        for refused in [
+            cache.fill_board(to, &member).await.unwrap(),
+            cache.end_filling(to).await.unwrap(),
+            cache.put_frozen(to).await.unwrap(),
+            cache.put_live(to, 10, Rule::PLAIN, 1).await.unwrap(),
+            cache.raise_board(&at, 1, None, &member).await.unwrap(),
+            cache.mark_board(&at, 1, None, Some(1)).await.unwrap(),
+        ] {
+            assert_eq!(refused, Changed::Refused);
+        }
+        assert_eq!(stage.everything().await, before);
+        stage.redis.del::<_, ()>(&live).await.unwrap();
+        assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Refused);
+        assert!(stage.exists(&frozen).await);
+        assert_eq!(before.0.get(&frozen), stage.everything().await.0.get(&frozen));
+    }
+    stage.close().await;
+}
+
+/// A failover of MySQL lost the first run's rows, and gave its number away again.
+#[tokio::test]
+async fn of_two_runs_with_one_number_the_last_to_claim_has_the_board() {
+    let mut stage = Stage::new("archive_one_number", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(3)).await;
+    let config = &stage.world.config;
+    let other = Cache::new(&config.redis, &config.metrics).unwrap();
+    stage.world.cache.claim_board("likes", 7, &[]).await.unwrap();
+    other.claim_board("likes", 7, &[]).await.unwrap();
+    assert_eq!(stage.world.cache.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Refused);
+    assert_eq!(other.freeze_board(&at, 7, 0, None).await.unwrap(), Changed::Done(1));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_frozen_zset_is_never_renamed_over_and_never_unlinked_under_late_writes() {
+    let mut stage = Stage::new("archive_over", WEEKLY).await;
+    let at = week("2026-W46");
+    let (live, frozen) = (stage.live(&at), stage.frozen(&at));
+    stage.world.cache.claim_board("likes", 1, &[]).await.unwrap();
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Absent);
+    stage.write(&at, &board(3)).await;
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(1));
+    stage.write(&at, &board(1)).await;
+    assert_eq!(stage.world.cache.freeze_board(&at, 1, 0, None).await.unwrap(), Changed::Done(0));
+    assert_eq!(stage.world.cache.end_frozen(&at, 1).await.unwrap(), Changed::Done(0));
+    assert_eq!((stage.ranked(&live).await.len(), stage.ranked(&frozen).await.len()), (1, 3));
+    // Without a frozen zset nothing is merged: what came late alone is no board.
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    assert_eq!(stage.world.cache.merge_late(&at, 1, 10, Rule::PLAIN).await.unwrap(), Changed::Absent);
+    assert_eq!(stage.ranked(&live).await.len(), 1);
+    assert!(!stage.exists(&frozen).await);
+    stage.close().await;
+}

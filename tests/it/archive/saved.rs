@@ -1,0 +1,348 @@
+//! Snapshots follow their boards, and what is left of a lost one never takes their place.
+
+use redis::AsyncCommands;
+use sqlx::Row;
+use tallyd::jobs::archive::{Outcome, Report, SNAPSHOT_MODE, Scope};
+use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::model::{BoardPeriod, Micros};
+use tallyd::runtime::progress::ProgressSink;
+use tokio_util::sync::CancellationToken;
+
+use super::{Board, DAY, JOB, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use crate::common::eventually;
+
+/// Week 47 is open at [`NOW`].
+pub fn open() -> BoardPeriod {
+    week("2026-W47")
+}
+
+impl Stage {
+    /// A run of those that are due, as a daemon does it.
+    pub async fn save_due(&self, now: Micros) -> Report {
+        self.save(None, false, now).await
+    }
+
+    /// A run of all, as an operator does it.
+    pub async fn save_all(&self, force: bool) -> Report {
+        self.save(Some(&Scope::default()), force, NOW).await
+    }
+
+    async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
+        let job = Job { name: JOB, mode: SNAPSHOT_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
+        let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
+        let work = |run| async move { archiver.snapshot(run, scope, force, now, ProgressSink::Log, stop).await };
+        match run_once(&self.store, job, work).await.unwrap() {
+            Ran::Ended(report) => report,
+            Ran::Held { owner, .. } => panic!("held by {owner}"),
+        }
+    }
+
+    /// The rows of a snapshot.
+    pub async fn saved(&self, at: &BoardPeriod) -> Board {
+        let sql = "SELECT member, score FROM leaderboard_snapshot WHERE board = ? AND period = ?";
+        let rows = sqlx::query(sql).bind(&at.board).bind(&at.period).fetch_all(&self.world.pool).await.unwrap();
+        rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+    }
+
+    pub fn mark(&self, at: &BoardPeriod) -> String {
+        self.world.cache.keys.board_mark(&at.board, &at.period)
+    }
+
+    /// As an empty server has it.
+    pub async fn lose(&mut self, at: &BoardPeriod) {
+        let (keys, board) = (&self.world.cache.keys, &at.board);
+        let keys = [self.live(at), self.frozen(at), self.mark(at), keys.board_claim(board), keys.board_freezes(board)];
+        self.redis.del::<_, ()>(&keys).await.unwrap();
+    }
+
+    /// The live zset.
+    pub async fn in_redis(&mut self, at: &BoardPeriod) -> Board {
+        let live = self.live(at);
+        self.ranked(&live).await.into_iter().collect()
+    }
+}
+
+/// Adds one board to another.
+pub fn add(to: &mut Board, added: &Board) {
+    for (member, score) in added {
+        *to.entry(member.clone()).or_default() += score;
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_is_what_the_board_is() {
+    let mut stage = Stage::new("saved", WEEKLY).await;
+    let at = open();
+    let mut whole = board(3_000);
+    stage.write(&at, &whole).await;
+    let report = stage.save_all(false).await;
+    assert_eq!((outcomes(&report), report.periods[0].members), (vec![("2026-W47", Outcome::Saved)], 3_000));
+    assert_eq!(stage.saved(&at).await, whole);
+
+    let added = Board::from([(b"member-7".to_vec(), 100.5), (b"new".to_vec(), 1.0)]);
+    stage.write(&at, &added).await;
+    add(&mut whole, &added);
+    let live = stage.live(&at);
+    for id in 0..700 {
+        stage.redis.zrem::<_, _, ()>(&live, format!("member-{id}")).await.unwrap();
+        whole.remove(format!("member-{id}").as_bytes());
+    }
+    assert!(stage.save_all(false).await.is_done());
+    assert_eq!(stage.saved(&at).await, whole);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_is_taken_when_it_is_due_and_of_boards_that_are_there() {
+    let stage_settings = format!("{WEEKLY}snapshot_every = \"1h\"\n[[board]]\nname = \"posts\"\nperiod = \"total\"\n");
+    let mut stage = Stage::new("saved_due", &stage_settings).await;
+    assert_eq!(stage.save_due(NOW).await.periods, [], "there is no board");
+    stage.write(&open(), &board(3)).await;
+    let total = BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() };
+    stage.write(&total, &board(5)).await;
+    assert_eq!(outcomes(&stage.save_due(NOW).await), [("2026-W47", Outcome::Saved), ("total", Outcome::Saved)]);
+    assert_eq!(stage.save_due(NOW.after(DAY / 25)).await.periods, []);
+    assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods.len(), 2);
+    assert_eq!(stage.save_due(NOW.after(DAY / 24)).await.periods, []);
+    assert_eq!(stage.saved(&total).await, board(5));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_lost_board_does_not_replace_its_snapshot() {
+    let mut stage = Stage::new("saved_lost", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(30)).await;
+    stage.save_all(false).await;
+    stage.lose(&at).await;
+    stage.write(&at, &board(20)).await;
+
+    let report = stage.save_all(false).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
+    assert!(reason(&report, "2026-W47").contains("Redis has lost it since its snapshot"), "{report:#}");
+    assert_eq!(stage.save_due(NOW.after(DAY)).await.periods, [], "a daemon doesn't try");
+    assert_eq!(stage.saved(&at).await, board(30));
+
+    // An operator who knows that it is right.
+    let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
+    assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Saved)]);
+    assert_eq!(stage.saved(&at).await, board(20));
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY)).await), [("2026-W47", Outcome::Saved)]);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_was_evicted_or_came_from_a_backup_does_not_replace_its_snapshot() {
+    let mut stage = Stage::new("saved_evicted", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(30)).await;
+    stage.save_all(false).await;
+    let (live, mark) = (stage.live(&at), stage.mark(&at));
+
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    // It has grown again to all of its members, which have less.
+    stage.write(&at, &board(30).into_keys().map(|member| (member, 1.0)).collect()).await;
+    let report = stage.save_all(false).await;
+    assert!(reason(&report, "2026-W47").contains("wholly or in part"), "{report:#}");
+    assert_eq!(stage.saved(&at).await, board(30));
+
+    let number: u64 = stage.redis.get(&mark).await.unwrap();
+    stage.redis.set::<_, _, ()>(&mark, number - 1).await.unwrap();
+    stage.write(&at, &board(30)).await;
+    let report = stage.save_all(false).await;
+    assert!(reason(&report, "2026-W47").contains("Redis has lost it"), "{report:#}");
+    assert_eq!(stage.saved(&at).await, board(30));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
+    let mut stage = Stage::new("saved_midway", WEEKLY).await;
+    let at = open();
+    let whole = board(60_000);
+    stage.write(&at, &whole).await;
+    stage.save_all(false).await;
+    let (archiver, run) = (stage.rival(), stage.take().await);
+    let saving = tokio::spawn(async move {
+        archiver.snapshot(run, Some(&Scope::default()), false, NOW, ProgressSink::Log, &CancellationToken::new()).await
+    });
+    let mark = stage.mark(&at);
+    let marked = || {
+        let (mut redis, mark) = (stage.redis.clone(), mark.clone());
+        async move { redis.get::<_, Option<u64>>(&mark).await.unwrap() == Some(run) }
+    };
+    eventually("the run reads the board", marked).await;
+    stage.lose(&at).await;
+    stage.write(&at, &Board::from([(b"member-1".to_vec(), 1.0)])).await;
+    let report = saving.await.unwrap().unwrap();
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept)]);
+    assert_eq!(stage.saved(&at).await, whole);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_under_load_has_each_member_as_it_was_at_some_time_of_the_run() {
+    let mut stage = Stage::new("saved_load", WEEKLY).await;
+    let at = open();
+    let before = board(5_000);
+    stage.write(&at, &before).await;
+    let (mut redis, key) = (stage.redis.clone(), stage.live(&at));
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let writing = tokio::spawn(async move {
+        let mut added = Board::new();
+        for turn in 0_u64.. {
+            let member = format!("member-{}", (turn * 7_919) % 6_000).into_bytes();
+            redis.zincr::<_, _, _, ()>(&key, &member, 1).await.unwrap();
+            *added.entry(member).or_default() += 1.0;
+            if stopped.is_cancelled() {
+                return added;
+            }
+        }
+        added
+    });
+    assert!(stage.save_all(false).await.is_done());
+    stop.cancel();
+    let mut after = before.clone();
+    add(&mut after, &writing.await.unwrap());
+    let saved = stage.saved(&at).await;
+    for (member, score) in &before {
+        assert!((*score..=after[member]).contains(&saved[member]), "{score} {} {}", saved[member], after[member]);
+    }
+    assert!(saved.keys().all(|member| after.contains_key(member)));
+    assert!(stage.save_all(false).await.is_done());
+    assert_eq!(stage.saved(&at).await, after);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_goes_when_its_board_is_archived() {
+    let mut stage = Stage::new("saved_done", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(2_500)).await;
+    stage.save_all(false).await;
+    let report = stage.archive(NOW.after(7 * DAY)).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Archived)]);
+    stage.holds(&at, &board(2_500)).await;
+    assert_eq!(stage.saved(&at).await, Board::new());
+    assert_eq!(stage.store.snapshot(&at).await.unwrap(), None);
+    let mark = stage.mark(&at);
+    assert!(!stage.exists(&mark).await);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn the_snapshot_of_a_total_board_is_read_in_rank_order_from_an_index() {
+    let settings = "[metrics]\nlike = 1\ncomment = 2\n[[board]]\nname = \"likes\"\nperiod = \"total\"\n\
+        score = [\"like\", \"comment\"]\ntie = \"second\"\n";
+    let mut stage = Stage::new("saved_index", settings).await;
+    let at = week("total");
+    // Two numbers in each, in an order that is not that of the members.
+    let score = |id: u64| ((id * 31 % 40) << 20) + id * 17 % 50;
+    let whole: Board = (0..4_000).map(|id| (format!("m{id}").into_bytes(), score(id) as f64)).collect();
+    stage.write(&at, &whole.into_iter().filter(|(_, score)| *score > 0.0).collect()).await;
+    stage.save_all(false).await;
+    stage.execute("ANALYZE TABLE leaderboard_snapshot").await;
+    let sql = "SELECT member, primary_value, second_value FROM leaderboard_snapshot \
+        WHERE board = 'likes' AND period = 'total' ORDER BY primary_value DESC, second_value DESC, member DESC LIMIT 100";
+    let rows = sqlx::query(sql).fetch_all(&stage.world.pool).await.unwrap();
+    let members: Vec<Vec<u8>> = rows.iter().map(|row| row.get(0)).collect();
+    let live = stage.live(&at);
+    let ranked: Vec<Vec<u8>> = stage.redis.zrevrange(&live, 0, 99).await.unwrap();
+    assert_eq!(members, ranked);
+    let top = (rows[0].get::<f64, _>(1), rows[0].get::<u32, _>(2));
+    let best = stage.ranked(&live).await[0].1 as u64;
+    assert_eq!(top, ((best >> 20) as f64, (best & 0xf_ffff) as u32));
+    let plan = sqlx::query(sqlx::AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {sql}")))
+        .fetch_one(&stage.world.pool)
+        .await
+        .unwrap();
+    let (key, extra): (String, String) = (plan.get("key"), plan.get("Extra"));
+    assert_eq!(key, "by_rank");
+    assert!(!extra.contains("filesort") && extra.contains("Using index"), "{extra}");
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_is_lost_in_its_first_snapshot_is_saved_anew() {
+    let mut stage = Stage::new("saved_first", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(30)).await;
+    let run = stage.take().await;
+    stage.store.begin_snapshot(run, &at, 0, NOW).await.unwrap();
+    stage.end_lease().await;
+    // Redis has no mark of it: nothing was complete, so nothing is lost.
+    assert_eq!(stage.save_due(NOW.after(DAY / 400)).await.periods, [], "not at once");
+    assert_eq!(outcomes(&stage.save_due(NOW.after(DAY / 200)).await), [("2026-W47", Outcome::Saved)]);
+    assert_eq!(stage.saved(&at).await, board(30));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_was_deleted_on_purpose_is_forgotten_by_force() {
+    let mut stage = Stage::new("saved_forgotten", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(2_500)).await;
+    stage.save_all(false).await;
+    stage.lose(&at).await;
+    let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W47".to_owned()), dry_run: false };
+    assert_eq!(outcomes(&stage.save(Some(&week), false, NOW).await), [("2026-W47", Outcome::Kept)]);
+    assert_eq!(outcomes(&stage.save(Some(&week), true, NOW).await), [("2026-W47", Outcome::Forgotten)]);
+    assert_eq!((stage.saved(&at).await, stage.store.snapshot(&at).await.unwrap()), (Board::new(), None));
+    assert_eq!(stage.archive(NOW.after(7 * DAY)).await.periods, []);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
+    let mut stage = Stage::new("saved_overtaken", WEEKLY).await;
+    let at = open();
+    stage.write(&at, &board(30)).await;
+    stage.save_all(false).await;
+    let mark = stage.mark(&at);
+    let former: u64 = stage.redis.get(&mark).await.unwrap();
+    let overtaken = stage.take().await;
+    stage.claim(overtaken).await;
+    stage.end_lease().await;
+    assert!(stage.save_all(false).await.is_done());
+    let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken)).await.unwrap();
+    assert_eq!(late, tallyd::cache::boards::Changed::Refused);
+    assert!(stage.save_all(false).await.is_done());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn what_is_frozen_or_archived_is_not_saved() {
+    let mut stage = Stage::new("saved_archived", WEEKLY).await;
+    let at = week("2026-W46");
+    stage.write(&at, &board(30)).await;
+    stage.archive(NOW).await;
+    let frozen = stage.frozen(&at);
+    stage.redis.del::<_, ()>(&frozen).await.unwrap();
+    stage.write(&at, &board(2)).await;
+    let week = Scope { board: Some("likes".to_owned()), period: Some("2026-W46".to_owned()), dry_run: false };
+    let report = stage.save(Some(&week), true, NOW).await;
+    assert!(reason(&report, "2026-W46").contains("frozen or archived"), "{report:#}");
+    assert_eq!(stage.saved(&at).await, Board::new());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_board_that_can_not_be_saved_keeps_no_other_one_from_it() {
+    let settings = format!("{WEEKLY}[[board]]\nname = \"posts\"\nperiod = \"total\"\n");
+    let mut stage = Stage::new("saved_others", &settings).await;
+    let (at, total) = (open(), BoardPeriod { board: "posts".to_owned(), period: "total".to_owned() });
+    stage.write(&at, &board(30)).await;
+    stage.write(&total, &board(5)).await;
+    for _ in 0..2 {
+        stage.save_due(NOW).await;
+    }
+    let live = stage.live(&at);
+    stage.redis.del::<_, ()>(&live).await.unwrap();
+    stage.write(&at, &Board::from([(b"member-1".to_vec(), 1.0)])).await;
+    let later = NOW.after(DAY / 24);
+    let report = stage.save_due(later).await;
+    assert_eq!(outcomes(&report), [("2026-W47", Outcome::Kept), ("total", Outcome::Saved)]);
+    assert_eq!(stage.save_due(later).await.periods, [], "not at once again");
+    stage.close().await;
+}

@@ -1,0 +1,156 @@
+//! The process dies between any two steps of saving, putting back and deleting; the next run makes up for it.
+
+use std::collections::BTreeSet;
+
+use redis::AsyncCommands;
+use tallyd::jobs::archive::SAVE_FAULT_POINTS;
+use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::model::{BoardPeriod, Micros};
+
+use super::crash::dies;
+use super::saved::add;
+use super::{Board, Stage, board, week};
+
+const SETTINGS: &str = "[archive]\npage_members = 300\n\
+    [[board]]\nname = \"likes\"\nperiod = \"week\"\narchive_keep = \"1s\"\nexpire_after = \"0s\"\n\
+    [[board]]\nname = \"likes\"\nperiod = \"total\"\n";
+
+/// Dies at the point, then runs once more to the end. Says whether the point was reached.
+async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool {
+    if !dies(stage, arguments, fault_point) {
+        return false;
+    }
+    stage.end_lease().await;
+    assert!(!dies(stage, arguments, "none"), "{fault_point}");
+    true
+}
+
+fn points(task: &str) -> BTreeSet<&'static str> {
+    SAVE_FAULT_POINTS.into_iter().filter(|point| point.starts_with(task)).collect()
+}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_a_snapshot_leaves_one_that_the_next_completes() {
+    let mut stage = Stage::new("saved_crash", SETTINGS).await;
+    let at = week("total");
+    let save = ["board", "snapshot", "likes", "total"];
+    let mut whole = board(2_500);
+    let mut reached = BTreeSet::new();
+    stage.write(&at, &whole).await;
+    assert!(!dies(&stage, &save, "none"));
+    for fault_point in points("snapshot") {
+        if survives(&stage, &save, fault_point).await {
+            reached.insert(fault_point);
+        }
+        assert_eq!(stage.saved(&at).await, whole, "{fault_point}");
+        let added = Board::from([(b"member-7".to_vec(), 1.0), (fault_point.as_bytes().to_vec(), 3.0)]);
+        stage.write(&at, &added).await;
+        add(&mut whole, &added);
+    }
+    assert_eq!(reached, points("snapshot"));
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_first_snapshot_that_dies_is_no_loss_of_the_board() {
+    for (index, fault_point) in ["snapshot:marked", "snapshot:saved-page", "snapshot:saved"].into_iter().enumerate() {
+        let mut stage = Stage::new(&format!("saved_crash_first_{index}"), SETTINGS).await;
+        let at = week("total");
+        stage.write(&at, &board(2_500)).await;
+        assert!(survives(&stage, &["board", "snapshot", "likes", "total"], fault_point).await, "{fault_point}");
+        assert_eq!(stage.saved(&at).await, board(2_500), "{fault_point}");
+        stage.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_crash_between_any_two_steps_of_a_restore_loses_nothing_and_adds_nothing_twice() {
+    let mut stage = Stage::new("restored_crash", SETTINGS).await;
+    let at = week("total");
+    let mut reached = BTreeSet::new();
+    let mut whole = board(2_500);
+    stage.write(&at, &whole).await;
+    for fault_point in points("restore") {
+        assert!(!dies(&stage, &["board", "snapshot", "likes", "total"], "none"), "{fault_point}");
+        stage.lose(&at).await;
+        let since: Board = (2_000..2_700).map(|id| (format!("member-{id}").into_bytes(), 2.0)).collect();
+        stage.write(&at, &since).await;
+        add(&mut whole, &since);
+        let restore = ["board", "restore", "likes", "total"];
+        if dies(&stage, &restore, fault_point) {
+            reached.insert(fault_point);
+            stage.end_lease().await;
+            // Likes go on.
+            let more = Board::from([(b"member-9".to_vec(), 4.0)]);
+            stage.write(&at, &more).await;
+            add(&mut whole, &more);
+            if fault_point != "restore:put" {
+                assert!(!dies(&stage, &restore, "none"), "{fault_point}");
+            }
+        }
+        assert_eq!(stage.in_redis(&at).await, whole, "{fault_point}");
+    }
+    let skipped = ["restore:raised-page", "restore:noted"];
+    assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
+    // And where Redis has an older state.
+    let mark = stage.mark(&at);
+    stage.redis.set::<_, _, ()>(&mark, 1).await.unwrap();
+    assert!(survives(&stage, &["board", "restore", "likes", "total"], "restore:raised-page").await);
+    assert_eq!(stage.in_redis(&at).await, whole);
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_while_an_archive_is_put_back_is_made_up_for() {
+    let mut stage = Stage::new("restored_crash_archive", SETTINGS).await;
+    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
+    let mut period = now.previous().and_then(Period::previous);
+    let mut reached = BTreeSet::new();
+    for fault_point in points("restore") {
+        let at = BoardPeriod { board: "likes".to_owned(), period: period.unwrap().to_string() };
+        period = period.and_then(Period::previous);
+        stage.write(&at, &board(2_500)).await;
+        assert!(!dies(&stage, &["archive", "--board", "likes", "--period", &at.period], "none"));
+        let restore = ["board", "restore", "likes", &at.period];
+        if dies(&stage, &restore, fault_point) {
+            reached.insert(fault_point);
+            stage.end_lease().await;
+            // Once it is put, nothing is left to do.
+            let again = stage.world.tallyd(&restore).status.success();
+            assert_eq!(again, fault_point != "restore:put", "{fault_point}");
+        }
+        assert_eq!(stage.state(&at).await.as_deref(), Some("done"), "{fault_point}");
+        let frozen = stage.frozen(&at);
+        assert_eq!(stage.ranked(&frozen).await, stage.archived(&at).await, "{fault_point}");
+    }
+    let skipped = ["restore:merged-page", "restore:raised-page"];
+    assert_eq!(reached, points("restore").into_iter().filter(|point| !skipped.contains(point)).collect());
+    stage.close().await;
+}
+
+#[tokio::test]
+async fn a_crash_while_it_deletes_leaves_what_the_next_run_deletes() {
+    let mut stage = Stage::new("pruned_crash", SETTINGS).await;
+    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
+    let mut period = now.previous().and_then(Period::previous);
+    let mut reached = BTreeSet::new();
+    for fault_point in points("archive") {
+        let at = BoardPeriod { board: "likes".to_owned(), period: period.unwrap().to_string() };
+        period = period.and_then(Period::previous);
+        stage.write(&at, &board(2_500)).await;
+        assert!(!dies(&stage, &["board", "snapshot", "likes", &at.period], "none"));
+        let archive = ["archive", "--board", "likes"];
+        let mut died = survives(&stage, &archive, fault_point).await;
+        stage.execute("UPDATE leaderboard_period SET done_at = done_at - INTERVAL 1 HOUR").await;
+        died |= survives(&stage, &archive, fault_point).await;
+        assert!(!dies(&stage, &archive, "none"));
+        if died {
+            reached.insert(fault_point);
+        }
+        assert_eq!(stage.state(&at).await.as_deref(), Some("pruned"), "{fault_point}");
+        assert_eq!((stage.archived(&at).await.len(), stage.saved(&at).await.len()), (0, 0), "{fault_point}");
+        assert_eq!(stage.store.snapshot(&at).await.unwrap(), None);
+    }
+    assert_eq!(reached, points("archive"));
+    stage.close().await;
+}

@@ -1,0 +1,283 @@
+//! The Lua scripts on a real Redis: what is added once, what is refused, what is unknown.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+use std::time::Duration;
+
+use crate::common;
+use common::proxy::Proxy;
+use common::{World, redis_likes, target};
+use tallyd::cache::Cache;
+use tallyd::cache::counters::{Repair, Repaired};
+use tallyd::cache::keys::KindNames;
+use tallyd::cache::layout::Loaded;
+use tallyd::client::Client;
+use tallyd::config::Redis;
+use tallyd::model::{Kind, Metric, Micros, UserId};
+use tallyd::outbox_offsets::OutboxOffsets;
+
+const LIKE: Metric = Metric(1);
+
+/// OutboxOffsets the buckets of videos as being loaded by `run`; says which it were.
+async fn begin_load(world: &World, run: u64) -> Vec<u32> {
+    let lost =
+        world.cache.begin_load(("video", Kind(1)), &[LIKE], run, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
+    lost.buckets().map(|(bucket, _)| bucket).collect()
+}
+
+/// The state of a bucket that is being loaded, and in which a target has two likes.
+async fn liked_twice(world: &World) -> Loaded {
+    let client = Client::new(&world.api).unwrap();
+    begin_load(world, 7).await;
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let names = KindNames::new(&world.config.kinds);
+    world.cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().loaded
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_bucket_holds_when_its_loading_begins_comes_with_its_mark() {
+    let world = World::new("held", "").await;
+    let client = Client::new(&world.api).unwrap();
+    for user in 1..=2 {
+        client.count(target(1), UserId(user), true, &[]).await.unwrap();
+    }
+    let lost =
+        world.cache.begin_load(("video", Kind(1)), &[LIKE], 7, 0, 1_000, &OutboxOffsets::default()).await.unwrap();
+    assert_eq!(lost.held, [((target(1), LIKE), 2)].into());
+    let later = client.count(target(1), UserId(3), true, &[]).await.unwrap();
+    let bucket = world.cache.keys.bucket(target(1));
+    let (_, cut) = lost.buckets().find(|(marked, _)| *marked == bucket).unwrap();
+    assert!(cut < later.event.at, "what is counted later is newer than the cut");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_that_comes_twice_or_late_is_added_once() {
+    let world = World::new("repair_once", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    begin_load(&world, 7).await;
+    let sample = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap();
+    assert_eq!((sample.value, sample.loaded), (0, Loaded::Loading { generation: 7, pass: 0 }));
+    let repair = [Repair {
+        number: (target(1), LIKE),
+        delta: 5,
+        below_zero: false,
+        not_set_since: None,
+        loaded: sample.loaded,
+        until: Micros::MAX,
+    }];
+    assert_eq!(cache.repair(&names, 71, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Done)]);
+    // The first one again, and another one that was measured before it: the bucket has changed since.
+    for pass in [71, 72] {
+        assert_eq!(cache.repair(&names, pass, &repair).await.unwrap(), [((target(1), LIKE), Repaired::Stale)]);
+    }
+    let after = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap();
+    assert_eq!((after.value, after.loaded), (5, Loaded::Loading { generation: 7, pass: 71 }));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_takes_no_number_below_zero_that_may_not_go_there() {
+    let world = World::new("below_zero", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    let loaded = liked_twice(&world).await;
+    // Another one of the same bucket, which may.
+    let bucket = world.cache.keys.bucket(target(1));
+    let other = (2..).map(target).find(|other| world.cache.keys.bucket(*other) == bucket).unwrap();
+    let repair = |target, delta, below_zero| Repair {
+        number: (target, LIKE),
+        delta,
+        below_zero,
+        not_set_since: None,
+        loaded,
+        until: Micros::MAX,
+    };
+    let done = cache.repair(&names, 71, &[repair(target(1), -3, false), repair(other, -4, true)]).await.unwrap();
+    assert_eq!(done, [((target(1), LIKE), Repaired::BelowZero), ((other, LIKE), Repaired::Done)]);
+    let samples = cache.sample(&names, &[(target(1), LIKE), (other, LIKE)]).await.unwrap();
+    assert_eq!(samples.into_iter().map(|sample| sample.unwrap().value).collect::<Vec<_>>(), [2, -4]);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_that_was_flushed_while_it_was_loaded_stays_unknown() {
+    let world = World::new("flushed_load", "").await;
+    let all = 0..world.cache.keys.buckets();
+    let buckets: Vec<u32> = all.clone().collect();
+    assert_eq!(begin_load(&world, 7).await.len(), buckets.len());
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("UNLINK").arg(world.cache.keys.counters("video", 3)).query_async(&mut redis).await.unwrap();
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), all.len() as u64 - 1);
+    assert_eq!(world.cache.unloaded("video", all.into_iter()).await.unwrap().lost, 1);
+    assert_eq!(begin_load(&world, 8).await, [3], "the loaded ones are left alone");
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), 0, "another run loads it now");
+    assert_eq!(world.cache.end_load("video", 8, buckets.iter().copied()).await.unwrap(), 1);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_counts_in_the_packed_layout_and_leaves_nothing_at_zero() {
+    let world = World::new("packed", "[metrics]\nlike = 2\ncomment = 1\n").await;
+    let client = Client::new(&world.api).unwrap();
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("3").query_async(&mut redis).await.unwrap();
+    let first = client.count(target(42), UserId(1), true, &[]).await.unwrap();
+    let second = client.count(target(42), UserId(2), true, &[]).await.unwrap();
+    assert_eq!((first.count, second.count), (None, None), "nobody has loaded the bucket");
+    assert!(first.event.at < second.event.at, "Redis' clock goes on");
+    let field = || async {
+        let mut redis = world.redis().await;
+        let value: Option<String> = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+        value
+    };
+    assert_eq!(field().await.as_deref(), Some("3,2"));
+    for user in 1..=2 {
+        client.count(target(42), UserId(user), false, &[]).await.unwrap();
+    }
+    assert_eq!(field().await.as_deref(), Some("3"), "trailing zeros are left out");
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("0,1").query_async(&mut redis).await.unwrap();
+    client.count(target(42), UserId(1), false, &[]).await.unwrap();
+    assert_eq!(field().await, None, "a target of which everything is zero has no field");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_that_is_no_list_of_numbers_is_left_alone() {
+    let world = World::new("no_list", "[metrics]\nlike = 1\nview = 2\n").await;
+    let (client, names) = (Client::new(&world.api).unwrap(), KindNames::new(&world.config.kinds));
+    begin_load(&world, 7).await;
+    world.publisher().await;
+    let event = client.like(target(42), UserId(9), &[]).await.unwrap().counted().unwrap();
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
+    let mut redis = world.redis().await;
+    for (pass, text) in ["12,,4", "x,5,7", "1,5,", "1e3,2", ""].into_iter().enumerate() {
+        let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg(text).query_async(&mut redis).await.unwrap();
+        client.count(target(42), UserId(1), true, &[]).await.unwrap_err();
+        client.take_back(&event, &[]).await.unwrap_err();
+        let state: String = redis::cmd("HGET").arg(&key).arg("_").query_async(&mut redis).await.unwrap();
+        let loaded = Loaded::parse(&state).unwrap();
+        let repair = Repair {
+            number: (target(42), LIKE),
+            delta: -1,
+            below_zero: true,
+            not_set_since: None,
+            loaded,
+            until: Micros::MAX,
+        };
+        let done = world.cache.repair(&names, 71 + pass as u64, &[repair]).await.unwrap();
+        assert_eq!(done, [((target(42), LIKE), Repaired::Stale)], "{text}");
+        let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+        assert_eq!(after, text);
+    }
+    // What was refused was not remembered as taken back.
+    let _: i64 = redis::cmd("HSET").arg(&key).arg("42").arg("12,3").query_async(&mut redis).await.unwrap();
+    assert!(client.take_back(&event, &[]).await.unwrap());
+    let after: String = redis::cmd("HGET").arg(&key).arg("42").query_async(&mut redis).await.unwrap();
+    assert_eq!(after, "11,3");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_that_the_server_has_forgotten_are_sent_again() {
+    let world = World::new("noscript", "").await;
+    let client = Client::new(&world.api).unwrap();
+    let mut redis = world.redis().await;
+    for expected in 1..=3 {
+        let _: () = redis::cmd("SCRIPT").arg("FLUSH").query_async(&mut redis).await.unwrap();
+        client.count(target(1), UserId(expected), true, &[]).await.unwrap();
+        assert_eq!(world.redis_counters().await[&target(1)], i64::try_from(expected).unwrap());
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_was_cut_is_replaced_by_the_next_call() {
+    let world = World::new("redis_cut", "").await;
+    let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
+    let cache =
+        Cache::new(&Redis { url: url.as_str().into(), ..world.config.redis.clone() }, &world.config.metrics).unwrap();
+    cache.ping().await.unwrap();
+    proxy.cut();
+    assert!(cache.ping().await.is_err(), "the cut is seen");
+    cache.ping().await.unwrap();
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_says_of_itself_is_read() {
+    let world = World::new("info", "").await;
+    assert!(world.cache.eviction_policies().await.unwrap().contains("noeviction"));
+    let name = world.cache.data_set().await.unwrap();
+    let ids: Vec<usize> = name.split(' ').map(str::len).collect();
+    assert_eq!(ids, [40, 40], "{name}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_readers_find_missing_is_noted_once_for_each_bucket() {
+    let world = World::new("missing", "[kinds]\nvideo = 1\npost = 2").await;
+    let client = Client::new(&world.api).unwrap();
+    let names = KindNames::new(&world.config.kinds);
+    let buckets: Vec<u32> = (0..world.cache.keys.buckets()).filter(|bucket| *bucket != 3).collect();
+    begin_load(&world, 7).await;
+    assert_eq!(world.cache.end_load("video", 7, buckets.iter().copied()).await.unwrap(), buckets.len() as u64);
+    let (known, lost): (Vec<_>, Vec<_>) =
+        (1..200).map(target).partition(|target| world.cache.keys.bucket(*target) != 3);
+    assert!(redis_likes(&client, &lost).await.iter().all(Option::is_none), "bucket 3 is being loaded");
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [], "what is being loaded is not noted");
+    let _: i64 = redis::cmd("UNLINK")
+        .arg(world.cache.keys.counters("video", 3))
+        .query_async(&mut world.redis().await)
+        .await
+        .unwrap();
+    assert_eq!(client.count(known[0], UserId(1), true, &[]).await.unwrap().count, Some(1));
+    assert_eq!(client.count(lost[0], UserId(1), true, &[]).await.unwrap().count, None);
+    let numbers = redis_likes(&client, &[known.as_slice(), &lost].concat()).await;
+    assert_eq!(numbers[..2], [Some(1), Some(0)]);
+    assert!(numbers[known.len()..].iter().all(Option::is_none), "a part of the number is not the number");
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(1), 3)]);
+    // What is no bucket is dropped.
+    let mut redis = world.redis().await;
+    for junk in ["video:zz", "film:13", "video:3", "video:20", "video:h13", "junk", "post:1f"] {
+        let _: i64 =
+            redis::cmd("SADD").arg(world.cache.keys.missing()).arg(junk).query_async(&mut redis).await.unwrap();
+    }
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), [(Kind(2), 15)]);
+    assert_eq!(world.cache.take_missing(&names, 10).await.unwrap(), []);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_that_was_set_since_the_sample_is_not_repaired() {
+    let world = World::new("repair_set", "").await;
+    let (cache, names) = (&world.cache, KindNames::new(&world.config.kinds));
+    let mut loaded = liked_twice(&world).await;
+    let mut redis = world.redis().await;
+    let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(1)));
+    let now = cache.now().await.unwrap();
+    let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    // A set from the future was made before the clock was put back. By a minute it can have been made since: lua/count.lua goes on from it.
+    for (pass, set_at, result) in [
+        (71, now, Repaired::Stale),
+        (72, now.before(hour), Repaired::Done),
+        (73, now.after(hour), Repaired::Done),
+        (74, now.after(minute), Repaired::Stale),
+    ] {
+        let _: i64 = redis::cmd("HSET").arg(&key).arg("_s").arg(set_at.0).query_async(&mut redis).await.unwrap();
+        let repair = Repair {
+            number: (target(1), LIKE),
+            delta: 5,
+            below_zero: false,
+            not_set_since: Some(now),
+            loaded,
+            until: Micros::MAX,
+        };
+        assert_eq!(cache.repair(&names, pass, &[repair]).await.unwrap(), [((target(1), LIKE), result)]);
+        loaded = cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().loaded;
+    }
+    assert_eq!(cache.sample(&names, &[(target(1), LIKE)]).await.unwrap()[0].clone().unwrap().value, 12);
+    world.close().await;
+}

@@ -1,0 +1,277 @@
+//! Events through RabbitMQ into MySQL, by the real daemon.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod faults;
+mod fences;
+
+use crate::common;
+use common::{Dice, Model, World, body, eventually, target};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+const TARGETS: u64 = 500;
+const USERS: u64 = 5_000;
+const NOW: i64 = 1_790_000_000_000_000;
+
+/// Bodies, what must come of them, and the malformed ones among them.
+type Traffic = (Vec<(UserId, Vec<u8>)>, Model, Vec<Vec<u8>>);
+
+/// `count` messages: 20 % unlikes, 10 % duplicates, 5 % out of order, 1 % malformed.
+fn traffic(count: usize, seed: u64) -> Traffic {
+    let mut dice = Dice::new(seed);
+    let (mut bodies, mut model, mut malformed) = (Vec::new(), Model::default(), Vec::new());
+    let mut events: Vec<LikeEvent> = Vec::new();
+    while bodies.len() < count {
+        let number = bodies.len();
+        if dice.percent(1) {
+            let text =
+                ["nonsense", "{\"type\":\"like\"}", "{\"type\":\"like\",\"kind\":\"film\",\"target_id\":1}", "[]"];
+            // The number makes each one its own: the same body twice is one dead letter.
+            let body = format!("{}\n{number}", text[dice.below(4) as usize]).into_bytes();
+            malformed.push(body.clone());
+            bodies.push((UserId(1 + dice.below(USERS)), body));
+            continue;
+        }
+        let event = if dice.percent(10) && !events.is_empty() {
+            events[dice.below(events.len() as u64) as usize]
+        } else {
+            let late = if dice.percent(5) { dice.below(10_000_000) as i64 } else { 0 };
+            LikeEvent {
+                // Squared, so that few targets get most of the likes.
+                target: target(1 + dice.below(TARGETS) * dice.below(TARGETS) / TARGETS),
+                user: UserId(1 + dice.below(USERS)),
+                at: Micros(NOW + number as i64 * 1_000 - late),
+                liked: !dice.percent(20),
+            }
+        };
+        model.apply(&event);
+        events.push(event);
+        bodies.push(body(&event));
+    }
+    (bodies, model, malformed)
+}
+
+async fn assert_dead_letters(world: &World, malformed: &[Vec<u8>]) {
+    let mut kept: Vec<Vec<u8>> =
+        sqlx::query_scalar("SELECT body FROM dead_letter").fetch_all(&world.pool).await.unwrap();
+    let mut malformed = malformed.to_vec();
+    kept.sort();
+    malformed.sort();
+    assert!(kept == malformed, "{} dead letters, {} malformed messages", kept.len(), malformed.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifty_thousand_events_end_as_the_model_says() {
+    let world = World::new("fifty_thousand", "").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(50_000, 1);
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_partitions_share_the_work_and_end_as_the_model_says() {
+    let world = World::new("four_partitions", "[amqp]\npartitions = 4").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(20_000, 2);
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    assert_eq!(world.count("SELECT COUNT(DISTINCT slot) FROM counter").await, 4);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
+    let world = World::new("sigterm", "[consumer]\nbatch_events_max = 200\n[amqp]\nprefetch = 2000").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 4);
+    world.publish(&publisher, &bodies).await;
+    let daemon = world.daemon();
+    eventually("some batches are written", || async { world.count("SELECT COUNT(*) FROM like_record").await > 1_000 })
+        .await;
+    assert_eq!(daemon.stop().code(), Some(0));
+    let left = eventually_steady(&world, &publisher).await;
+    assert!(left > 0 && left < 30_000, "{left} messages are left in the queue");
+    let owner: Option<String> =
+        sqlx::query_scalar("SELECT owner FROM partition_owner").fetch_one(&world.pool).await.unwrap();
+    assert_eq!(owner, None, "the partition was given back");
+    // What was acknowledged is in MySQL: with the rest of the queue it makes the whole.
+    let written = world.count("SELECT COUNT(*) FROM like_record").await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    assert!(world.count("SELECT COUNT(*) FROM like_record").await > written);
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    world.close().await;
+}
+
+/// The broker takes back what was not acknowledged within a moment of the connection's end.
+async fn eventually_steady(world: &World, publisher: &tallyd::broker::Publisher) -> u32 {
+    eventually("the consumer is gone", || async {
+        publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
+    })
+    .await;
+    publisher.depth(&world.broker.queue(0)).await.unwrap().messages
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_the_database_refuses_is_set_aside_alone() {
+    let world = World::new("refused_row", "[consumer]\nlinger_ms = 500").await;
+    sqlx::raw_sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON like_record FOR EACH ROW \
+         IF NEW.user_id IN (13, 666) THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let publisher = world.publisher().await;
+    let event = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros(NOW), liked: true };
+    let bodies: Vec<_> = (1..=1_000).map(|user| body(&event(user))).collect();
+    let mut model = Model::default();
+    (1..=1_000).filter(|user| ![13, 666].contains(user)).for_each(|user| model.apply(&event(user)));
+    let daemon = world.daemon();
+    world.publish(&publisher, &bodies).await;
+    eventually("all others are written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 998 })
+        .await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &[body(&event(13)).1, body(&event(666)).1]).await;
+    let reasons = world
+        .count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'refused-by-database' AND error LIKE '%not this one%'");
+    assert_eq!(reasons.await, 2);
+    world.close().await;
+}
+
+/// As a server would that assigns the version before the state: a trigger keeps the state of a row that is tried.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_are_read_first_where_the_faster_way_is_not_exact() {
+    let world = World::new("not_exact", "").await;
+    sqlx::raw_sql(
+        "CREATE TRIGGER keeps BEFORE UPDATE ON like_record FOR EACH ROW \
+         SET NEW.is_del = IF(NEW.kind = 0, OLD.is_del, NEW.is_del)",
+    )
+    .execute(&world.pool)
+    .await
+    .unwrap();
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(500, 18);
+    let daemon = world.daemon();
+    daemon.logged("reads-first").await;
+    world.publish(&publisher, &bodies).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_dead_letters(&world, &malformed).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 0").await, 0);
+    world.close().await;
+}
+
+/// The broker may route a user elsewhere after a restart: then two partitions write the same rows. Here they do so all
+/// the time, in both ways of writing.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_writers_on_the_same_rows_stay_exact() {
+    for reads_first in [false, true] {
+        let settings =
+            format!("[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 300\nreads_first = {reads_first}");
+        let world = World::new(&format!("two_writers_{reads_first}"), &settings).await;
+        let publisher = world.publisher().await;
+        let mut dice = Dice::new(10);
+        let (mut model, mut published) = (Model::default(), Vec::new());
+        for number in 0..20_000 {
+            let event = LikeEvent {
+                target: target(1 + dice.below(5)),
+                user: UserId(1 + dice.below(200)),
+                at: Micros(NOW + number),
+                liked: !dice.percent(40),
+            };
+            model.apply(&event);
+            published.push((dice.below(2) as u16, body(&event).1));
+        }
+        let daemon = world.daemon();
+        for part in published.chunks(2_000) {
+            futures_util::future::join_all(part.iter().map(async |(partition, body)| {
+                publisher.publish("", &world.broker.queue(*partition), body).await.unwrap();
+            }))
+            .await;
+        }
+        world.drained(&publisher).await;
+        assert!(daemon.stop().success());
+        world.assert_equals(&model).await;
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_of_events_end_as_the_model_says_whatever_partition_they_go_through() {
+    let world = World::new("lists", "[amqp]\npartitions = 2\n[consumer]\nbatch_events_max = 700").await;
+    let publisher = world.publisher().await;
+    let (bodies, model, malformed) = traffic(30_000, 11);
+    // A list holds what is JSON; what isn't goes alone. Its events are of many users: the routing key is chance.
+    let (events, alone): (Vec<_>, Vec<_>) =
+        bodies.into_iter().partition(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).is_ok());
+    let list = |part: &[(UserId, Vec<u8>)]| {
+        let events: Vec<&[u8]> = part.iter().map(|(_, body)| body.trim_ascii()).collect();
+        (part[0].0, [b"[".as_slice(), &events.join(&b","[..]), b"]"].concat())
+    };
+    let mut lists: Vec<_> = events.chunks(100).map(list).collect();
+    lists.extend(alone);
+    let daemon = world.daemon();
+    world.publish(&publisher, &lists).await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    // Within a list the number that made each malformed event its own was outside of it: equal ones are kept once.
+    let mut expected: Vec<Vec<u8>> = malformed
+        .iter()
+        .map(|body| match serde_json::from_slice::<serde_json::Value>(body) {
+            Ok(_) => body.trim_ascii().to_vec(),
+            Err(_) => body.clone(),
+        })
+        .collect();
+    expected.sort();
+    expected.dedup();
+    assert_dead_letters(&world, &expected).await;
+    world.close().await;
+}
+
+/// Over a million events wait, in lists of a thousand: some 100 MiB, of which the daemon holds a few batches at a time.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
+    let world = World::new("backlog", "").await;
+    let publisher = world.publisher().await;
+    let lists: Vec<(UserId, Vec<u8>)> = (0..1_200)
+        .map(|list| {
+            let events = (0..1_000).map(|user| {
+                let (target, at) = (target(1 + list % 50), Micros(NOW + i64::try_from(list).unwrap()));
+                body(&LikeEvent { target, user: UserId(1 + list * 1_000 + user), at, liked: true }).1
+            });
+            (UserId(1 + list), [b"[".as_slice(), &events.collect::<Vec<_>>().join(&b","[..]), b"]"].concat())
+        })
+        .collect();
+    assert!(lists.iter().map(|(_, body)| body.len()).sum::<usize>() > 90 << 20);
+    for part in lists.chunks(50) {
+        world.publish(&publisher, part).await;
+    }
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")).unwrap();
+    let peak_mib = peak.trim().parse::<u64>().unwrap() / 1_024;
+    assert!(peak_mib < 80, "the daemon took {peak_mib} MiB at most");
+    assert!(daemon.stop().success());
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_200_000);
+    assert_eq!(world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter").await, 1_200_000);
+    world.close().await;
+}

@@ -1,0 +1,169 @@
+//! What RabbitMQ itself has set aside.
+
+use futures_util::StreamExt;
+use lapin::options::{BasicGetOptions, BasicPublishOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Confirmation};
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd::broker::Link;
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+use super::{assert_exits, ids};
+use crate::common::{World, body, eventually, stack, stderr, stdout, target};
+
+/// Declares all queues, and puts messages into that of what came back, as the broker does.
+async fn set_aside(world: &World, bodies: &[Vec<u8>]) -> Link {
+    let link = world.broker.connect("test").await.unwrap();
+    world.broker.declare_for(&link, world.broker.partitions()).await.unwrap();
+    link.channel.confirm_select(Default::default()).await.unwrap();
+    for body in bodies {
+        let mut death = FieldTable::default();
+        death.insert("time".into(), AMQPValue::Timestamp(1_764_000_000));
+        let mut headers = FieldTable::default();
+        headers.insert("x-death".into(), AMQPValue::FieldArray(vec![AMQPValue::FieldTable(death)].into()));
+        headers.insert("x-first-death-queue".into(), AMQPValue::LongString(world.broker.queue(0).into()));
+        headers.insert("x-first-death-reason".into(), AMQPValue::LongString("delivery_limit".into()));
+        let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+        let queue = world.broker.returned();
+        let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+        let sent = link.channel.basic_publish("".into(), queue.as_str().into(), options, body, properties).await;
+        assert!(matches!(sent.unwrap().await.unwrap(), Confirmation::Ack(None)));
+    }
+    link
+}
+
+/// Waits until the queue of what came back has so many messages: those in the hands of a killed process come back.
+async fn waits(world: &World, messages: u32) {
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let queue = world.broker.returned();
+    eventually("the messages wait", || async { publisher.depth(&queue).await.unwrap().messages == messages }).await;
+}
+
+fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
+    let like = |user| LikeEvent { target: target(42), user: UserId(user), at: Micros::now(), liked: true };
+    (1..=count).map(|user| body(&like(user))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_broker_set_aside_is_taken_in_whenever_the_command_is_killed() {
+    let world = World::new("dead_returned", "").await;
+    let bodies: Vec<Vec<u8>> = likes(250).into_iter().map(|(_, body)| body).collect();
+    // Two equal ones are one, and the marker of a run that is over is nothing that was lost.
+    let fence = br#"{"type":"fence","fence":7}"#.to_vec();
+    set_aside(&world, &[bodies.clone(), vec![bodies[0].clone(), fence]].concat()).await;
+    for (point, rows) in [("dead:returned-before-commit", 0), ("dead:returned-after-commit", 100)] {
+        let killed = world.command().args(["dead", "list"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(stderr(&killed).contains("fault-point"), "{}", stderr(&killed));
+        waits(&world, 252).await;
+        assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, rows, "after {point}");
+    }
+    let listed = world.report(&["dead", "list"]);
+    let queue = world.broker.returned();
+    assert_eq!(
+        listed["returned"],
+        json!({ "queue": queue, "taken_in": 251, "fences": 1, "left": 0, "full": false, "problem": null })
+    );
+    waits(&world, 0).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 250);
+    let newest = &world.report(&["dead", "list", "--reason", "returned-by-broker"])["letters"][0];
+    assert_eq!((&newest["queue"], &newest["reason"]), (&json!(world.broker.queue(0)), &json!("returned-by-broker")));
+    assert_eq!(newest["first_seen"], "2025-11-24T16:00:00.000000Z");
+    assert!(newest["error"].as_str().unwrap().contains("delivery_limit"), "{newest}");
+    let shown = world.report(&["dead", "show", &newest["id"].to_string()]);
+    assert_eq!(shown[0]["headers"]["x-first-death-reason"], "delivery_limit");
+    assert_eq!(shown[0]["now"]["words"], "would be taken");
+
+    // What is taken in is replayed; should it be set aside once more, it is open again.
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 0, "250 of 250 dead letters replayed");
+    world.drained(&world.publisher().await).await;
+    assert_eq!(world.counters().await[&target(42)], 250);
+    set_aside(&world, &bodies[..1]).await;
+    assert_exits(&world.tallyd(&["dead", "list"]), 0, "1 messages were taken in from");
+    assert_eq!(super::open(&world).await, 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_came_back_too_often_is_set_aside_by_the_broker_and_written_by_a_replay() {
+    let world = World::new("dead_limit", "").await;
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &likes(1)).await;
+    let queue = world.broker.queue(0);
+    // Somebody who goes away with whatever comes. (What is given back instead, RabbitMQ 4.3 doesn't count.)
+    let returning = async {
+        loop {
+            let channel = world.broker.connect("test").await.unwrap().channel;
+            let consume =
+                channel.basic_consume(queue.as_str().into(), "".into(), Default::default(), Default::default());
+            consume.await.unwrap().next().await.unwrap().unwrap();
+        }
+    };
+    tokio::select! {
+        () = returning => {}
+        () = waits(&world, 1) => {}
+    }
+    let output = world.tallyd(&["dead", "list"]);
+    assert_exits(&output, 0, "1 messages were taken in from");
+    assert!(stdout(&output).contains("(delivery_limit)"), "{}", stdout(&output));
+    assert_eq!(world.report(&["dead", "list"])["letters"][0]["queue"], json!(queue));
+    let daemon = world.daemon();
+    assert_exits(&world.tallyd(&["dead", "replay", "--reason", "returned-by-broker"]), 0, "1 of 1");
+    world.drained(&publisher).await;
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(ids(&world).await, [(1, false)]);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_may_not_write_takes_no_message_from_the_queue() {
+    let world = World::new("dead_reader", "").await;
+    set_aside(&world, &[b"x".to_vec()]).await;
+    let account = format!("{}_r", world.name);
+    let mut admin = MySqlConnection::connect(&stack("MYSQL_URL")).await.unwrap();
+    let sql = format!(
+        "CREATE USER '{account}'@'%' IDENTIFIED BY 'secret'; GRANT SELECT ON {}.* TO '{account}'@'%'",
+        world.name
+    );
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
+    let mut url = url::Url::parse(world.config.mysql.url.expose()).unwrap();
+    url.set_username(&account).unwrap();
+    url.set_password(Some("secret")).unwrap();
+    let list = |more: &[&str]| {
+        let mut command = world.command();
+        command.args(["dead", "list"]).args(more).env("TALLYD__MYSQL__URL", url.as_str()).output().unwrap()
+    };
+    // It is never taken: each time that it is given back counts.
+    assert_exits(&list(&[]), 0, "could not be looked at: look if dead letters can be kept");
+    assert!(!stdout(&list(&["--no-returned"])).contains("looked at"));
+    let link = world.broker.connect("test").await.unwrap();
+    let queue = world.broker.returned();
+    let message = link.channel.basic_get(queue.as_str().into(), BasicGetOptions::default()).await.unwrap().unwrap();
+    assert!(!message.delivery.redelivered);
+    drop(link);
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP USER '{account}'@'%'"))).execute(&mut admin).await.unwrap();
+    waits(&world, 1).await;
+    assert_eq!(stderr(&world.tallyd(&["dead", "list"])), "");
+    waits(&world, 0).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_returned_message_that_mysql_refuses_keeps_none_of_its_neighbours() {
+    let world = World::new("dead_row", "").await;
+    let trigger = "CREATE TRIGGER refuse BEFORE INSERT ON dead_letter FOR EACH ROW \
+                   IF NEW.body = 'not this one' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF";
+    sqlx::raw_sql(trigger).execute(&world.pool).await.unwrap();
+    set_aside(&world, &["one", "two", "not this one", "three", "four"].map(|body| body.as_bytes().to_vec())).await;
+    let listed = world.report(&["dead", "list"]);
+    assert_eq!(listed["returned"]["taken_in"], 4);
+    assert!(listed["returned"]["problem"].is_string(), "{listed}");
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 4);
+    waits(&world, 1).await;
+    world.close().await;
+}

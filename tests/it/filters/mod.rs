@@ -1,0 +1,149 @@
+//! Bloom filters: a "no" is certain, whatever is built, killed, lost and clicked meanwhile.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod faults;
+mod kept;
+mod trusted;
+
+use redis::{AsyncCommands, Script};
+use sqlx::AssertSqlSafe;
+use tallyd::app::Servers;
+use tallyd::cache::bloom::Shape;
+use tallyd::cache::filters::FilterState;
+use tallyd::cache::keys::KindNames;
+use tallyd::client::Client;
+use tallyd::config::{Config, ServerUrl};
+use tallyd::event::LikeEvent;
+use tallyd::jobs::filters::report::Report;
+use tallyd::jobs::runner::Ran;
+use tallyd::model::{Micros, Target, UserId};
+use tokio_util::sync::CancellationToken;
+
+use crate::common;
+use common::World;
+
+/// Filters from twenty likes on, looked after when the test says so.
+const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
+
+type Redis = redis::aio::MultiplexedConnection;
+
+/// One run of the job.
+async fn run(world: &World) -> Report {
+    run_with(&world.config).await
+}
+
+async fn run_with(config: &Config) -> Report {
+    let servers = Servers::new(config).unwrap();
+    match servers.filters(config, &CancellationToken::new()).await.unwrap() {
+        Ran::Ended(report) => report,
+        Ran::Held { owner, .. } => panic!("{owner} holds the lock"),
+    }
+}
+
+/// Rows as if these users had liked the target long ago.
+async fn seed(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
+    let rows: Vec<String> =
+        users.clone().map(|user| format!("(1, {}, {user}, 0, UTC_TIMESTAMP(6))", target.id)).collect();
+    let rows = rows.join(", ");
+    let likes = format!("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {rows}");
+    let counter = format!(
+        "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, {}, 1, 0, {}, UTC_TIMESTAMP(6)) \
+         ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = VALUES(update_at)",
+        target.id,
+        users.count()
+    );
+    for sql in [likes, counter] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+}
+
+async fn unlike_all(world: &World, target: Target, users: std::ops::RangeInclusive<u64>) {
+    let (id, first, last) = (target.id, users.start(), users.end());
+    let likes =
+        format!("UPDATE like_record SET is_del = 1 WHERE target_id = {id} AND user_id BETWEEN {first} AND {last}");
+    let counter = format!(
+        "UPDATE counter SET update_at = UTC_TIMESTAMP(6), \
+         value = (SELECT COUNT(*) FROM like_record WHERE target_id = {id} AND is_del = 0) WHERE target_id = {id}"
+    );
+    for sql in [likes, counter] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+}
+
+async fn state(world: &World, target: Target) -> Option<FilterState> {
+    let names = KindNames::new(&world.config.kinds);
+    world.cache.filter_states(&names, &[target]).await.unwrap().pop().unwrap()
+}
+
+fn keys(world: &World, target: Target) -> [String; 3] {
+    world.cache.keys.filter("video", target)
+}
+
+/// Whether the target's filter, or what is noted beside it, says that the user does not like it. Whatever is remembered of clicks is left out.
+async fn says_no(world: &World, redis: &mut Redis, target: Target, user: u64) -> bool {
+    let [filter, config, added] = keys(world, target);
+    loop {
+        let shape: (Option<u64>, Option<u32>) = redis.hmget(&config, &["size", "hashIterations"]).await.unwrap();
+        let epoch: Option<u64> = redis.hget(world.cache.keys.filter_epoch(), "epoch").await.unwrap();
+        let (Some(size), Some(iterations)) = shape else { return false };
+        let script = Script::new(include_str!("../../../lua/filter_has.lua"));
+        let mut call = script.key(&filter);
+        call.key(&config).key(&added).arg(user).arg(epoch).arg(size);
+        for bit in (Shape { size, iterations }).bits(UserId(user)) {
+            call.arg(bit);
+        }
+        // Otherwise another one has taken its place meanwhile.
+        if let redis::Value::Int(answer) = call.invoke_async::<redis::Value>(redis).await.unwrap() {
+            return answer == 0;
+        }
+    }
+}
+
+/// There must be a filter that answers, or nothing would be shown by it.
+async fn assert_no_false_no(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
+    assert!(refused(world, target).await > 900, "no filter answers");
+    assert_nobody_refused(world, target, users).await;
+}
+
+/// The same, where there may be no filter.
+async fn assert_nobody_refused(world: &World, target: Target, users: impl IntoIterator<Item = u64>) {
+    let mut redis = world.redis().await;
+    for user in users {
+        assert!(!says_no(world, &mut redis, target, user).await, "a false no: {target:?}, user {user}");
+    }
+}
+
+/// How many of a thousand users who never liked the target are told so.
+async fn refused(world: &World, target: Target) -> usize {
+    let mut redis = world.redis().await;
+    let mut refused = 0;
+    for user in 5_000_000..5_001_000 {
+        refused += usize::from(says_no(world, &mut redis, target, user).await);
+    }
+    refused
+}
+
+/// A client whose MySQL is away.
+fn alone(world: &World) -> Client {
+    let mut config = world.api.clone();
+    config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
+    Client::new(&config).unwrap()
+}
+
+/// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes what the user likes.
+async fn like_by_keys(world: &World, target: Target, user: u64, liked: bool) -> LikeEvent {
+    let (keys, bucket) = (&world.cache.keys, world.cache.keys.bucket(target));
+    let script = Script::new(include_str!("../../../lua/like.lua"));
+    let counters = keys.counters("video", bucket);
+    let mut call = script.key(&counters);
+    let words = if liked { ["like", "0-"] } else { ["unlike", "0+"] };
+    let keep = world.config.client.recent_keep.0.as_secs();
+    for key in keys.recent("video", bucket).iter().chain([&counters]).chain(&keys.filter("video", target)) {
+        call.key(key);
+    }
+    call.arg(target.id.0).arg(1).arg(words[0]).arg(user).arg(keep).arg(words[1]);
+    let answer: (i64, i64, Option<i64>) = call.invoke_async(&mut world.redis().await).await.unwrap();
+    assert_eq!(answer.0, 1, "it counts");
+    LikeEvent { target, user: UserId(user), at: Micros(answer.1), liked }
+}

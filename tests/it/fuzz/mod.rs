@@ -1,0 +1,89 @@
+//! The fuzzers' targets on a stable compiler: their corpora, and mutations of those by a seed. `dev/fuzz` runs more of them, and
+//! libFuzzer where it can.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+pub(crate) mod mutate;
+#[path = "../../../fuzz/src/lib.rs"]
+mod targets;
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::common::Dice;
+use mutate::Mutations;
+
+fn folder(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// A number of the environment, for more than the suite does.
+fn asked(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text}, and must be a number")))
+}
+
+/// Runs the corpus, and so many mutations of it unless the environment says otherwise.
+fn fuzz(name: &str, runs: u64, target: fn(&[u8])) {
+    let mut files: Vec<PathBuf> =
+        fs::read_dir(folder("fuzz/corpus").join(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort_unstable();
+    let corpus: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
+    assert!(corpus.len() > 3, "{name} has {} files", corpus.len());
+    for input in &corpus {
+        tried(name, input, target);
+    }
+    let seed = asked("TALLYD_FUZZ_SEED").unwrap_or(1);
+    let minutes = asked("TALLYD_FUZZ_MINUTES");
+    let runs = asked("TALLYD_FUZZ_RUNS").unwrap_or(if minutes.is_some() { u64::MAX } else { runs });
+    let (began, mut done) = (Instant::now(), 0);
+    let until = minutes.map(|minutes| began + Duration::from_secs(minutes * 60));
+    let mut mutations = Mutations::of(&corpus, Dice::new(seed));
+    while done < runs && until.is_none_or(|until| done % 1_000 != 0 || Instant::now() < until) {
+        tried(name, mutations.next(), target);
+        done += 1;
+    }
+    println!("{name}: {done} inputs by seed {seed} in {:.1} s", began.elapsed().as_secs_f64());
+}
+
+/// One input; where it ends the target, it is kept.
+fn tried(name: &str, input: &[u8], target: fn(&[u8])) {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) else { return };
+    let path = folder("fuzz/artifacts").join(name).join("found-by-the-suite");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, input).unwrap();
+    eprintln!("{name}: {} bytes, kept in {}: {}", input.len(), path.display(), input.escape_ascii());
+    resume_unwind(panic);
+}
+
+#[test]
+fn fuzzed_event_bodies_that_are_taken_are_json_and_mean_what_they_say() {
+    fuzz("event", 30_000, targets::event);
+}
+
+#[test]
+fn fuzzed_dead_letters_can_be_kept_and_shown_whatever_they_hold() {
+    fuzz("dead", 10_000, targets::dead);
+}
+
+#[test]
+fn fuzzed_config_is_read_or_its_faults_are_named() {
+    fuzz("config", 800, targets::config);
+}
+
+#[test]
+fn fuzzed_score_is_packed_exactly_and_in_order_or_refused() {
+    fuzz("score", 30_000, targets::score);
+}
+
+#[test]
+fn fuzzed_layout_and_key_names_are_read_back_or_refused() {
+    fuzz("layout", 20_000, targets::layout);
+}
+
+#[test]
+fn fuzzed_redis_replies_are_read_or_refused() {
+    fuzz("redis_replies", 15_000, targets::redis_replies);
+}

@@ -1,0 +1,68 @@
+//! Counters in each layout, and on their way from one to another.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod moved;
+mod plain;
+mod read;
+mod warned;
+
+use std::sync::Arc;
+
+use crate::common;
+use common::{Daemon, Dice, Model, World, eventually, redis_likes, target};
+use tallyd::broker::Publisher;
+use tallyd::client::Client;
+use tallyd::model::UserId;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// Targets that are clicked on.
+const TARGETS: u64 = 60;
+
+/// A world with a daemon, whose counters Redis has.
+async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
+    let world = World::new(name, settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    // The daemon may be at it itself.
+    eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+    let publisher = world.publisher().await;
+    (world, daemon, publisher)
+}
+
+/// Likes by ever new users of this crowd, and unlikes of those that `unlikes` percent of all clicks are, until the stop. Gives what counted.
+fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let stop = stop.clone();
+    tokio::spawn(async move {
+        let (mut model, mut dice, mut next) = (Model::default(), Dice::new(number), number * 1_000_000);
+        while !stop.is_cancelled() {
+            let known = model.rows.iter().find(|(_, (_, liked))| *liked).map(|(pair, _)| *pair);
+            let clicked = match known {
+                Some((target, user)) if dice.percent(unlikes) => client.unlike(target, user, &[]).await,
+                _ => {
+                    next += 1;
+                    client.like(target(1 + dice.below(TARGETS)), UserId(next), &[]).await
+                }
+            };
+            model.apply(&clicked.unwrap().counted().unwrap().event);
+        }
+        model
+    })
+}
+
+/// Fails unless MySQL has the model, and a reader finds each of its numbers in Redis.
+async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
+    world.drained(publisher).await;
+    world.assert_equals(model).await;
+    assert_read(world, model).await;
+}
+
+async fn assert_read(world: &World, model: &Model) {
+    let client = Client::new(&world.api).unwrap();
+    let targets: Vec<_> = (1..=TARGETS).map(target).collect();
+    let counters = model.counters();
+    let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();
+    assert_eq!(redis_likes(&client, &targets).await, expected);
+}

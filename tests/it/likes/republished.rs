@@ -1,0 +1,116 @@
+//! A count whose publishing failed is republished: Redis and MySQL say the same again, whether its event had arrived or not.
+
+use std::time::Duration;
+
+use redis::AsyncCommands;
+use tallyd::cache::keys::SET_AT;
+use tallyd::client::counts::{Changed, CountError, Counting};
+use tallyd::client::{Client, TakenBack};
+use tallyd::config::ServerUrl;
+use tallyd::event::encode_set;
+use tallyd::model::{Metric, Micros, TargetId, UserId};
+
+use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
+use crate::common::proxy::Proxy;
+use crate::common::{World, eventually, target};
+
+/// What the error holds, and whether it was taken back.
+fn unpublished(counting: Result<Counting, CountError>) -> (Changed, TakenBack) {
+    match counting {
+        Err(CountError::NotPublished { changed, taken_back, .. }) => (*changed, taken_back),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn both(world: &World, metric: Metric) -> (i64, i64) {
+    (held(world, &world.cache, target(42), metric).await, stored(world, metric).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_is_republished_counts_once_in_redis_and_in_mysql() {
+    let (world, daemon) = loaded("republished", RULES).await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (changed, taken_back) = unpublished(mute.add(target(42), VIEW, 5, "a").await);
+    assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (0, 0)));
+    let (changed, taken_back) = unpublished(mute.republish(&changed, taken_back).await);
+    assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (0, 0)), "it fails again");
+    let again = client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
+    assert_eq!((again.at, again.count), (changed.at, Some(5)), "the same event");
+    world.drained(&publisher).await;
+    assert_eq!(both(&world, VIEW).await, (5, 5));
+
+    // The broker has the event, and its confirm is lost.
+    let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
+    let mut config = world.api.clone();
+    config.amqp.url = ServerUrl::from(url.as_str());
+    let deaf = Client::new(&config).unwrap();
+    deaf.add(target(42), VIEW, 1, "b").await.unwrap();
+    proxy.mute();
+    let add = tokio::spawn(async move { deaf.add(target(42), VIEW, 10, "c").await });
+    eventually("the event arrives", || async { stored(&world, VIEW).await == 16 }).await;
+    proxy.fail();
+    let (changed, taken_back) = unpublished(add.await.unwrap());
+    assert_eq!((taken_back, both(&world, VIEW).await), (TakenBack::Yes, (6, 16)));
+    client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    assert_eq!(both(&world, VIEW).await, (16, 16));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_from_before_a_set_is_republished_and_changes_nothing() {
+    let (world, daemon) = loaded("republished_set", RULES).await;
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (changed, taken_back) = unpublished(mute.add(target(42), BALANCE, 5, "a").await);
+    client.set(target(42), BALANCE, 100).await.unwrap();
+    client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    assert_eq!(both(&world, BALANCE).await, (100, 100));
+    // A set is not taken back, and is only published again.
+    let (changed, taken_back) = unpublished(mute.set(target(42), BALANCE, 7).await);
+    assert_eq!((taken_back, both(&world, BALANCE).await), (TakenBack::Unknown, (7, 100)));
+    client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    assert_eq!(both(&world, BALANCE).await, (7, 7));
+    // What the daemon counts is only published.
+    let (changed, taken_back) = unpublished(mute.add(target(42), SHARE, 3, "b").await);
+    client.republish(&changed, taken_back).await.unwrap().counted().unwrap();
+    world.drained(&publisher).await;
+    eventually("the daemon counts it", || async { both(&world, SHARE).await == (3, 3) }).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
+    for layout in LAYOUTS {
+        let (world, daemon) = loaded(&format!("set_ahead_{layout}"), &settings(layout)).await;
+        let publisher = world.broker.connect_publisher("test").await.unwrap();
+        let client = Client::new(&world.api).unwrap();
+        let set = client.set(target(42), BALANCE, 100).await.unwrap().counted().unwrap();
+        // The same one minute later; then Redis' clock was put back to now.
+        let place = world.cache.keys.place("video", target(42), BALANCE);
+        let bucket = place.bucket.unwrap_or(place.key);
+        let minute = set.at.after(Duration::from_secs(60));
+        let () = world.redis().await.hset(&bucket, SET_AT, minute.0).await.unwrap();
+        let body = encode_set(TargetId(42), ("video", "balance"), 100, minute);
+        world.publish(&publisher, &[(UserId(42), body)]).await;
+        client.add(target(42), BALANCE, 5, "a").await.unwrap().counted().unwrap();
+        world.drained(&publisher).await;
+        assert_eq!(both(&world, BALANCE).await, (105, 105), "{layout}");
+        client.set(target(42), BALANCE, 50).await.unwrap();
+        client.add(target(42), BALANCE, 1, "b").await.unwrap();
+        world.drained(&publisher).await;
+        assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
+        // The daemon refuses what is hours ahead: such a set holds no count.
+        let hour = Micros::now().after(Duration::from_secs(3_600));
+        let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
+        let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();
+        assert!(changed.at < hour, "{layout}");
+        assert!(daemon.stop().success());
+        world.close().await;
+    }
+}

@@ -1,0 +1,208 @@
+//! What the daemon needs of the machine is bounded, whatever waits in the queue and however long MySQL is away.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod cell;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::common;
+use cell::Cell;
+use common::proxy::Proxy;
+use common::{Daemon, Model, World, body, target};
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use lapin::{BasicProperties, Confirmation};
+use tallyd::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
+use tallyd::model::{Micros, UserId};
+
+/// As docs/operations.md states it for the defaults.
+fn memory_max_mib(partitions: u64) -> u64 {
+    256 + 128 * (partitions - 1)
+}
+
+/// More than connections, log and epoll need; a leak of one for each message or outage would be far above.
+const FILES_MAX: usize = 64;
+const THREADS_MAX: usize = 32;
+const TASKS_MAX: usize = 64;
+
+fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
+    let at = Micros::now();
+    let like = |user| LikeEvent { target: target(1 + user % 100), user: UserId(user), at, liked: true };
+    (from..from + number).map(like).collect()
+}
+
+/// A list as large as one message may be: an event, and blanks.
+fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
+    let mut body = [b"[".as_slice(), &encode_like(event, "video", None)].concat();
+    body.resize(LIST_BYTES_MAX - 1, b' ');
+    body.push(b']');
+    (event.user, body)
+}
+
+/// What the process has in memory at most until now (VmHWM).
+fn peak_mib(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+/// What the daemon says of itself.
+fn tasks(daemon: &Daemon) -> usize {
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("\"admin-listening\"")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    let mut stream = TcpStream::connect(line["address"].as_str().unwrap()).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let tasks = page.lines().find_map(|line| line.strip_prefix("tallyd_tasks ")).unwrap();
+    // A gauge is a fraction by its format.
+    tasks.strip_suffix(".0").unwrap_or(tasks).parse().unwrap()
+}
+
+fn number_of(daemon: &Daemon, what: &str) -> usize {
+    fs::read_dir(format!("/proc/{}/{what}", daemon.child.id())).unwrap().count()
+}
+
+/// Tens of thousands of small messages have taught the consumer to take many at once; then come large ones, more than it may have in memory,
+/// while MySQL doesn't answer.
+async fn stays_under_memory_max(
+    name: &str,
+    partitions: u64,
+    large: &[LikeEvent],
+    publish: impl AsyncFnOnce(&World, &[LikeEvent]),
+) {
+    let settings = format!("[amqp]\npartitions = {partitions}\n[admin]\nlisten = \"127.0.0.1:0\"\n");
+    let mut world = World::new(name, &settings).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    world.set(&format!("{settings}[mysql]\nurl = \"{url}\""));
+    let memory_max_mib = memory_max_mib(partitions);
+    let cell = Cell::new(&world.name, memory_max_mib);
+    let publisher = world.publisher().await;
+    let small = likes(1, 25_000 * partitions);
+    world.publish(&publisher, &small.iter().map(body).collect::<Vec<_>>()).await;
+    let daemon = world.daemon();
+    cell.holds(&daemon);
+    world.drained(&publisher).await;
+
+    proxy.hold();
+    publish(&world, large).await;
+    // To write a batch, or to begin anew where more had come than memory is meant for.
+    for partition in 0..partitions {
+        daemon.logged(&format!(" partition {partition} failed")).await;
+    }
+    let held = [number_of(&daemon, "fd"), number_of(&daemon, "task"), tasks(&daemon)];
+    proxy.release();
+    world.drained(&publisher).await;
+
+    let mut model = Model::default();
+    small.iter().chain(large).for_each(|event| model.apply(event));
+    assert_eq!(world.counters().await, model.counters());
+    let peak = peak_mib(&daemon);
+    assert!(peak < memory_max_mib, "{peak} MiB");
+    // While nothing could be written, and after that.
+    for [files, threads, tasks] in [held, [number_of(&daemon, "fd"), number_of(&daemon, "task"), tasks(&daemon)]] {
+        println!("{peak} MiB, {files} files, {threads} threads, {tasks} tasks");
+        assert!(files < FILES_MAX, "{files} files");
+        assert!(threads < THREADS_MAX, "{threads} threads");
+        assert!(tasks < TASKS_MAX, "{tasks} tasks");
+    }
+    cell.was_never_full();
+    assert_eq!(daemon.stop().code(), Some(0));
+    world.close().await;
+}
+
+async fn publish_lists(world: &World, events: &[LikeEvent]) {
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    for event in events {
+        world.publish(&publisher, &[list(event)]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
+    let large = likes(1_000_000, memory_max_mib(1) + 64);
+    stays_under_memory_max("limits_lists", 1, &large, publish_lists).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_partition_takes_no_more_than_its_share_of_memory_max() {
+    let large = likes(1_000_000, memory_max_mib(2) + 64);
+    stays_under_memory_max("limits_two", 2, &large, publish_lists).await;
+}
+
+/// Of two of them the bytes are more than may wait of small messages; fewer than two can't be asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_of_which_few_are_too_much_are_set_aside_and_their_neighbours_are_written() {
+    const LARGE: u8 = 8;
+    let world = World::new("limits_few", "[consumer]\nbatch_bytes_max = 1048576\n").await;
+    let publisher = world.publisher().await;
+    let (first, last) = (likes(1, 10), likes(100, 10));
+    world.publish(&publisher, &first.iter().map(body).collect::<Vec<_>>()).await;
+    for number in 0..LARGE {
+        // The same message twice would be one dead letter.
+        world.publish(&publisher, &[(UserId(1), vec![b'0' + number; 15 << 20])]).await;
+    }
+    world.publish(&publisher, &last.iter().map(body).collect::<Vec<_>>()).await;
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let mut model = Model::default();
+    first.iter().chain(&last).for_each(|event| model.apply(event));
+    assert_eq!(world.counters().await, model.counters());
+    let letters = world.count("SELECT COUNT(*) FROM dead_letter WHERE reason = 'too-large'").await;
+    assert_eq!(letters, i64::from(LARGE));
+    assert!(daemon.log().contains("\"prefetch-lowered\""), "{}", daemon.log());
+    assert_eq!(daemon.stop().code(), Some(0));
+    world.close().await;
+}
+
+/// The bodies are small. Headers must fit into one frame, of 128 KiB.
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_that_come_after_small_messages_while_mysql_is_away_stay_under_memory_max() {
+    let large = likes(1_000_000, (memory_max_mib(1) + 64) * 10);
+    stays_under_memory_max("limits_headers", 1, &large, async |world, events| {
+        let channel = world.broker.connect("test").await.unwrap().channel;
+        channel.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+        let mut headers = FieldTable::default();
+        headers.insert("x-large".into(), AMQPValue::LongString("x".repeat(104_858).into()));
+        let properties = BasicProperties::default().with_headers(headers).with_delivery_mode(2);
+        for event in events {
+            let (exchange, (user, body)) = (world.broker.exchange(), body(event));
+            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
+            let key = user.to_string();
+            let sent = channel.basic_publish(
+                exchange.as_str().into(),
+                key.as_str().into(),
+                options,
+                &body,
+                properties.clone(),
+            );
+            assert!(matches!(sent.await.unwrap().await.unwrap(), Confirmation::Ack(None)));
+        }
+    })
+    .await;
+}
+
+/// A million buckets of which Redis holds none, and hardly anything to load: each costs 16 bytes while it is loaded.
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_stays_bounded_while_a_million_buckets_are_loaded() {
+    let world = World::new("memory_load", "[redis]\nbucket_bits = 20\ntimeout_ms = 30000\n").await;
+    let cell = Cell::new(&world.name, memory_max_mib(1));
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__CHANGED_CRON", "* * * * * *")]);
+    cell.holds(&daemon);
+    let loaded = async || daemon.log().contains("\"redis-loaded\"");
+    let until = Instant::now() + Duration::from_secs(240);
+    while !loaded().await {
+        assert!(Instant::now() < until, "the buckets were not loaded in time");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let peak = peak_mib(&daemon);
+    assert!(peak < memory_max_mib(1), "{peak} MiB");
+    cell.was_never_full();
+    assert!(daemon.stop().success());
+    world.close().await;
+}

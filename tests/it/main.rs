@@ -1,0 +1,31 @@
+//! The daemon and its commands on the shared servers of dev/up.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod archive;
+mod boards;
+mod cache;
+mod cli;
+mod config;
+mod consumer;
+mod counts;
+mod daemons;
+mod dead;
+mod filters;
+mod fuzz;
+mod hostile;
+mod layouts;
+mod likes;
+mod limits;
+mod metrics;
+mod outbox;
+mod races;
+mod reconcile;
+mod recount;
+mod reload;
+mod runs;
+mod secrets;
+mod sets;
+mod upgrade;
+
+use tallyd_testkit as common;

@@ -1,0 +1,153 @@
+//! All numbers of a product: in Redis, in MySQL, and compared.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod boards;
+mod compared;
+mod living;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::common;
+use common::{Daemon, Dice, World, eventually, target};
+use tallyd::cache::Cache;
+use tallyd::cache::keys::KindNames;
+use tallyd::cache::read::Found;
+use tallyd::client::Client;
+use tallyd::model::{Metric, Target, UserId};
+
+const LIKE: Metric = Metric(1);
+/// API servers count it in Redis.
+const VIEW: Metric = Metric(2);
+/// So they do, and it may be less than zero.
+const BALANCE: Metric = Metric(3);
+
+/// The daemon adds it to Redis.
+const SHARE: Metric = Metric(4);
+
+const METRICS: [Metric; 4] = [LIKE, VIEW, BALANCE, SHARE];
+
+const RULES: &str = "[metrics]\nlike = 1\nview = 2\nbalance = 3\nshare = 4\n\
+                     [[rule]]\nmetric = \"view\"\nwriter = \"api\"\n\
+                     [[rule]]\nmetric = \"balance\"\nwriter = \"api\"\nbelow_zero = true\n";
+
+const LAYOUTS: [&str; 3] = ["packed", "entity", "string"];
+
+const TARGETS: u64 = 30;
+
+/// What the numbers must be that are not zero.
+type Numbers = BTreeMap<(Target, Metric), i64>;
+
+/// A product with a daemon, whose Redis has all buckets.
+struct Product {
+    world: World,
+    daemon: Option<Daemon>,
+    client: Arc<Client>,
+    numbers: Numbers,
+}
+
+impl Product {
+    async fn open(name: &str, settings: &str) -> Self {
+        Self::of(World::new(name, &format!("{RULES}{settings}")).await).await
+    }
+
+    async fn of(world: World) -> Self {
+        let daemon = world.daemon();
+        daemon.logged("\"consuming\"").await;
+        eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
+        let client = Arc::new(Client::new(&world.api).unwrap());
+        Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
+    }
+
+    /// Some of everything.
+    async fn fill(&mut self, seed: u64, changes: u64) {
+        let mut dice = Dice::new(seed);
+        for number in 0..changes {
+            let target = target(1 + dice.below(TARGETS));
+            let metric = METRICS[dice.below(4) as usize];
+            let delta = match metric {
+                LIKE => {
+                    let user = UserId(seed * 1_000_000 + number + 1);
+                    self.client.like(target, user, &[]).await.unwrap().counted().unwrap();
+                    1
+                }
+                VIEW | SHARE => 1 + dice.below(9).cast_signed(),
+                _ => dice.below(20).cast_signed() - 12,
+            };
+            if metric != LIKE {
+                let id = format!("{seed}-{number}");
+                self.client.add(target, metric, delta, &id).await.unwrap().counted().unwrap();
+            }
+            *self.numbers.entry((target, metric)).or_default() += delta;
+        }
+        self.numbers.retain(|_, number| *number != 0);
+    }
+
+    /// Changes a number in Redis alone.
+    async fn drift(&self, target: Target, metric: Metric, by: i64) {
+        let place = self.world.cache.keys.place("video", target, metric);
+        let script = redis::Script::new(include_str!("../../../lua/count.lua"));
+        let mut call = script.prepare_invoke();
+        call.key(place.key);
+        if let Some(bucket) = place.bucket {
+            call.key(bucket);
+        }
+        call.arg(target.id.0).arg(place.part).arg("add").arg(by).arg(1);
+        let _: redis::Value = call.invoke_async(&mut self.world.redis().await).await.unwrap();
+    }
+
+    /// What Redis says, of what is not zero and known.
+    async fn in_redis(&self) -> Numbers {
+        self.in_cache(&self.world.cache).await
+    }
+
+    async fn in_cache(&self, cache: &Cache) -> Numbers {
+        let targets: Vec<Target> = (1..=TARGETS).map(target).collect();
+        let found = cache.read(&KindNames::new(&self.world.config.kinds), &METRICS, &targets).await.unwrap();
+        let mut numbers = Numbers::new();
+        for (target, found) in targets.into_iter().zip(found) {
+            let Found::Known(values) = found else { continue };
+            let of = METRICS.iter().zip(values).filter(|(_, value)| *value != 0);
+            numbers.extend(of.map(|(metric, value)| ((target, *metric), value)));
+        }
+        numbers
+    }
+
+    /// Waits until every event is in MySQL, and in Redis what the daemon adds there.
+    async fn settled(&self) {
+        self.world.drained(&self.world.publisher().await).await;
+        eventually("the outbox is in Redis", || async {
+            self.world
+                .count(
+                    "SELECT COUNT(*) FROM partition_owner LEFT JOIN outbox_state USING (`partition`) \
+                     WHERE outbox > COALESCE(applied, 0)",
+                )
+                .await
+                == 0
+        })
+        .await;
+    }
+
+    /// Fails unless Redis and MySQL have exactly these numbers.
+    async fn assert_equal(&self) {
+        self.settled().await;
+        assert_eq!(self.in_mysql().await, self.numbers);
+        assert_eq!(self.in_redis().await, self.numbers);
+    }
+
+    async fn in_mysql(&self) -> Numbers {
+        let rows: Vec<(u64, u8, i64)> = sqlx::query_as(
+            "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) FROM counter GROUP BY target_id, metric HAVING SUM(value) <> 0",
+        )
+        .fetch_all(&self.world.pool)
+        .await
+        .unwrap();
+        rows.into_iter().map(|(id, metric, value)| ((target(id), Metric(metric)), value)).collect()
+    }
+
+    async fn close(self) {
+        assert!(self.daemon.unwrap().stop().success());
+        self.world.close().await;
+    }
+}

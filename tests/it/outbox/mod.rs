@@ -1,0 +1,197 @@
+//! What only the daemon counts: each count is added to Redis once, whatever happens on the way, and no reconcile is needed for it.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod away;
+mod crash;
+mod script;
+mod store;
+
+use std::collections::BTreeMap;
+
+use crate::common;
+use common::{Dice, World, eventually, target};
+use sqlx::Row;
+use tallyd::broker::Publisher;
+use tallyd::cache::Cache;
+use tallyd::cache::keys::KindNames;
+use tallyd::client::Client;
+use tallyd::event::encode_count;
+use tallyd::model::{Metric, Micros, Target, TargetId, UserId};
+
+/// `comment` is counted by API servers, which there are none of here.
+const METRICS: &str =
+    "[metrics]\nlike = 1\nview = 3\ncomment = 4\nforward = 5\n[[rule]]\nmetric = \"comment\"\nwriter = \"api\"\n";
+
+const VIEW: Metric = Metric(3);
+const COMMENT: Metric = Metric(4);
+const FORWARD: Metric = Metric(5);
+
+/// By target and metric, those that are not zero.
+type Numbers = BTreeMap<(u64, u8), i64>;
+
+/// Counts, and what they come to.
+struct Counts {
+    dice: Dice,
+    /// Of so many targets.
+    targets: u64,
+    next: u64,
+    sums: Numbers,
+}
+
+impl Counts {
+    fn of(targets: u64) -> Self {
+        Self { dice: Dice::new(11), targets, next: 0, sums: Numbers::new() }
+    }
+
+    /// So many more of all sorts, of any targets.
+    fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {
+        (0..count)
+            .map(|_| 1 + self.dice.below(self.targets))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|id| self.one(id))
+            .collect()
+    }
+
+    /// One of each target.
+    fn each(&mut self) -> Vec<(UserId, Vec<u8>)> {
+        (1..=self.targets).map(|id| self.one(id)).collect()
+    }
+
+    fn one(&mut self, id: u64) -> (UserId, Vec<u8>) {
+        self.next += 1;
+        let delta = self.dice.below(12).cast_signed() - 4;
+        let (metric, name) = [(VIEW, "view"), (FORWARD, "forward"), (COMMENT, "comment")][self.dice.below(3) as usize];
+        if delta != 0 {
+            let sum = self.sums.entry((id, metric.0)).or_insert(0);
+            *sum += delta;
+            self.sums.retain(|_, sum| *sum != 0);
+        }
+        let event_id = format!("event-{}", self.next);
+        (UserId(self.next), encode_count(TargetId(id), ("video", name), delta, Micros::now(), &event_id, None))
+    }
+
+    fn by_daemon(&self) -> Numbers {
+        self.sums.iter().filter(|((_, metric), _)| *metric != COMMENT.0).map(|(of, sum)| (*of, *sum)).collect()
+    }
+}
+
+/// The numbers in MySQL.
+async fn in_mysql(world: &World) -> Numbers {
+    sqlx::query(
+        "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter \
+         WHERE metric <> 1 GROUP BY target_id, metric HAVING value <> 0",
+    )
+    .fetch_all(&world.pool)
+    .await
+    .unwrap()
+    .iter()
+    .map(|row| ((row.get(0), row.get(1)), row.get(2)))
+    .collect()
+}
+
+/// The numbers of the first so many videos in Redis.
+async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
+    let names = KindNames::new(&world.config.kinds);
+    let targets: Vec<Target> = (1..=targets).map(target).collect();
+    let mut numbers = Numbers::new();
+    for metric in [VIEW, COMMENT, FORWARD] {
+        let of_metric: Vec<_> = targets.iter().map(|target| (*target, metric)).collect();
+        let samples = cache.sample(&names, &of_metric).await.unwrap();
+        for (target, sample) in targets.iter().zip(samples) {
+            numbers.insert((target.id.0, metric.0), sample.unwrap().value);
+        }
+    }
+    numbers.retain(|_, value| *value != 0);
+    numbers
+}
+
+/// Everything published is written, and every row that this wrote is added, by what MySQL knows.
+async fn settle(world: &World, publisher: &Publisher) {
+    world.drained(publisher).await;
+    let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
+                WHERE p.outbox > COALESCE(s.applied, 0)";
+    eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+}
+
+/// Fails unless both stores have what the counts come to, without any reconcile.
+async fn assert_exact(world: &World, publisher: &Publisher, counts: &Counts) {
+    settle(world, publisher).await;
+    assert_eq!(in_mysql(world).await, counts.sums);
+    assert_eq!(in_redis(world, &world.cache, counts.targets).await, counts.by_daemon());
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+}
+
+#[tokio::test]
+async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_not() {
+    let world = World::new("outbox_way", METRICS).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let client = Client::new(&world.api).unwrap();
+    for user in 1..=5 {
+        client.like(target(1), UserId(user), &[]).await.unwrap();
+    }
+    let mut counts = Counts::of(40);
+    let bodies = counts.some(800);
+    world.publish(&publisher, &bodies).await;
+    settle(&world, &publisher).await;
+    world.publish(&publisher, &bodies).await;
+    assert_exact(&world, &publisher, &counts).await;
+    assert_eq!(world.redis_counters().await.get(&target(1)), Some(&5), "likes are counted once");
+    let rows = world.count("SELECT COUNT(*) FROM outbox").await;
+    assert!(rows > 0);
+    // Nothing of this is for Redis.
+    let (user, id) = (UserId(1), TargetId(7));
+    let comment = encode_count(id, ("video", "comment"), 1, Micros::now(), "last comment", None);
+    let nothing = encode_count(id, ("video", "view"), 0, Micros::now(), "no view", None);
+    *counts.sums.entry((7, COMMENT.0)).or_insert(0) += 1;
+    counts.sums.retain(|_, sum| *sum != 0);
+    world.publish(&publisher, &[(user, comment), (user, nothing)]).await;
+    assert_exact(&world, &publisher, &counts).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM outbox").await, rows);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn two_layouts_get_the_same_numbers() {
+    let also = "[redis.also]\nlayout = \"entity\"\ncounter_key = \"also:{kind}:{id}\"\nbucket_bits = 3\n";
+    let world = World::new("outbox_also", &format!("{also}{METRICS}")).await;
+    let second = world.cache.also(&world.config.redis, &world.config.metrics).unwrap().unwrap();
+    let daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", "outbox:amidst")]);
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(40);
+    world.publish(&publisher, &counts.some(300)).await;
+    daemon.logged("fault-point").await;
+    let daemon = world.daemon();
+    world.publish(&publisher, &counts.some(300)).await;
+    assert_exact(&world, &publisher, &counts).await;
+    assert_eq!(in_redis(&world, &second, counts.targets).await, counts.by_daemon());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn what_is_committed_at_the_stop_is_added_before_the_end() {
+    let world = World::new("outbox_stop", &format!("[consumer]\nlinger_ms = 1000\n{METRICS}")).await;
+    let publisher = world.publisher().await;
+    let mut counts = Counts::of(20);
+    for _ in 0..3 {
+        let daemon = world.daemon();
+        daemon.logged("\"consuming\"").await;
+        world.publish(&publisher, &counts.some(50)).await;
+        assert!(daemon.stop().success());
+        let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
+                    WHERE p.outbox > COALESCE(s.applied, 0)";
+        assert_eq!(world.count(rest).await, 0);
+        let (mysql, redis) = (in_mysql(&world).await, in_redis(&world, &world.cache, counts.targets).await);
+        assert_eq!(redis, mysql.into_iter().filter(|((_, metric), _)| *metric != COMMENT.0).collect());
+    }
+    let daemon = world.daemon();
+    assert_exact(&world, &publisher, &counts).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}

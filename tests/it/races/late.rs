@@ -1,0 +1,182 @@
+//! Events on the way: counted in Redis, and not in MySQL yet.
+
+use std::time::Duration;
+
+use super::stage::{Stage, assert_numbers, repair};
+use crate::common::{drift, target};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_published_after_the_first_look_is_no_drift() {
+    let mut stage = Stage::new("late_first", "").await;
+    let counted = stage.count(1, 50).await;
+    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
+    // Only where the first look has seen something off is there a second one.
+    run.paused().await;
+    stage.publish(&counted).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
+    assert_eq!(stage.repairs().await, []);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_published_after_the_second_sample_is_no_drift() {
+    let mut stage = Stage::new("late_second", "").await;
+    let counted = stage.count(1, 50).await;
+    let mut run = stage.run(&["--full"], &["reconcile:sampled-again"]);
+    run.paused().await;
+    stage.publish(&counted).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
+    assert_eq!(stage.repairs().await, []);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_late_likes_each_seen_by_one_look_are_no_drift() {
+    let mut stage = Stage::new("late_two", "").await;
+    let first = stage.count(1, 50).await;
+    let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
+    run.paused().await;
+    // The second look samples this one, but not the first: it sees a drift of the same size in the same direction,
+    // unless it waits for the event.
+    stage.publish(&first).await;
+    let second = stage.count(1, 51).await;
+    run.next().await;
+    stage.publish(&second).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
+    assert_eq!(stage.repairs().await, []);
+    stage.close().await;
+}
+
+/// Long enough for a stall to be well within it on a loaded machine.
+const LONG_GRACE: &str = "[reconcile]\npublish_grace = \"2s\"";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_published_within_twice_the_grace_after_the_first_look_is_waited_for() {
+    let mut stage = Stage::new("late_waited", LONG_GRACE).await;
+    let counted = stage.count(1, 50).await;
+    let mut run = stage.run(&["--full"], &["reconcile:looked"]);
+    run.paused().await;
+    run.resume();
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    stage.publish(&counted).await;
+    assert_numbers(&run.report().await, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_published_within_the_grace_after_the_second_sample_is_waited_for() {
+    let mut stage = Stage::new("late_fenced", LONG_GRACE).await;
+    let first = stage.count(1, 50).await;
+    let mut run = stage.run(&["--full"], &["reconcile:looked", "reconcile:sampled-again"]);
+    run.paused().await;
+    stage.publish(&first).await;
+    let second = stage.count(1, 51).await;
+    run.next().await;
+    run.resume();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    stage.publish(&second).await;
+    assert_numbers(&run.report().await, &[("drifted", 0), ("transient", 1), ("repaired", 0)]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_published_after_twice_the_grace_is_repaired_and_the_repair_is_undone() {
+    let mut stage = Stage::new("late_twice", "").await;
+    let counted = stage.count(1, 50).await;
+    assert_numbers(&stage.world.report(&["reconcile"]), &[("drifted", 1), ("repaired", 1)]);
+    assert_eq!(stage.world.redis_counters().await[&target(1)], 3, "nobody has heard of the fourth");
+    stage.publish(&counted).await;
+    stage.drained().await;
+    // Seen by whatever run comes next: its `at` is within `overlap`.
+    let report = stage.world.report(&["reconcile", "--changed"]);
+    assert_numbers(&report, &[("drifted", 1), ("repaired", 1)]);
+    assert_eq!(stage.repairs().await, [repair(1, -1, Some("done")), repair(1, 1, Some("done"))]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_like_between_sample_and_fence_makes_its_target_busy_and_is_judged_right() {
+    let mut stage = Stage::new("late_busy", "").await;
+    let mut run = stage.run(&["--full"], &["reconcile:sampled", "reconcile:looked"]);
+    run.paused().await;
+    stage.like(1, 50).await;
+    // A second look is taken of it, though the first one can't have seen it off.
+    run.next().await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("busy", 0), ("repaired", 0)]);
+    assert_numbers(&report, &[("exact", 5)]);
+    assert_eq!(stage.repairs().await, []);
+    stage.close().await;
+}
+
+/// Where a run samples: at the first look, at the second one, and at one or two under watch.
+const SAMPLES: [&str; 5] = [
+    "reconcile:sampled",
+    "reconcile:sampled-again",
+    "reconcile:sampled-watched",
+    "reconcile:sampled-again",
+    "reconcile:sampled-watched",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_between_every_sample_and_its_fence_are_judged_right_by_the_log() {
+    let mut stage = Stage::new("late_watched", "").await;
+    let mut run = stage.run(&["--full"], &SAMPLES[..3]);
+    for user in [50, 51, 52] {
+        run.paused().await;
+        stage.like(1, user).await;
+        stage.unlike(1, 2).await;
+        stage.like(1, 2).await;
+        if user < 52 {
+            run.resume();
+        }
+    }
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 0), ("transient", 0), ("busy", 1), ("exact", 5), ("repaired", 0)]);
+    assert_eq!(stage.repairs().await, []);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drift_under_likes_between_every_sample_and_its_fence_is_repaired_exactly() {
+    let mut stage = Stage::new("late_drift", "").await;
+    drift(&stage.world, target(1), 4).await;
+    let mut run = stage.run(&["--full"], &SAMPLES);
+    for user in 50..55 {
+        run.paused().await;
+        stage.like(1, user).await;
+        match user % 2 {
+            0 => stage.unlike(1, 3).await,
+            _ => stage.like(1, 3).await,
+        }
+        if user < 54 {
+            run.resume();
+        }
+    }
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 1), ("drift_sum", 4), ("busy", 1), ("repaired", 1)]);
+    assert_eq!(stage.repairs().await, [repair(1, -4, Some("done"))]);
+    stage.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_between_the_second_look_and_the_repair_stay() {
+    let mut stage = Stage::new("late_stay", "").await;
+    drift(&stage.world, target(1), 2).await;
+    drift(&stage.world, target(2), -2).await;
+    let mut run = stage.run(&["--full"], &["reconcile:agreed", "reconcile:noted"]);
+    run.paused().await;
+    stage.like(1, 50).await;
+    stage.unlike(2, 1).await;
+    run.next().await;
+    stage.like(1, 51).await;
+    stage.like(2, 51).await;
+    stage.unlike(1, 50).await;
+    let report = run.report().await;
+    assert_numbers(&report, &[("drifted", 2), ("repaired", 2), ("left", 0)]);
+    assert_eq!(stage.repairs().await, [repair(1, -2, Some("done")), repair(2, 2, Some("done"))]);
+    stage.close().await;
+}

@@ -1,0 +1,259 @@
+//! A site where everything goes wrong at random, while reconciles run and die: in the end all truths are the model's, and
+//! every repair on the way there was right.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sqlx::Row as _;
+use tallyd::client::{Client, Counted};
+use tallyd::model::{Micros, Target, UserId};
+use tokio::task::JoinSet;
+
+use super::proof::{Act, Row, first_wrong};
+use crate::common::{Daemon, Dice, Model, World, assert_redis_equals, target};
+
+/// Users that click at once, each playing twenty in turn, on few hot and many cold targets.
+const CLICKERS: u64 = 10;
+const HOT: u64 = 2;
+const COLD: u64 = 150;
+
+/// `publish_grace`: short, so that the run is.
+const GRACE: Duration = Duration::from_millis(300);
+
+/// Reconciles that run one after the other.
+const ROUNDS: u64 = 10;
+
+/// One for each test. What they choose is the same every time; the order in which it happens is not.
+const SEEDS: [u64; 2] = [2_203, 9_011];
+
+/// What may happen to a click.
+#[derive(Clone, Copy, Debug)]
+enum Luck {
+    Good,
+    /// Counted, and never published.
+    Lost,
+    /// The answer of Redis was lost: counted once more, and published once.
+    Twice,
+    /// Published, and again later.
+    Repeated,
+    /// So long between counting and publishing.
+    Stalled(Duration),
+}
+
+impl Luck {
+    fn draw(dice: &mut Dice, long_stalls: bool) -> Self {
+        let percent = |percent| GRACE * u32::try_from(percent).unwrap() / 100;
+        match dice.below(100) {
+            0..=1 => Self::Lost,
+            2..=3 => Self::Twice,
+            4..=9 => Self::Repeated,
+            10..=15 => Self::Stalled(percent(10 + dice.below(60))),
+            16..=18 if long_stalls => Self::Stalled(percent(210 + dice.below(200))),
+            _ => Self::Good,
+        }
+    }
+}
+
+/// One of those who click at once.
+struct Clicker {
+    client: Arc<Client>,
+    dice: Dice,
+    long_stalls: bool,
+    acts: Vec<Act>,
+    /// What was published last.
+    published: Vec<Counted>,
+}
+
+impl Clicker {
+    async fn click_until(mut self, first_user: u64, stop: Arc<AtomicBool>) -> Vec<Act> {
+        let mut likes: HashMap<(Target, UserId), bool> = HashMap::new();
+        while !stop.load(Ordering::Relaxed) {
+            let user = UserId(first_user + self.dice.below(20));
+            let hot = self.dice.percent(40);
+            let target = target(if hot { 1 + self.dice.below(HOT) } else { 100 + self.dice.below(COLD) });
+            let liked = likes.entry((target, user)).or_default();
+            *liked = !*liked;
+            let luck = Luck::draw(&mut self.dice, self.long_stalls);
+            self.click(target, user, *liked, luck).await;
+            // They think in between, or the machine would do nothing else.
+            tokio::time::sleep(Duration::from_millis(self.dice.below(20))).await;
+        }
+        self.acts
+    }
+
+    async fn click(&mut self, target: Target, user: UserId, liked: bool, luck: Luck) {
+        let counted = self.client.count(target, user, liked, &[]).await.unwrap();
+        match luck {
+            Luck::Good => self.publish(counted).await,
+            Luck::Lost => self.acts.push(Act { event: counted.event, published: None }),
+            Luck::Twice => {
+                self.acts.push(Act { event: counted.event, published: None });
+                let again = self.client.count(target, user, liked, &[]).await.unwrap();
+                self.publish(again).await;
+            }
+            Luck::Repeated => {
+                self.publish(counted).await;
+                let old = self.dice.below(self.published.len() as u64) as usize;
+                self.client.publish(&self.published[old]).await.unwrap();
+            }
+            Luck::Stalled(stall) => {
+                tokio::time::sleep(stall).await;
+                self.publish(counted).await;
+            }
+        }
+    }
+
+    async fn publish(&mut self, counted: Counted) {
+        self.client.publish(&counted).await.unwrap();
+        // Redis runs on this machine: its clock is ours.
+        self.acts.push(Act { event: counted.event, published: Some(Micros::now()) });
+        self.published.push(counted);
+    }
+}
+
+/// Runs reconciles, and ends what runs at moments that the dice choose.
+struct Operator {
+    world: World,
+    daemon: Option<Daemon>,
+    dice: Dice,
+}
+
+impl Operator {
+    /// Reconciles, one after the other, while the daemon dies now and then.
+    async fn work(&mut self) {
+        for round in 0..ROUNDS {
+            let mode = if round % 2 == 0 { "--full" } else { "--changed" };
+            let run_dies = self.moment(35);
+            // And how long there is none then.
+            let daemon_dies = self.moment(40).map(|moment| (moment, Duration::from_millis(self.dice.below(1_200))));
+            let (world, daemon) = (&self.world, &mut self.daemon);
+            tokio::join!(reconcile(world, mode, run_dies), async {
+                if let Some((moment, pause)) = daemon_dies {
+                    tokio::time::sleep(moment).await;
+                    daemon.take().unwrap().kill();
+                    tokio::time::sleep(pause).await;
+                    *daemon = Some(world.daemon());
+                }
+            });
+        }
+    }
+
+    fn moment(&mut self, percent: u64) -> Option<Duration> {
+        self.dice.percent(percent).then(|| Duration::from_millis(self.dice.below(2_000)))
+    }
+}
+
+/// One run, which is killed after `dies` unless it has ended by then.
+async fn reconcile(world: &World, mode: &str, dies: Option<Duration>) {
+    let mut command = tokio::process::Command::from(world.command());
+    command.args(["reconcile", mode, "--force", "--format", "json"]).kill_on_drop(true);
+    let run = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let output = match dies {
+        None => run.wait_with_output().await,
+        Some(moment) => match tokio::time::timeout(moment, run.wait_with_output()).await {
+            Ok(output) => output,
+            Err(_) => {
+                // Dropped, and so killed; its lease would end by itself, much later.
+                let end = "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'reconcile'";
+                sqlx::query(end).execute(&world.pool).await.unwrap();
+                return;
+            }
+        },
+    };
+    let output = output.unwrap();
+    let code = output.status.code();
+    assert!(matches!(code, Some(0 | 75)), "{code:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Every repair of a target in Redis, in order; none in MySQL.
+async fn repairs(world: &World) -> BTreeMap<Target, Vec<Row>> {
+    let rows = sqlx::query(
+        "SELECT target_id, store, before_it, added, repair.outcome, \
+         CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', started_at) AS SIGNED), \
+         CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', repaired_at) AS SIGNED) \
+         FROM repair JOIN job_run USING (run) ORDER BY pass",
+    );
+    let mut repairs: BTreeMap<_, Vec<Row>> = BTreeMap::new();
+    for row in rows.fetch_all(&world.pool).await.unwrap() {
+        assert_eq!(row.get::<String, _>(1), "redis", "a counter differed from its rows");
+        repairs.entry(target(row.get(0))).or_default().push(Row {
+            before: row.get(2),
+            added: row.get(3),
+            outcome: row.get(4),
+            began: Micros(row.get(5)),
+            noted: Micros(row.get(6)),
+        });
+    }
+    repairs
+}
+
+/// Fails if a repair was wrong; says how many there were.
+fn assert_right(acts: &[Act], repairs: &BTreeMap<Target, Vec<Row>>, seed: u64) -> usize {
+    let mut by_target: BTreeMap<Target, Vec<Act>> = BTreeMap::new();
+    for act in acts {
+        by_target.entry(act.event.target).or_default().push(*act);
+    }
+    for (target, rows) in repairs {
+        let acts = by_target.get(target).map(Vec::as_slice).unwrap_or_default();
+        if let Some(wrong) = first_wrong(acts, rows, GRACE.as_micros() as i64) {
+            let near = |act: &&Act| act.event.at > Micros(wrong.began.0 - 1_000_000) && act.event.at < wrong.noted;
+            let acts: Vec<&Act> = acts.iter().filter(near).collect();
+            panic!(
+                "seed {seed}: of {target:?}, {wrong:?} is wrong; all its repairs: {rows:?}; its last acts: {acts:?}"
+            );
+        }
+    }
+    repairs.values().map(Vec::len).sum()
+}
+
+async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
+    let settings = "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40";
+    let world = World::new(name, settings).await;
+    let publisher = world.publisher().await;
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let daemon = Some(world.daemon());
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let (mut users, stop) = (JoinSet::new(), Arc::<AtomicBool>::default());
+    for number in 0..CLICKERS {
+        let (client, dice) = (Arc::clone(&client), Dice::new(seed + 1 + number));
+        let clicker = Clicker { client, dice, long_stalls, acts: Vec::new(), published: Vec::new() };
+        users.spawn(clicker.click_until(1 + number * 20, Arc::clone(&stop)));
+    }
+    let mut operator = Operator { world, daemon, dice: Dice::new(seed) };
+    operator.work().await;
+    stop.store(true, Ordering::Relaxed);
+    let acts = users.join_all().await.concat();
+    let Operator { world, daemon, .. } = operator;
+    world.drained(&publisher).await;
+
+    let last = world.report(&["reconcile", "--full", "--force"]);
+    let again = world.report(&["reconcile", "--full"]);
+    assert_eq!(
+        (&again["drifted"], &again["left"], &again["unknown"], &again["transient"]),
+        (&0.into(), &0.into(), &0.into(), &0.into()),
+        "seed {seed}: {last} {again}"
+    );
+    let mut model = Model::default();
+    for act in acts.iter().filter(|act| act.published.is_some()) {
+        model.apply(&act.event);
+    }
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    let repaired = assert_right(&acts, &repairs(&world).await, seed);
+    assert!(repaired > 20, "seed {seed}: of {} acts only {repaired} had to be repaired", acts.len());
+    assert!(daemon.unwrap().stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_is_lost_or_counted_twice_every_repair_is_right_and_the_end_is_exact() {
+    everything_goes_wrong("model", SEEDS[0], false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_stall_longer_than_twice_the_grace_change_nothing_in_the_end() {
+    everything_goes_wrong("model_stalls", SEEDS[1], true).await;
+}

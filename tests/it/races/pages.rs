@@ -1,0 +1,70 @@
+//! A full run that dies again and again.
+
+use std::collections::BTreeSet;
+
+use super::stage::{Run, Stage};
+use crate::common::{Dice, World, drift, target};
+
+/// Twenty pages.
+const TARGETS: u64 = 200;
+
+/// Seeds, so that the pages differ.
+const SEEDS: [u64; 3] = [1, 7, 1_914];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_run_killed_at_page_after_page_is_resumed_and_misses_nothing() {
+    let mut stage = Stage::new("killed_pages", "[reconcile]\npage_targets = 10").await;
+    for id in 1..=TARGETS {
+        stage.like(id, 9).await;
+    }
+    stage.drained().await;
+    for seed in SEEDS {
+        let mut dice = Dice::new(seed);
+        // What is off is repaired at the end of the kind: the checkpoint comes no further than the first of them.
+        let first = 12 + dice.below(25);
+        let off: BTreeSet<u64> = (0..20).map(|_| first + dice.below(TARGETS + 1 - first)).collect();
+        for id in &off {
+            drift(&stage.world, target(*id), 1 + dice.below(3) as i64).await;
+        }
+        kill_at_pages(&stage, &mut dice, seed).await;
+        let report = stage.world.report(&["reconcile", "--resume", "--force"]);
+        assert!(report["resumed_run"].is_u64(), "seed {seed}: {report}");
+        assert_eq!(report["repaired"], off.len() as u64, "seed {seed}: {off:?}: {report}");
+        let checked = report["checked"].as_u64().unwrap();
+        assert!(checked >= TARGETS + 1 - off.first().unwrap(), "seed {seed}: {off:?}: {report}");
+    }
+    stage.close().await;
+}
+
+/// Four runs, each killed after some of its pages.
+async fn kill_at_pages(stage: &Stage, dice: &mut Dice, seed: u64) {
+    let mut last = 0;
+    for kill in 0..4 {
+        let pages = 2 + dice.below(3) as usize;
+        let points = vec!["reconcile:compared"; pages].join(",");
+        let mut arguments = vec!["--full", "--force"];
+        if kill > 0 {
+            arguments.push("--resume");
+        }
+        let mut run = Run::start(&stage.world, &arguments, &[("TALLYD_PAUSE_POINT", &points)]);
+        run.paused().await;
+        for _ in 1..pages {
+            run.next().await;
+        }
+        run.kill();
+        stage.end_lease().await;
+        let checkpoint = checkpoint(&stage.world).await;
+        assert!(checkpoint >= last, "seed {seed}: it fell back from {last} to {checkpoint}");
+        last = checkpoint;
+    }
+}
+
+/// The last target that the runs of the job since the last one that was done have come to.
+async fn checkpoint(world: &World) -> i64 {
+    world
+        .count(
+            "SELECT COALESCE(MAX(CAST(JSON_VALUE(checkpoint, '$.target_id') AS SIGNED)), 0) FROM job_run \
+             WHERE mode = 'full' AND run > (SELECT MAX(run) FROM job_run WHERE outcome = 'done')",
+        )
+        .await
+}

@@ -1,0 +1,260 @@
+//! Redis' counters against MySQL, by the real binary, while the daemon writes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+use std::sync::Arc;
+
+use crate::common;
+use common::clicker::Clicker;
+use common::site::Site;
+use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
+use tallyd::client::Client;
+use tallyd::model::{Micros, UserId};
+
+/// Users that click at once, each on few hot and many cold targets.
+const CLICKERS: u64 = 16;
+const HOT: u64 = 3;
+const COLD: u64 = 2_000;
+
+/// Each of the clickers.
+const EACH: Clicker = Clicker { number: 0, users: 20, hot: HOT, cold: COLD };
+
+fn number(report: &serde_json::Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("{name} in {report}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_drift_nothing_is_repaired_under_live_load_on_hot_targets() {
+    let world = World::new("no_drift", "").await;
+    let publisher = world.publisher().await;
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let daemon = world.daemon();
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    let site = Site::of(&client, CLICKERS, EACH);
+    site.clicked(1_000).await;
+    let mut busy = 0;
+    for mode in ["--full", "--changed", "--full", "--changed"] {
+        let report = world.report(&["reconcile", mode]);
+        assert_eq!(
+            (&report["drifted"], &report["repaired"], &report["counters_off"]),
+            (&0.into(), &0.into(), &0.into()),
+            "{report}"
+        );
+        busy += number(&report, "busy");
+    }
+    assert!(busy >= HOT, "the hot targets were never quiet: {busy}");
+    let model = site.close().await;
+    world.drained(&publisher).await;
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_injected_drift_is_repaired_under_live_load_and_nothing_else() {
+    let world = World::new("drift", "").await;
+    let publisher = world.publisher().await;
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let daemon = world.daemon();
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    let site = Site::of(&client, CLICKERS, EACH);
+    site.clicked(2_000).await;
+    let mut repaired = 0;
+    for round in 0..3 {
+        // Counted twice, lost publishes, hands in Redis; on hot targets, cold ones, and ones that MySQL never heard of.
+        let drifts = [(target(1), 5), (target(2), -3), (target(100 + round), 1), (target(777_000 + round), 2)];
+        for (target, by) in drifts {
+            drift(&world, target, by).await;
+        }
+        site.clicked(500).await;
+        let report = world.report(&["reconcile", "--full"]);
+        assert_eq!(
+            (number(&report, "drifted"), number(&report, "drift_sum"), number(&report, "left")),
+            (4, 11, 0),
+            "{report}"
+        );
+        repaired += number(&report, "repaired");
+    }
+    assert_eq!(repaired, 12);
+    let model = site.close().await;
+    world.drained(&publisher).await;
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!(report["drifted"], 0, "{report}");
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flushed_redis_is_unknown_until_it_is_rebuilt_exactly_under_load() {
+    let world = World::new("flushed", "").await;
+    let publisher = world.publisher().await;
+    let client = Arc::new(Client::new(&world.api).unwrap());
+    let daemon = world.daemon();
+    let loaded = world.report(&["reconcile"]);
+    assert_eq!(number(&loaded, "buckets_loaded"), u64::from(world.cache.keys.buckets()));
+    let site = Site::of(&client, CLICKERS, EACH);
+    site.clicked(2_000).await;
+    lose(&world).await;
+    site.clicked(500).await;
+    let one = world.report(&["reconcile", "--target", "video:1"]);
+    assert_eq!((&one["unknown"], &one["drifted"]), (&1.into(), &0.into()), "{one}");
+    // Whatever is asked for, it begins with what is lost.
+    let report = world.report(&["reconcile", "--changed"]);
+    assert_eq!(number(&report, "buckets_loaded"), number(&loaded, "buckets_loaded"), "{report}");
+    assert!(number(&report, "counters_loaded") > 100, "{report}");
+    let model = site.close().await;
+    world.drained(&publisher).await;
+    assert_eq!(world.report(&["reconcile"])["drifted"], 0);
+    assert!(daemon.stop().success());
+    world.assert_equals(&model).await;
+    assert_redis_equals(&world, &model).await;
+    world.close().await;
+}
+
+/// A daemon, a loaded Redis, and the likes of ten users for each of twenty targets in MySQL and Redis.
+async fn settled(name: &str, settings: &str) -> (World, common::Daemon, Model) {
+    let world = World::new(name, settings).await;
+    let publisher = world.publisher().await;
+    let client = Client::new(&world.api).unwrap();
+    let daemon = world.daemon();
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let mut model = Model::default();
+    for id in 1..=20 {
+        for user in 1..=10 {
+            model.apply(&client.like(target(id), UserId(user), &[]).await.unwrap().counted().unwrap().event);
+        }
+    }
+    world.drained(&publisher).await;
+    (world, daemon, model)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_finds_drift_and_changes_nothing() {
+    let (world, daemon, _) = settled("dry_run", "").await;
+    assert_eq!(world.tallyd(&["reconcile", "--dry-run"]).status.code(), Some(0));
+    drift(&world, target(3), 2).await;
+    drift(&world, target(888), 1).await;
+    let before = world.redis_counters().await;
+    let output = world.tallyd(&["reconcile", "--dry-run"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("2 drifted by 3 in all, 0 repaired"), "{text}");
+    assert!(text.contains("video:3: drifted, Redis 12, MySQL 10"), "{text}");
+    assert!(text.contains("video:888: drifted, Redis 1, MySQL 0"), "{text}");
+    assert_eq!(world.redis_counters().await, before);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_target_is_repaired_alone() {
+    let (world, daemon, model) = settled("one_target", "").await;
+    drift(&world, target(3), -4).await;
+    drift(&world, target(4), 1).await;
+    let output = world.tallyd(&["reconcile", "--target", "video:3", "--target", "video:5"]);
+    let text = stdout(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(text.contains("video:3: repaired, Redis 6, MySQL 10, added +4"), "{text}");
+    assert!(text.contains("video:5: exact, Redis 10, MySQL 10"), "{text}");
+    assert!(
+        text.contains("Redis was off at two cuts, and got the difference added; 10 like records; 10 in counter"),
+        "{text}"
+    );
+    assert_eq!(world.redis_counters().await[&target(4)], 11, "not asked for");
+    assert!(world.tallyd(&["--reconcile-once"]).status.success());
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
+    let (world, daemon, model) = settled("changed", "[reconcile]\noverlap = \"0s\"").await;
+    let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
+    // A run looks again at what was liked less than `publish_grace` before it.
+    let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
+    eventually("the likes are older than publish_grace", || async { Micros::now() > cut }).await;
+    let first = world.report(&["reconcile", "--changed"]);
+    assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
+    assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "nothing changed since");
+    let client = Client::new(&world.api).unwrap();
+    let publisher = world.broker.connect_publisher("test").await.unwrap();
+    let mut model = model;
+    model.apply(&client.like(target(7), UserId(99), &[]).await.unwrap().counted().unwrap().event);
+    drift(&world, target(7), 3).await;
+    world.drained(&publisher).await;
+    let second = world.report(&["reconcile", "--changed"]);
+    assert_eq!((number(&second, "checked"), number(&second, "repaired")), (1, 1), "{second}");
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counter_that_differs_from_its_rows_is_corrected() {
+    let (world, daemon, model) = settled("counter_off", "").await;
+    sqlx::query("UPDATE counter SET value = value + 7 WHERE target_id = 5").execute(&world.pool).await.unwrap();
+    sqlx::query("DELETE FROM counter WHERE target_id = 6").execute(&world.pool).await.unwrap();
+    let output = world.tallyd(&["reconcile", "--dry-run", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["counters_off"], 2);
+    let report = world.report(&["reconcile"]);
+    assert_eq!((&report["counters_off"], &report["drifted"]), (&2.into(), &0.into()), "{report}");
+    assert_eq!(world.report(&["reconcile"])["counters_off"], 0);
+    world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_daemon_it_works_on_an_empty_queue_and_says_why_not_on_a_full_one() {
+    let (world, daemon, model) = settled("no_daemon", "[reconcile]\nfence_max = \"1s\"").await;
+    assert!(daemon.stop().success());
+    drift(&world, target(1), 1).await;
+    let report = world.report(&["reconcile"]);
+    assert_eq!((&report["repaired"], &report["left"]), (&1.into(), &0.into()), "{report}");
+    assert_redis_equals(&world, &model).await;
+    let client = Client::new(&world.api).unwrap();
+    client.like(target(1), UserId(500), &[]).await.unwrap();
+    let output = world.tallyd(&["reconcile"]);
+    assert_eq!(output.status.code(), Some(75), "{}", stderr(&output));
+    let text = stderr(&output);
+    assert!(text.contains(".events.0 has 1 messages and no consumer"), "{text}");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_that_were_deleted_by_hand_go_from_redis_too() {
+    let (world, daemon, _) = settled("deleted", "").await;
+    sqlx::query("DELETE FROM like_record WHERE target_id = 9").execute(&world.pool).await.unwrap();
+    let report = world.report(&["reconcile"]);
+    assert_eq!((&report["counters_off"], &report["repaired"]), (&1.into(), &1.into()), "{report}");
+    assert_eq!(world.redis_counters().await.get(&target(9)), None);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_daemon_makes_up_for_a_missed_run_at_its_start() {
+    // Fires once a year: only the catch-up at the start can be what runs.
+    let (world, daemon, model) = settled("catch_up", "").await;
+    assert!(daemon.stop().success());
+    sqlx::query("DELETE FROM job_run").execute(&world.pool).await.unwrap();
+    drift(&world, target(2), 5).await;
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]);
+    eventually("the run is done", || async {
+        world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'full' AND outcome = 'done'").await == 1
+    })
+    .await;
+    assert_redis_equals(&world, &model).await;
+    assert!(daemon.stop().success());
+    // The next start finds that run, which is newer than the last time the pattern fired.
+    let daemon = world.daemon_with(&[("TALLYD__RECONCILE__FULL_CRON", "0 0 0 1 1 *")]);
+    daemon.logged("consuming").await;
+    assert!(daemon.stop().success());
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run").await, 1);
+    world.close().await;
+}

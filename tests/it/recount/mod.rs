@@ -1,0 +1,87 @@
+//! Numbers whose truth is another table: corrected by a query, and by nothing else.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod live;
+mod plain;
+mod refused;
+mod runs;
+
+use std::collections::BTreeMap;
+
+use crate::common;
+use common::{Daemon, World};
+use sqlx::{AssertSqlSafe, Row};
+
+/// What counts the comments of a video.
+const QUERY: &str = "SELECT video_id, COUNT(*) FROM comment WHERE video_id > :after AND deleted = 0 GROUP BY video_id ORDER BY video_id \
+                     LIMIT :limit";
+
+/// A configuration with one recount; `more` is what else its block has.
+fn settings(query: &str, more: &str) -> String {
+    format!(
+        "[metrics]\nlike = 1\ncomment = 2\n[[recount]]\nkind = \"video\"\nmetric = \"comment\"\nquery = \"\"\"{query}\"\"\"\n{more}\n"
+    )
+}
+
+/// A world with an empty table of comments, and queues that nobody reads.
+async fn world(name: &str, settings: &str) -> World {
+    let world = World::new(name, settings).await;
+    world.publisher().await;
+    let table = "CREATE TABLE comment (id BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, video_id BIGINT NOT NULL, \
+                 deleted BOOLEAN NOT NULL DEFAULT 0, KEY (video_id))";
+    sqlx::query(table).execute(&world.pool).await.unwrap();
+    world
+}
+
+/// The same with a daemon.
+async fn served(name: &str, settings: &str) -> (World, Daemon) {
+    let world = world(name, settings).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    (world, daemon)
+}
+
+async fn run(world: &World, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&world.pool).await.unwrap();
+}
+
+/// Comments in the table, so many for each video.
+async fn comment(world: &World, comments: &[(u64, usize)]) {
+    for (id, count) in comments {
+        run(world, &format!("INSERT INTO comment (video_id) VALUES {}", vec![format!("({id})"); *count].join(",")))
+            .await;
+    }
+}
+
+/// Numbers in `counter`, whatever they should be.
+async fn count(world: &World, counters: &[(u64, u8, i64)]) {
+    for (id, slot, value) in counters {
+        let columns = "kind, target_id, metric, slot, value, update_at";
+        run(world, &format!("INSERT INTO counter ({columns}) VALUES (1, {id}, 2, {slot}, {value}, NOW(6))")).await;
+    }
+}
+
+/// By id, without zeros.
+async fn numbers(world: &World, sql: &'static str) -> BTreeMap<u64, i64> {
+    let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
+    let numbers = rows.iter().map(|row| (row.get(0), row.get(1)));
+    numbers.filter(|(_, number)| *number != 0).collect()
+}
+
+async fn counters(world: &World) -> BTreeMap<u64, i64> {
+    let sql =
+        "SELECT target_id, CAST(SUM(value) AS SIGNED) FROM counter WHERE kind = 1 AND metric = 2 GROUP BY target_id";
+    numbers(world, sql).await
+}
+
+async fn comments(world: &World) -> BTreeMap<u64, i64> {
+    numbers(world, "SELECT CAST(video_id AS UNSIGNED), COUNT(*) FROM comment WHERE deleted = 0 GROUP BY video_id").await
+}
+
+/// What was added to counters by recounts, in all.
+async fn added(world: &World) -> BTreeMap<u64, i64> {
+    let sql = "SELECT target_id, CAST(SUM(added) AS SIGNED) FROM repair WHERE store = 'mysql' AND outcome = 'done' AND metric = 2 \
+               GROUP BY target_id";
+    numbers(world, sql).await
+}

@@ -1,0 +1,176 @@
+//! Runs that die, that meet each other, and that the daemon starts by itself.
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use tallyd::jobs::recount::FAULT_POINTS;
+
+use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
+use crate::common::{eventually, stderr};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_is_killed_anywhere_is_made_up_for_by_the_next_and_nothing_is_added_twice() {
+    for (number, point) in FAULT_POINTS.into_iter().enumerate() {
+        let world = world(&format!("recount_killed_{number}"), &settings(QUERY, "page_targets = 50")).await;
+        // More than one transaction's.
+        let videos: Vec<(u64, usize)> = (1..=150).map(|id| (id, 1 + (id % 3) as usize)).collect();
+        comment(&world, &videos).await;
+        count(&world, &[(7, 0, 100), (160, 0, 5)]).await;
+        let killed = world.command().args(["recount", "--force"]).env("TALLYD_FAULT_POINT", point).output().unwrap();
+        assert!(stderr(&killed).contains("fault-point"), "{point}: {}", stderr(&killed));
+        // Its lease runs out.
+        run(&world, "UPDATE job_lock SET lease_until = NOW(6)").await;
+        assert!(world.tallyd(&["recount", "--force"]).status.success());
+        assert_eq!(counters(&world).await, comments(&world).await, "{point}");
+        let mut expected: BTreeMap<u64, i64> = videos.iter().map(|(id, count)| (*id, *count as i64)).collect();
+        expected.insert(7, 2 - 100);
+        expected.insert(160, -5);
+        assert_eq!(added(&world).await, expected, "{point}");
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_at_once_one_is_told_to_try_later() {
+    let world = world("recount_two", &settings(QUERY, "")).await;
+    comment(&world, &[(1, 3)]).await;
+    let mut first = world.command();
+    let first = first.arg("recount").env("TALLYD_PAUSE_POINT", "recount:correcting").spawn().unwrap();
+    let stopped = || async {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    eventually("the first one stands still", stopped).await;
+    let second = world.tallyd(&["recount"]);
+    assert_eq!(second.status.code(), Some(75), "{}", stderr(&second));
+    assert!(stderr(&second).contains("is at it"), "{}", stderr(&second));
+    // A reconcile is another job, and its fences are its own.
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    // The first one's lease runs out while it is frozen; another one corrects.
+    run(&world, "UPDATE job_lock SET lease_until = NOW(6) WHERE job = 'recount'").await;
+    assert!(world.tallyd(&["recount"]).status.success());
+    assert!(std::process::Command::new("kill").args(["-CONT", &first.id().to_string()]).status().unwrap().success());
+    let ended = first.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(75), "it has been taken over");
+    assert_eq!(added(&world).await, BTreeMap::from([(1, 3)]), "once");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_recounts_by_its_schedule_and_tells() {
+    let (world, daemon) = served("recount_cron", &settings(QUERY, "cron = \"* * * * * *\"")).await;
+    comment(&world, &[(1, 3), (2, 2)]).await;
+    count(&world, &[(1, 1, 8)]).await;
+    eventually("it is corrected", || async { counters(&world).await == BTreeMap::from([(1, 3), (2, 2)]) }).await;
+    daemon.logged("recount-off").await;
+    daemon.logged("video:comment: 2 targets checked").await;
+    let done = "SELECT COUNT(*) FROM job_run WHERE job = 'recount' AND mode = 'video:comment' AND outcome = 'done'";
+    eventually("again and again", || async { world.count(done).await > 1 }).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recount_that_comes_with_a_reload_is_done_and_one_that_goes_is_not() {
+    let (mut world, daemon) = served("recount_reload", &settings(QUERY, "")).await;
+    comment(&world, &[(1, 3)]).await;
+    world.set(&settings(QUERY, "cron = \"* * * * * *\""));
+    daemon.signal("HUP");
+    daemon.logged("[[recount]]").await;
+    eventually("it is corrected", || async { counters(&world).await == BTreeMap::from([(1, 3)]) }).await;
+    world.set("[metrics]\nlike = 1\ncomment = 2\n");
+    daemon.signal("HUP");
+    eventually("it is taken away", || async { daemon.log().matches("\"reloaded\"").count() == 2 }).await;
+    assert!(daemon.stop().success());
+    let runs = "SELECT COUNT(*) FROM job_run WHERE job = 'recount'";
+    let before = world.count(runs).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert!(daemon.stop().success());
+    assert_eq!(world.count(runs).await, before);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recount_that_is_wrong_keeps_no_other_from_being_done() {
+    let second = "[[recount]]\nkind = \"video\"\nmetric = \"share\"\nquery = \"SELECT x, 1 FROM nowhere WHERE x > :after LIMIT :limit\"\n";
+    let all = format!("{}{second}", settings(QUERY, "")).replace("comment = 2\n", "comment = 2\nshare = 3\n");
+    let world = world("recount_both", &all).await;
+    comment(&world, &[(1, 3)]).await;
+    let output = world.tallyd(&["recount", "video:share", "video:comment", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("[[recount]] of video share: MySQL does not run the query"),
+        "{}",
+        stderr(&output)
+    );
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["recounts"][0]["corrected"], json!(1));
+    assert_eq!(counters(&world).await, BTreeMap::from([(1, 3)]));
+    let waits = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:share' AND outcome = 'refused'";
+    assert_eq!(world.count(waits).await, 1, "it is not due again before its next time");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_recount_that_is_new_waits_for_its_time() {
+    let second = "[[recount]]\nkind = \"video\"\nmetric = \"share\"\ncron = \"0 0 5 * * *\"\n\
+                  query = \"SELECT id, 1 FROM comment WHERE id > :after ORDER BY id LIMIT :limit\"\n";
+    let all = format!("{second}{}", settings(QUERY, "cron = \"* * * * * *\""));
+    let all = all.replace("comment = 2\n", "comment = 2\nshare = 3\n");
+    let (world, daemon) = served("recount_new", &all).await;
+    let done = "SELECT COUNT(*) FROM job_run WHERE mode = 'video:comment' AND outcome = 'done'";
+    eventually("the other one is done", || async { world.count(done).await > 1 }).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM job_run WHERE mode = 'video:share'").await, 0);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// A daemon that stops holds events that it has not written: one of before the stop, and one that comes while it stands still.
+#[cfg(feature = "fault-points")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
+    use tallyd::event::encode_count;
+    use tallyd::model::{Micros, TargetId};
+
+    let more = "[consumer]\nlinger_ms = 0\nbatch_events_max = 1\n[amqp]\nheartbeat_s = 3\n[reconcile]\npublish_grace = \"100ms\"\n";
+    let world = world("recount_stop", &format!("{}{more}", settings(QUERY, ""))).await;
+    let publisher = world.publisher().await;
+    let queue = world.broker.queue(0);
+    let publish = async |number: u64| {
+        let body = encode_count(TargetId(1), ("video", "comment"), 1, Micros::now(), &format!("e{number}"), None);
+        publisher.publish("", &queue, &body).await.unwrap();
+    };
+    let first = world.daemon_with(&[("TALLYD_PAUSE_POINT", "consumer:ending")]);
+    first.logged("\"consuming\"").await;
+    let second = world.daemon();
+    second.logged("\"consuming\"").await;
+    publish(0).await;
+    eventually("the first one has the partition", || async { counters(&world).await == BTreeMap::from([(1, 1)]) })
+        .await;
+
+    // One is in its transaction, one in the next batch, one in none.
+    let mut lock = world.pool.begin().await.unwrap();
+    sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *lock).await.unwrap();
+    for number in 1..=3 {
+        publish(number).await;
+    }
+    let waits = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'";
+    eventually("the first one writes", || async { world.count(waits).await == 1 }).await;
+    eventually("it has all", || async { publisher.depth(&queue).await.unwrap().messages == 0 }).await;
+    first.signal("TERM");
+    lock.commit().await.unwrap();
+    eventually("it pauses", || async { first.is_stopped() }).await;
+    publish(4).await;
+    comment(&world, &[(1, 5)]).await;
+
+    let report = &world.report(&["recount"])["recounts"][0];
+    assert_eq!(report["ended"], "done", "{report}");
+    first.signal("CONT");
+    let mut first = first;
+    assert!(first.wait().success());
+    world.drained(&publisher).await;
+    assert_eq!((counters(&world).await, added(&world).await), (comments(&world).await, BTreeMap::new()), "{report}");
+    assert!(second.stop().success());
+    world.close().await;
+}

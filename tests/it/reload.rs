@@ -1,0 +1,386 @@
+//! SIGHUP: what is taken at once, what is refused, and that nothing is lost meanwhile. Codes that keep their meaning.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::common;
+use common::proxy::Proxy;
+use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
+use sqlx::{AssertSqlSafe, Row};
+use tallyd::event::{LikeEvent, encode_count, encode_like};
+use tallyd::model::{Metric, Micros, TargetId, UserId};
+use tallyd::store::Store;
+use tokio_util::sync::CancellationToken;
+
+/// The log's lines of that event.
+fn events(daemon: &Daemon, name: &str) -> Vec<serde_json::Value> {
+    let log = daemon.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    lines.filter(|line| line["event"] == name).collect()
+}
+
+/// Takes the settings, and waits for the last word on them: the event that is given, once more.
+async fn reload(world: &World, daemon: &Daemon, settings: &str, end: &str) -> serde_json::Value {
+    let before = events(daemon, end).len();
+    world.write(settings);
+    daemon.signal("HUP");
+    eventually(&format!("{end} is logged"), || async { events(daemon, end).len() > before }).await;
+    events(daemon, end).pop().unwrap()
+}
+
+/// The numbers in MySQL, by target and metric, without those that are zero.
+async fn numbers(world: &World) -> BTreeMap<(u64, u8), i64> {
+    let sql = "SELECT target_id, metric, CAST(SUM(value) AS SIGNED) AS value FROM counter GROUP BY target_id, metric \
+               HAVING value <> 0";
+    let rows = sqlx::query(sql).fetch_all(&world.pool).await.unwrap();
+    rows.iter().map(|row| ((row.get(0), row.get(1)), row.get(2))).collect()
+}
+
+fn counted(id: u64, metric: &str, event_id: &str) -> (UserId, Vec<u8>) {
+    (UserId(id), encode_count(TargetId(id), ("video", metric), 1, Micros::now(), event_id, None))
+}
+
+async fn dead_letters(world: &World) -> Vec<String> {
+    sqlx::query_scalar("SELECT reason FROM dead_letter ORDER BY id").fetch_all(&world.pool).await.unwrap()
+}
+
+/// Likes and views without an end, until the stop; how many views of video 7 there were, and what the likes come to.
+async fn traffic(
+    world: &World,
+    sent: Arc<AtomicU64>,
+    stop: CancellationToken,
+) -> impl Future<Output = (i64, Model)> + use<> {
+    let (publisher, exchange) = (world.publisher().await, world.broker.exchange());
+    async move {
+        let (mut model, mut views) = (Model::default(), 0);
+        while !stop.is_cancelled() {
+            for user in 1..=20 {
+                let like = LikeEvent { target: target(7), user: UserId(user), at: Micros::now(), liked: user % 3 > 0 };
+                let (_, event) = body(&like);
+                publisher.publish(&exchange, &user.to_string(), &event).await.unwrap();
+                model.apply(&like);
+                let (_, event) = counted(7, "view", &format!("view-{views}"));
+                publisher.publish(&exchange, &user.to_string(), &event).await.unwrap();
+                views += 1;
+            }
+            sent.fetch_add(20, Ordering::Relaxed);
+        }
+        (views, model)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_that_are_added_under_load_are_counted_from_the_moment_that_it_is_logged() {
+    let settings = |metrics: &str| format!("[amqp]\npartitions = 2\n[metrics]\nlike = 1\nview = 2\n{metrics}");
+    let world = World::new("reload_metrics", &settings("")).await;
+    let daemon = world.daemon();
+    daemon.logged("\"started\"").await;
+    let (stop, sent) = (CancellationToken::new(), Arc::new(AtomicU64::new(0)));
+    let traffic = tokio::spawn(traffic(&world, Arc::clone(&sent), stop.clone()).await);
+    let publisher = world.publisher().await;
+    let mut expected = BTreeMap::new();
+    let mut metrics = String::new();
+    for code in 10..20_u8 {
+        let before = sent.load(Ordering::Relaxed);
+        eventually("the traffic goes on", || async { sent.load(Ordering::Relaxed) > before }).await;
+        metrics += &format!("m{code} = {code}\n");
+        let reloaded = reload(&world, &daemon, &settings(&metrics), "reloaded").await;
+        assert_eq!(reloaded["changed"], format!("[metrics] m{code}"));
+        // Through both partitions, at once.
+        let events: Vec<_> = (1..=50).map(|id| counted(id, &format!("m{code}"), &format!("{code}-{id}"))).collect();
+        world.publish(&publisher, &events).await;
+        expected.extend((1..=50).map(|id| ((id, code), 1)));
+    }
+    stop.cancel();
+    let (views, model) = traffic.await.unwrap();
+    world.drained(&publisher).await;
+    expected.insert((7, 2), views);
+    expected.extend(model.counters().into_iter().map(|(target, likes)| ((target.id.0, 1), likes)));
+    assert_eq!(numbers(&world).await, expected);
+    world.assert_equals(&model).await;
+    assert_eq!(dead_letters(&world).await, Vec::<String>::new());
+    // Not one for each reload; a session begins anew once when it knows how large messages are.
+    assert!(events(&daemon, "consuming").len() < 10, "the sessions went on");
+    assert!(events(&daemon, "outage-begun").is_empty());
+    assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 12);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_that_is_added_is_taken_and_its_numbers_are_loaded() {
+    let settings = |kinds: &str| format!("[reconcile]\nwatch_every = \"1s\"\n[kinds]\nvideo = 1\n{kinds}");
+    let world = World::new("reload_kind", &settings("")).await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let reloaded = reload(&world, &daemon, &settings("post = 2\n"), "reloaded").await;
+    assert_eq!(reloaded["changed"], "[kinds] post");
+    let publisher = world.publisher().await;
+    let like = LikeEvent { target: target(9), user: UserId(1), at: Micros::now(), liked: true };
+    world.publish(&publisher, &[(UserId(1), encode_like(&like, "post", None))]).await;
+    world.drained(&publisher).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE kind = 2").await, 1);
+    let mut redis = world.redis().await;
+    let key = world.cache.keys.counters("post", world.cache.keys.bucket(target(9)));
+    eventually("the lookout has the new kind loaded", || {
+        let (mut redis, key) = (redis.clone(), key.clone());
+        async move {
+            let loaded: Option<String> = redis::cmd("HGET").arg(key).arg("_").query_async(&mut redis).await.unwrap();
+            loaded.is_some_and(|loaded| !loaded.starts_with('~'))
+        }
+    })
+    .await;
+    let posts: i64 = redis::cmd("EXISTS").arg(&key).query_async(&mut redis).await.unwrap();
+    assert_eq!(posts, 1);
+    assert!(stdout(&world.tallyd(&["show", "post:9"])).contains("post:9"));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_configuration_that_is_wrong_is_refused_with_all_its_problems_and_the_old_one_stays() {
+    let old = "[metrics]\nlike = 1\nview = 2\n";
+    let world = World::new("reload_wrong", old).await;
+    let daemon = world.daemon();
+    daemon.logged("\"started\"").await;
+    let wrong = "[metrics]\nlike = 1\n[kinds]\nvideo = 0\n[consumer]\nlinger_ms = 99999\n[log]\nlevel = \"debug\"\n";
+    let refused = reload(&world, &daemon, wrong, "reload-refused").await;
+    let problems = refused["problems"].as_str().unwrap();
+    assert!(
+        problems.contains("[kinds] video is 0, allowed are 1 to 255")
+            && problems.contains("[consumer] linger_ms is 99999"),
+        "{problems}"
+    );
+    let problems = reload(&world, &daemon, "[metrics]\nviews = 2\nlike = \"x\"", "reload-refused").await;
+    assert!(problems["problems"].as_str().unwrap().contains("config.toml:"), "{problems}");
+    let level = reload(&world, &daemon, &format!("{old}[log]\nlevel = \"a=b=c\""), "reload-refused").await;
+    assert!(level["problems"].as_str().unwrap().contains("[log] read level"), "{level}");
+    std::fs::remove_file(world.config_path()).unwrap();
+    daemon.signal("HUP");
+    daemon.logged("can't be read").await;
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[counted(3, "view", "one")]).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await, BTreeMap::from([((3, 2), 1)]));
+    assert!(events(&daemon, "reloaded").is_empty() && events(&daemon, "batch-committed").is_empty());
+    let nothing = reload(&world, &daemon, old, "reloaded").await;
+    assert_eq!(nothing["changed"], "nothing");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_a_restart_is_named_and_the_rest_is_taken() {
+    let world = World::new("reload_restart", "").await;
+    let daemon = world.daemon();
+    daemon.logged("\"started\"").await;
+    let new = "[amqp]\npartitions = 2\n[consumer]\nlinger_ms = 7\nfuture_max = \"10m\"\n[log]\nlevel = \"debug\"\n\
+               [reconcile]\nchanged_cron = \"* * * * * *\"\n";
+    let named = reload(&world, &daemon, new, "reload-needs-restart").await;
+    assert_eq!(named["keys"], "[amqp] partitions, [consumer] linger_ms");
+    daemon.logged("\"reloaded\"").await;
+    let changed = &events(&daemon, "reloaded")[0]["changed"];
+    assert_eq!(changed, "[consumer] future_max, [log] level, [reconcile] changed_cron");
+    // The schedule rings, the filter lets more through, and an event from the nearer future is taken.
+    daemon.logged("\"job-started\"").await;
+    let publisher = world.publisher().await;
+    let like = LikeEvent { target: target(1), user: UserId(1), at: Micros(Micros::now().0 + 400_000_000), liked: true };
+    world.publish(&publisher, &[body(&like)]).await;
+    eventually("the like is written", || async { world.count("SELECT COUNT(*) FROM like_record").await == 1 }).await;
+    daemon.logged("\"batch-committed\"").await;
+    // Named as long as it is so; and what is taken back is taken.
+    let named = reload(&world, &daemon, "[amqp]\npartitions = 2\n", "reload-needs-restart").await;
+    assert_eq!(named["keys"], "[amqp] partitions");
+    let back = reload(&world, &daemon, "", "reloaded").await;
+    assert_eq!(back["changed"], "nothing");
+    assert_eq!(events(&daemon, "reload-needs-restart").len(), 2);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_holds_numbers_is_taken_away_only_when_it_is_retired() {
+    let both = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunused = 3\n";
+    let world = World::new("reload_retired", both).await;
+    let daemon = world.daemon();
+    daemon.logged("\"started\"").await;
+    let publisher = world.publisher().await;
+    let like = LikeEvent { target: target(9), user: UserId(1), at: Micros::now(), liked: true };
+    world.publish(&publisher, &[counted(3, "view", "one"), (UserId(1), encode_like(&like, "post", None))]).await;
+    world.drained(&publisher).await;
+
+    let refused = reload(&world, &daemon, "[metrics]\nlike = 1\n", "reload-refused").await;
+    let problems = refused["problems"].as_str().unwrap();
+    let said =
+        |what: &str| format!("has no {what} any more, whose code in MySQL is 2, and there are numbers with it: put");
+    assert!(problems.contains(&said("post")) && problems.contains(&said("view")), "{problems}");
+    assert!(!problems.contains("unused"), "{problems}");
+    world.publish(&publisher, &[counted(3, "view", "two")]).await;
+    world.drained(&publisher).await;
+    assert_eq!(numbers(&world).await[&(3, 2)], 2, "the old configuration is in force");
+
+    let without = "[metrics]\nlike = 1\n[retired]\nkinds = [\"post\"]\nmetrics = [\"view\"]\n";
+    let changed = reload(&world, &daemon, without, "reloaded").await;
+    let keys = "[kinds] post, [metrics] unused, [metrics] view, [retired] kinds, [retired] metrics";
+    assert_eq!(changed["changed"], keys);
+    assert!(daemon.log().contains("[metrics] unused = 3 is gone, it had no numbers"));
+    world.publish(&publisher, &[counted(3, "view", "three")]).await;
+    world.drained(&publisher).await;
+    assert_eq!((numbers(&world).await[&(3, 2)], dead_letters(&world).await), (2, vec!["unknown-metric".to_owned()]));
+
+    // The code of what had none may be another's once a configuration was without it; that of the other one is not free.
+    let other = format!("{without}[kinds]\nvideo = 1\n").replace("like = 1\n", "like = 1\nshare = 3\n");
+    reload(&world, &daemon, &other, "reloaded").await;
+    assert!(daemon.log().contains("[metrics] share = 3 instead of unused, which had no numbers"));
+    let refused = reload(&world, &daemon, &other.replace("share = 3", "clap = 3"), "reload-refused").await;
+    let said = "[metrics] clap = 3, but in MySQL 3 is the code of share, and a daemon whose configuration calls it so";
+    assert!(refused["problems"].as_str().unwrap().contains(said), "{refused}");
+    let refused = reload(&world, &daemon, &other.replace("share = 3", "share = 2"), "reload-refused").await;
+    let problems = refused["problems"].as_str().unwrap();
+    assert!(problems.contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{problems}");
+    // And what is retired may come back.
+    reload(&world, &daemon, &both.replace("unused = 3\n", "share = 3\n"), "reloaded").await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_code_that_would_change_its_meaning_ends_the_start_with_78() {
+    let world = World::new("reload_codes", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
+    // Numbers of before there was a registry: it takes what is configured.
+    let insert = "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) \
+                  VALUES (1, 42, 2, 0, 5, '2026-11-21'), (1, 42, 3, 0, 6, '2026-11-21')";
+    sqlx::query(insert).execute(&world.pool).await.unwrap();
+    let daemon = world.daemon();
+    daemon.logged("\"started\"").await;
+    assert!(daemon.stop().success());
+    for (settings, problem) in [
+        (
+            "[kinds]\npost = 1\n[metrics]\nlike = 1\nview = 2\nshare = 3\n",
+            "[kinds] post = 1, but in MySQL 1 is the code of video",
+        ),
+        ("[metrics]\nlike = 1\nview = 3\nshare = 2\n", "[metrics] share = 2, but in MySQL 2 is the code of view"),
+        ("[metrics]\nlike = 1\nview = 4\nshare = 3\n", "[metrics] view = 4, but in MySQL its code is 2"),
+        ("[metrics]\nlike = 1\nview = 2\n", "[metrics] has no share any more"),
+    ] {
+        world.write(settings);
+        for command in [&[][..], &["reconcile"], &["check-config"]] {
+            let output = world.tallyd(command);
+            assert_eq!(output.status.code(), Some(78), "{command:?}: {}", stderr(&output));
+            assert!(stderr(&output).contains(problem), "{command:?}: {}", stderr(&output));
+        }
+    }
+    assert_eq!(world.count("SELECT COUNT(*) FROM metric_name WHERE removed_at IS NULL").await, 3);
+    world.write("[metrics]\nlike = 1\nview = 2\nclap = 4\n[retired]\nmetrics = [\"share\"]\n");
+    let checked = world.tallyd(&["check-config"]);
+    assert!(stdout(&checked).contains("[metrics] clap = 4 is new"), "{}{}", stdout(&checked), stderr(&checked));
+    assert_eq!(world.count("SELECT COUNT(*) FROM metric_name").await, 3, "a check notes nothing");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_starts_without_mysql_compares_codes_before_it_writes() {
+    let world = World::new("reload_away", "[mysql]\nconnect_timeout_ms = 500\n[metrics]\nlike = 1\nview = 2\n").await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let through_proxy = [("TALLYD__MYSQL__URL", url.as_str())];
+    let publisher = world.publisher().await;
+    world.publish(&publisher, &[counted(3, "view", "one")]).await;
+    proxy.hold();
+    let daemon = world.daemon_with(&through_proxy);
+    daemon.logged("\"mysql-away\"").await;
+    // Nothing that needs MySQL can be taken now, and the rest can.
+    let refused = reload(&world, &daemon, "[metrics]\nlike = 1\nview = 2\nclap = 3\n", "reload-refused").await;
+    assert!(refused["problems"].as_str().unwrap().contains("what codes mean in MySQL can't be asked now"), "{refused}");
+    proxy.release();
+    daemon.logged("\"started\"").await;
+    eventually("the event is written", || async { !numbers(&world).await.is_empty() }).await;
+    assert!(daemon.stop().success());
+
+    world.write("[mysql]\nconnect_timeout_ms = 500\n[metrics]\nlike = 1\nshare = 2\n");
+    world.publish(&publisher, &[counted(3, "share", "two")]).await;
+    proxy.hold();
+    proxy.cut();
+    let mut daemon = world.daemon_with(&through_proxy);
+    daemon.logged("\"mysql-away\"").await;
+    proxy.release();
+    assert_eq!(daemon.wait().code(), Some(78));
+    assert!(daemon.log().contains("[metrics] share = 2, but in MySQL 2 is the code of view"), "{}", daemon.log());
+    assert!(!daemon.log().contains("\"consuming\""), "no event was taken");
+    assert_eq!(numbers(&world).await, BTreeMap::from([((3, 2), 1)]));
+
+    proxy.hold();
+    proxy.cut();
+    let daemon = world.daemon_with(&through_proxy);
+    daemon.logged("\"mysql-away\"").await;
+    assert!(daemon.stop().success(), "it can be stopped while it waits");
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn systemd_is_told_when_a_reload_begins_and_ends() {
+    let world = World::new("reload_systemd", "").await;
+    let path = world.folder.path().join("notify");
+    let socket = tokio::net::UnixDatagram::bind(&path).unwrap();
+    let daemon = world.daemon_with(&[("NOTIFY_SOCKET", path.to_str().unwrap())]);
+    let told = async |beginning: &str| loop {
+        let mut bytes = [0; 1_024];
+        let read = tokio::time::timeout(common::DEADLINE, socket.recv(&mut bytes)).await.unwrap().unwrap();
+        let text = String::from_utf8_lossy(&bytes[..read]).into_owned();
+        if text.starts_with(beginning) {
+            return text;
+        }
+    };
+    told("READY=1").await;
+    for settings in ["[daemon]\ndrain_max_s = 40\n", "[daemon]\ndrain_max_s = 0\n"] {
+        world.write(settings);
+        daemon.signal("HUP");
+        let reloading = told("RELOADING=1").await;
+        let since = reloading.split("MONOTONIC_USEC=").nth(1).unwrap().trim();
+        assert!(since.parse::<u64>().unwrap() > 0, "{reloading}");
+        told("READY=1").await;
+    }
+    assert_eq!((events(&daemon, "reloaded").len(), events(&daemon, "reload-refused").len()), (1, 1));
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemons_that_start_at_once_note_the_same_names() {
+    let world = World::new("reload_at_once", "[metrics]\nlike = 1\nview = 2\nshare = 3\n").await;
+    let daemons: Vec<Daemon> = (0..4).map(|_| world.daemon()).collect();
+    for daemon in &daemons {
+        daemon.logged("\"started\"").await;
+    }
+    let names: Vec<(u8, String)> =
+        sqlx::query_as("SELECT metric, name FROM metric_name ORDER BY metric").fetch_all(&world.pool).await.unwrap();
+    let names: Vec<(u8, &str)> = names.iter().map(|(code, name)| (*code, name.as_str())).collect();
+    assert_eq!(names, [(1, "like"), (2, "view"), (3, "share")]);
+    for daemon in daemons {
+        assert!(daemon.stop().success());
+    }
+    world.close().await;
+}
+
+#[tokio::test]
+async fn whether_a_metric_has_numbers_is_asked_for_no_longer_than_allowed() {
+    let world = World::new("reload_bounded", "").await;
+    let mut from = 0;
+    while from < 400_000 {
+        let rows: Vec<String> = (from..from + 20_000).map(|id| format!("(1,{id},1,0,1,'2026-11-21')")).collect();
+        let insert =
+            format!("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {}", rows.join(","));
+        sqlx::raw_sql(AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
+        from += 20_000;
+    }
+    let store = Store::new(&world.config.mysql, 1).unwrap();
+    let long = Duration::from_secs(60);
+    assert_eq!(store.holds_metric(Metric(1), long).await.unwrap(), Some(true));
+    assert_eq!(store.holds_metric(Metric(2), long).await.unwrap(), Some(false));
+    assert_eq!(store.holds_metric(Metric(2), Duration::from_millis(1)).await.unwrap(), None);
+    store.close().await;
+    world.close().await;
+}

@@ -1,0 +1,137 @@
+//! The daemon on a RabbitMQ cluster of three nodes of the test's own, with quorum queues, through what happens to nodes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod cluster;
+mod load;
+
+use std::time::Instant;
+
+use crate::common;
+use cluster::{Cluster, End, NODES};
+use common::{Daemon, World, eventually, redis_likes};
+use load::{Load, TARGETS};
+use tallyd::client::Client;
+
+const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
+    [reconcile]\nrepair_targets_max_percent = 100\n";
+
+/// How long a node is without the others.
+const CUT_OFF_S: u64 = 8;
+
+/// The nodes, a world on them, a daemon, and a load that goes on.
+struct Stage {
+    load: Load,
+    daemon: Daemon,
+    world: World,
+    cluster: Cluster,
+    began: Instant,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Self {
+        let began = Instant::now();
+        let cluster = Cluster::start().await;
+        let world = World::new(name, &cluster.settings(SETTINGS)).await;
+        drop(world.publisher().await);
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        let daemon = world.daemon();
+        let load = Load::start(&world);
+        let stage = Self { load, daemon, world, cluster, began };
+        stage.goes_on("the start").await;
+        stage
+    }
+
+    /// Waits until likes and counts are published, and come through to MySQL, in each partition. Says how long that took.
+    async fn goes_on(&self, after: &str) {
+        let began = Instant::now();
+        let (clicks, counted) = self.load.published();
+        eventually("likes and counts are published", || async {
+            let (more_clicks, more_counted) = self.load.published();
+            more_clicks > clicks + TARGETS && more_counted > counted + 50
+        })
+        .await;
+        let published = began.elapsed();
+        // Each partition has a row of its own for a number that is counted all the time.
+        let written = async || -> Vec<i64> {
+            let sql = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2 GROUP BY slot ORDER BY slot";
+            sqlx::query_scalar(sql).fetch_all(&self.world.pool).await.unwrap()
+        };
+        let before = written().await;
+        eventually("each partition is written", || async {
+            let now = written().await;
+            now.len() == 2 && (before.len() < 2 || now.iter().zip(&before).all(|(now, before)| now > before))
+        })
+        .await;
+        eprintln!(
+            "{:>5.1} s: after {after}: published after {:.1} s, written after {:.1} s",
+            self.began.elapsed().as_secs_f32(),
+            published.as_secs_f32(),
+            began.elapsed().as_secs_f32()
+        );
+    }
+
+    /// What is in all stores is what was published, each once.
+    async fn close(self) {
+        let (model, counted, again) = self.load.stop().await;
+        let (world, daemon) = (self.world, self.daemon);
+        let publisher = world.broker.connect_publisher("test").await.unwrap();
+        world.drained(&publisher).await;
+        world.assert_equals(&model).await;
+        let views = world.count("SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2").await;
+        assert_eq!(views, counted, "views");
+        assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+        // Whether a click met a fault is luck; that the daemon did is asked below. Clicks that were taken back, though their events had arrived, and made again.
+        let report = world.report(&["reconcile", "--full"]);
+        assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
+        let counters = model.counters();
+        let client = Client::new(&world.api).unwrap();
+        let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
+        assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
+        let log = daemon.log();
+        assert!(log.contains("consuming partition 0 works again after"), "{log}");
+        eprintln!(
+            "{:>5.1} s: {} likes, {counted} views, {again} clicks again",
+            self.began.elapsed().as_secs_f32(),
+            model.rows.len()
+        );
+        assert!(daemon.stop().success());
+        world.close().await;
+        drop(self.cluster);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_die_freeze_are_cut_off_or_restart_lose_nothing_and_double_nothing() {
+    let mut stage = Stage::new("brokers").await;
+    stage.cluster.lead(1, &stage.world).await;
+    stage.goes_on("leaders moved").await;
+    stage.cluster.stop(1, End::Killed);
+    stage.goes_on("the leader died").await;
+    stage.cluster.start_again(1).await;
+
+    stage.cluster.lead(0, &stage.world).await;
+    stage.cluster.cut_off(0, CUT_OFF_S);
+    stage.cluster.is_alone(0).await;
+    stage.goes_on("the leader was cut off").await;
+    // Its fences go through the nodes that are left.
+    let report = stage.world.report(&["reconcile"]);
+    assert_eq!(report["ended"], "done", "{report}");
+    stage.cluster.is_ready(0).await;
+    stage.goes_on("it came back").await;
+
+    stage.cluster.lead(2, &stage.world).await;
+    stage.cluster.signal(2, "STOP");
+    stage.goes_on("the leader froze").await;
+    stage.cluster.signal(2, "CONT");
+    stage.goes_on("it woke up").await;
+
+    // The one first that has slept: it is there, but may be no part of the cluster any more.
+    for place in (0..NODES).rev() {
+        stage.cluster.stop(place, End::InOrder);
+        stage.goes_on("a node stopped in order").await;
+        stage.cluster.start_again(place).await;
+        stage.cluster.awaits_quorum(place).await;
+    }
+    stage.close().await;
+}

@@ -1,0 +1,81 @@
+//! The daemon on a Redis Cluster: three masters of each test's own, among which keys are spread, and move.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod boards;
+pub(crate) mod crowd;
+mod failover;
+mod faults;
+mod filters;
+mod layouts;
+mod moving;
+mod nodes;
+mod outbox;
+mod truth;
+mod wrong;
+
+use crate::common;
+use common::{Daemon, Model, World};
+use futures_util::{StreamExt, stream};
+use tallyd::broker::Publisher;
+use tallyd::client::Client;
+use tallyd::model::{Target, UserId};
+
+use nodes::Nodes;
+
+/// Likes that are on the way at once.
+const AT_ONCE: usize = 64;
+
+/// Nodes, a world on them whose counters are loaded, and a daemon.
+struct Stage {
+    daemon: Daemon,
+    client: Client,
+    publisher: Publisher,
+    world: World,
+    nodes: Nodes,
+}
+
+impl Stage {
+    async fn new(name: &str, settings: &str, environment: &[(&str, &str)]) -> Self {
+        let nodes = Nodes::start().await;
+        let world = World::new(name, &nodes.settings(settings)).await;
+        let publisher = world.publisher().await;
+        let client = nodes.client(&world);
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        let daemon = world.daemon_with(environment);
+        Self { daemon, client, publisher, world, nodes }
+    }
+
+    /// Likes, many at once, and applies them to the model.
+    async fn like(&self, likes: &[(Target, UserId, bool)], model: &mut Model) {
+        let set = |(target, user, liked): (Target, UserId, bool)| async move {
+            let set = if liked {
+                self.client.like(target, user, &[]).await
+            } else {
+                self.client.unlike(target, user, &[]).await
+            };
+            set.unwrap().counted().unwrap().event
+        };
+        let events: Vec<_> = stream::iter(likes.iter().copied()).map(set).buffer_unordered(AT_ONCE).collect().await;
+        events.iter().for_each(|event| model.apply(event));
+    }
+
+    /// A report of the mode, which must have found all right.
+    async fn is_exact(&self, mode: &str) {
+        let report = self.world.reconcile(mode).await;
+        for number in ["drifted", "phantoms", "unknown", "undecided", "left", "counters_off", "buckets_loaded"] {
+            assert_eq!(report[number], 0, "{number}: {report}");
+        }
+        assert_eq!(report["ended"], "done", "{report}");
+    }
+
+    /// All stores have what the model says, and no run finds anything.
+    async fn close(self, model: &Model) {
+        self.world.drained(&self.publisher).await;
+        self.world.assert_equals(model).await;
+        self.nodes.assert_equal(&self.world, model).await;
+        self.is_exact("--full").await;
+        assert!(self.daemon.stop().success());
+        self.world.close().await;
+    }
+}

@@ -1,0 +1,33 @@
+//! MySQL that is more than one server: a failover behind an address that stays, a Galera cluster whose nodes all take writes; and events
+//! that are spread by their target.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod failover;
+mod galera;
+pub(crate) mod servers;
+mod session;
+mod spread;
+mod vschema;
+
+use crate::common;
+use common::{Dice, Model, body, target};
+use tallyd::event::LikeEvent;
+use tallyd::model::{Micros, UserId};
+
+/// Likes and unlikes of 200 targets by 2,000 users, without an end, each later than the last.
+fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {
+    let mut dice = Dice::new(seed);
+    (0..).map(move |number| LikeEvent {
+        target: target(1 + dice.below(200)),
+        user: UserId(1 + dice.below(2_000)),
+        at: Micros(1_790_000_000_000_000 + number),
+        liked: !dice.percent(20),
+    })
+}
+
+/// The next bodies, which the model has then.
+fn take(likes: &mut impl Iterator<Item = LikeEvent>, count: usize, model: &mut Model) -> Vec<(UserId, Vec<u8>)> {
+    let events = likes.take(count).inspect(|event| model.apply(event));
+    events.map(|event| body(&event)).collect()
+}

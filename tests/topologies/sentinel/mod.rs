@@ -1,0 +1,76 @@
+//! The daemon on a Redis whose master sentinels watch: servers of each test's own, of which another one becomes the master.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod failover;
+mod group;
+mod wrong;
+
+use super::cluster::crowd::{Crowd, Liked, TARGETS};
+use crate::common;
+use common::{Daemon, Model, World, eventually, redis_likes};
+use tallyd::broker::Publisher;
+use tallyd::client::Counted;
+
+use group::Group;
+
+/// Servers, a world on them whose counters are loaded, and a daemon.
+struct Stage {
+    daemon: Daemon,
+    publisher: Publisher,
+    world: World,
+    group: Group,
+}
+
+impl Stage {
+    async fn new(name: &str) -> Self {
+        let group = Group::start().await;
+        let world = World::new(name, &group.settings("[reconcile]\nrepair_targets_max_percent = 100\n")).await;
+        let publisher = world.publisher().await;
+        let loaded = world.tallyd(&["reconcile"]);
+        assert!(loaded.status.success(), "{}", common::stderr(&loaded));
+        let daemon = world.daemon_with(&[("TALLYD__RECONCILE__WATCH_EVERY", "1s")]);
+        daemon.logged("\"consuming\"").await;
+        Self { daemon, publisher, world, group }
+    }
+
+    fn crowd(&self) -> Crowd {
+        Crowd::new(self.group.client(&self.world), false)
+    }
+
+    /// A run, which must have found all there is to find.
+    async fn reconcile(&self, mode: &str) -> serde_json::Value {
+        let report = self.world.reconcile(mode).await;
+        assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
+        report
+    }
+
+    /// All stores have what the model says, and no run finds anything.
+    async fn close(self, model: &Model) {
+        self.world.drained(&self.publisher).await;
+        self.world.assert_equals(model).await;
+        let counters = model.counters();
+        let client = self.group.client(&self.world);
+        let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
+        assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
+        let report = self.reconcile("--full").await;
+        for number in ["drifted", "phantoms", "unknown", "undecided", "counters_off", "buckets_loaded"] {
+            assert_eq!(report[number], 0, "{number}: {report}");
+        }
+        assert!(self.daemon.stop().success());
+        self.world.close().await;
+    }
+}
+
+/// Waits until the crowd has liked every video once more.
+async fn goes_on(crowd: &Crowd) {
+    let before = crowd.counted();
+    eventually("likes go on", || async { crowd.counted() > before + TARGETS }).await;
+}
+
+/// What must come out: a like that was refused isn't in it.
+fn model(liked: Vec<Liked>) -> Model {
+    let mut model = Model::default();
+    liked.into_iter().flatten().for_each(|Counted { event, .. }| model.apply(&event));
+    model
+}

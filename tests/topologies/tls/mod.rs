@@ -1,0 +1,173 @@
+//! TLS to all three servers: who is believed, who is not, and what is said of it. The servers and the authority are the test's own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
+
+mod authority;
+mod servers;
+
+use crate::common;
+use authority::RunProgress;
+use common::{Daemon, World, eventually, redis_likes, stderr, target};
+use servers::Servers;
+use tallyd::client::Client;
+use tallyd::model::UserId;
+
+const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
+
+/// The settings of all three servers: `certificate` is tallyd's own, for each of them.
+fn settings(world: &str, servers: &Servers, certificate: Option<&str>) -> String {
+    let file = |name: &str| servers.files.path(name).display().to_string();
+    let mut tls = format!("tls_ca_file = \"{}\"\n", file("ca.pem"));
+    if let Some(certificate) = certificate {
+        tls += &format!("tls_cert_file = \"{}\"\ntls_key_file = \"{}\"\n", file(certificate), file("tallyd.key"));
+    }
+    let mechanism = if certificate.is_some() { "?auth_mechanism=external" } else { "" };
+    format!(
+        "[amqp]\nurl = \"amqps://tallyd@{}/%2f{mechanism}\"\ntimeout_ms = 3000\n{tls}[mysql]\nurl = \"mysql://tallyd@{}/{world}\"\n{tls}\
+         [redis]\nurl = \"rediss://{}/0\"\n{tls}[reconcile]\nwatch_every = \"1s\"\n",
+        servers.amqp_address(),
+        servers.mysql_address(),
+        servers.redis_address()
+    )
+}
+
+/// What `check-config` says of each server, whose certificate, or ours, is wrong: a mistake, not an outage.
+fn assert_refused(world: &World, servers: &Servers, expected: [&str; 3]) {
+    let checked = world.tallyd(&["check-config"]);
+    let said = stderr(&checked);
+    assert_eq!(checked.status.code(), Some(78), "{said}");
+    let addresses = [servers.amqp_address(), servers.mysql_address(), servers.redis_address()];
+    for (((name, section), address), expected) in NAMES.into_iter().zip(addresses).zip(expected) {
+        let expected = format!("{name} at {address} {}", expected.replace("{section}", section));
+        assert!(said.contains(&expected), "{expected}\n{said}");
+    }
+}
+
+async fn has_likes(world: &World, likes: i64) {
+    eventually("the likes are in MySQL", || async {
+        world.count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter").await == likes
+    })
+    .await;
+}
+
+/// A server that shows `wrong` is not believed, whichever it is, nor by a daemon that starts, which goes on by itself once it is right.
+async fn goes_on_by_itself(world: &World, servers: &mut Servers, client: &Client) {
+    let said = "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed";
+    let daemon = world.daemon();
+    daemon.logged(&format!("MySQL at {} {said}", servers.mysql_address())).await;
+    servers.show_mysql(RunProgress::Right).await;
+    for (name, address) in [("RabbitMQ", servers.amqp_address()), ("Redis", servers.redis_address())] {
+        daemon.logged(&format!("{name} at {address} {said}")).await;
+    }
+    servers.show_others(RunProgress::Right).await;
+    daemon.logged("\"consuming\"").await;
+    client.like(target(1), UserId(8), &[]).await.unwrap();
+    has_likes(world, 2).await;
+    stop(daemon);
+}
+
+/// Without a certificate of ours, and with one of an authority that the servers don't know. What a server says of it comes after the
+/// handshake, and is lost where its end of the connection comes first: it is asked until it was heard.
+async fn strangers_are_told(world: &World, servers: &Servers) {
+    let ended = "ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)";
+    let asks = ["asks for a certificate (CertificateRequired): set [", "] tls_cert_file and tls_key_file"];
+    let refuses = ["does not accept the certificate in [", "] tls_cert_file (UnknownCA)"];
+    for (certificate, [before, after]) in [(None, asks), (Some("stranger.pem"), refuses)] {
+        world.write(&settings(&world.name, servers, certificate));
+        eventually("each server's word is heard", || async {
+            let checked = world.tallyd(&["check-config"]);
+            let said = stderr(&checked);
+            assert_eq!(checked.status.code(), Some(78), "{said}");
+            let of = |section: &str| said.contains(&format!("{before}{section}{after}"));
+            // MySQL asks for a certificate by the account alone.
+            let by_account = certificate.is_none() && said.contains("Access denied for user 'tallyd'");
+            (of("amqp") || said.contains(ended)) && (of("mysql") || by_account) && of("redis")
+        })
+        .await;
+    }
+    // The master that a sentinel names is who asks for it, not the address in the configuration.
+    let elsewhere = settings(&world.name, servers, None)
+        .replace(&format!("rediss://{}/0", servers.redis_address()), "rediss://127.0.0.2:1/0");
+    world.write(&with_sentinel(&elsewhere, servers));
+    let expected = format!("Redis at {} asks for a certificate (CertificateRequired)", servers.redis_address());
+    eventually("the master's word is heard", || async {
+        let checked = world.tallyd(&["check-config"]);
+        let said = stderr(&checked);
+        assert!(!said.contains("127.0.0.2"), "{said}");
+        checked.status.code() == Some(78) && said.contains(&expected)
+    })
+    .await;
+}
+
+/// The same settings, where Redis' master is asked for.
+fn with_sentinel(settings: &str, servers: &Servers) -> String {
+    settings.replace("[reconcile]", &format!("sentinels = [\"127.0.0.1:{}\"]\n[reconcile]", servers.sentinel_port))
+}
+
+fn stop(daemon: Daemon) {
+    let log = daemon.log();
+    assert!(daemon.stop().success(), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed() {
+    if !crate::engines::servers::are_here() {
+        return;
+    }
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut servers = Servers::start().await;
+    let mut world = World::on(servers.mysql_admin_url(), "tls", "").await;
+    servers.mysql_account(&world.name).await;
+    let right = settings(&world.name, &servers, Some("tallyd.pem"));
+    world.set(&right);
+
+    // A like by an API server, through the daemon, and all that a run asks.
+    let daemon = world.daemon_with(&[("RUST_LOG", "trace")]);
+    daemon.logged("\"consuming\"").await;
+    let checked = world.tallyd(&["check-config"]);
+    assert!(checked.status.success(), "{}", stderr(&checked));
+    // The daemon may be loading what an empty Redis lacks: then the command says to try later.
+    eventually("a reconcile runs", async || {
+        let ran = world.tallyd(&["reconcile"]);
+        assert!(matches!(ran.status.code(), Some(0 | 75)), "{}", stderr(&ran));
+        ran.status.success()
+    })
+    .await;
+    let client = Client::new(&world.api).unwrap();
+    client.like(target(1), UserId(7), &[]).await.unwrap();
+    has_likes(&world, 1).await;
+    assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(1)]);
+    let key = std::fs::read_to_string(servers.files.path("tallyd.key")).unwrap();
+    let (log, configured) = (daemon.log(), format!("{:?}", world.config));
+    for line in key.lines().filter(|line| !line.starts_with("---")) {
+        assert!(!log.contains(line) && !configured.contains(line), "a key is shown");
+    }
+    stop(daemon);
+
+    // Sentinels are reached by TLS, too.
+    world.write(&with_sentinel(&right, &servers));
+    let shown = world.tallyd(&["show", "video:1"]);
+    assert!(shown.status.success(), "{}", stderr(&shown));
+
+    strangers_are_told(&world, &servers).await;
+
+    world.write(&right);
+    for (shown, expected) in [
+        (RunProgress::OtherName, "shows a certificate for other names (elsewhere.example), not for 127.0.0.1: write"),
+        (
+            RunProgress::OtherAuthority,
+            "shows a certificate of an authority that is not trusted here: name a file with the authority's certificate in [{section}] tls_ca_file",
+        ),
+        (
+            RunProgress::Early,
+            "shows a certificate that is valid from 2091-05-04T00:00:00Z on: set this machine's clock",
+        ),
+        (RunProgress::Expired, "shows a certificate that expired on 2021-05-04T00:00:00Z: have it renewed"),
+    ] {
+        servers.show(shown).await;
+        assert_refused(&world, &servers, [expected; 3]);
+    }
+    // A job can be tried later: the certificate may be renewed.
+    assert_eq!(world.tallyd(&["reconcile"]).status.code(), Some(75));
+    goes_on_by_itself(&world, &mut servers, &client).await;
+}
