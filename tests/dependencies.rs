@@ -17,7 +17,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The packages that are built for a target, but for tallyd.
+/// The packages that are built for a target, but for those of this workspace.
 fn packages(target: &str) -> Vec<Value> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--locked", "--offline", "--format-version", "1", "--filter-platform", target])
@@ -28,9 +28,11 @@ fn packages(target: &str) -> Vec<Value> {
     let told: Value = serde_json::from_slice(&output.stdout).unwrap();
     let nodes = told["resolve"]["nodes"].as_array().unwrap();
     let used: BTreeSet<&str> = nodes.iter().map(|node| node["id"].as_str().unwrap()).collect();
-    let own = told["resolve"]["root"].as_str().unwrap();
+    let own: BTreeSet<&str> =
+        told["workspace_members"].as_array().unwrap().iter().map(|id| id.as_str().unwrap()).collect();
+    let is_others = |id: &str| used.contains(id) && !own.contains(id);
     let packages = told["packages"].as_array().unwrap().iter();
-    packages.filter(|it| used.contains(it["id"].as_str().unwrap()) && it["id"] != own).cloned().collect()
+    packages.filter(|it| is_others(it["id"].as_str().unwrap())).cloned().collect()
 }
 
 /// Whether a licence that is written so may be used: of those joined by OR one is enough.

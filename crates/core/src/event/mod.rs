@@ -19,8 +19,10 @@ use scalar::Scalar;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, LIKE, PartitionBy, Rules};
+use crate::kinds::LIKE;
 use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use crate::partition::PartitionBy;
+use crate::rules::Rules;
 
 /// An event's largest JSON in bytes. Real events have about 120.
 pub const BODY_BYTES_MAX: usize = 64 * 1024;
@@ -138,20 +140,6 @@ pub struct Terms {
     pub rules: Rules,
     /// What chooses the partition of a like, where one is sent again.
     pub partition_by: PartitionBy,
-}
-
-impl Terms {
-    /// By configuration.
-    pub fn new(config: &Config) -> Self {
-        Self {
-            kinds: config.kinds.0.clone(),
-            metrics: config.metrics.0.clone(),
-            future_max: config.consumer.future_max.0,
-            applied_event_keep: config.consumer.applied_event_keep.0,
-            rules: Rules::new(config),
-            partition_by: config.amqp.partition_by,
-        }
-    }
 }
 
 /// Judges a message's body, which holds one event or a list of up to [`LIST_EVENTS_MAX`]: `each` gets every verdict, with

@@ -2,7 +2,6 @@
 //! filters. Pure; tests/vectors/filters.json holds it to what Redisson's own code computes.
 
 use highway::{HighwayHash, HighwayHasher, Key};
-use redis::Value;
 
 use crate::model::UserId;
 
@@ -36,13 +35,11 @@ impl Shape {
         Self { size, iterations: iterations as u32 }
     }
 
-    /// Reads it from what a script returns.
-    pub(crate) fn read(parts: &[Value]) -> Option<Self> {
-        let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
-        // The least and the most that a filter can be: what else stands there isn't ours.
-        let iterations =
-            u32::try_from(*iterations).ok().filter(|iterations| (1..=ITERATIONS_MAX).contains(iterations))?;
-        Some(Self { size: u64::try_from(*size).ok().filter(|size| (1..=SIZE_MAX).contains(size))?, iterations })
+    /// The shape that these numbers say; none where no filter of ours can have it.
+    pub fn checked(size: i64, iterations: i64) -> Option<Self> {
+        let size = u64::try_from(size).ok().filter(|size| (1..=SIZE_MAX).contains(size))?;
+        let iterations = u32::try_from(iterations).ok().filter(|count| (1..=ITERATIONS_MAX).contains(count))?;
+        Some(Self { size, iterations })
     }
 
     /// How many users it holds at that rate at most.
@@ -128,7 +125,8 @@ mod tests {
 
     #[test]
     fn it_computes_what_redisson_computes() {
-        let file: serde_json::Value = serde_json::from_str(include_str!("../../tests/vectors/filters.json")).unwrap();
+        let file: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/vectors/filters.json")).unwrap();
         let vectors = file["vectors"].as_array().unwrap();
         assert!(vectors.len() > 50);
         for vector in vectors {

@@ -1,13 +1,23 @@
 use super::*;
+use crate::kinds::{Kinds, Metrics};
+use crate::rules::Rule;
 use proptest::prelude::*;
 
 const NOW: Micros = Micros(1_764_000_000_000_000);
 
 fn terms() -> Terms {
-    let config = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 3\nunread = 4\n\
-                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true\n\
-                  [consumer]\nfuture_max = \"5m\"\napplied_event_keep = \"1h\"";
-    Terms::new(&crate::config::parse(config, "test", []).expect("the terms are a configuration"))
+    let codes = |names: &[(&str, u8)]| names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect();
+    let (kinds, metrics) =
+        (Kinds(codes(&[("video", 1), ("post", 2)])), Metrics(codes(&[("like", 1), ("view", 3), ("unread", 4)])));
+    let unread = Rule { kind: Some("video".to_owned()), settable: true, ..Rule::of("unread") };
+    Terms {
+        rules: Rules::new(&kinds, &metrics, &[unread]),
+        kinds: kinds.0,
+        metrics: metrics.0,
+        future_max: Duration::from_secs(300),
+        applied_event_keep: Duration::from_secs(3_600),
+        partition_by: PartitionBy::User,
+    }
 }
 
 fn judge(body: &str) -> Result<Message, Refusal> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::layout::{self, Form, Layout};
 use super::template::escaped;
-use crate::config::{Metrics, Redis};
+use crate::kinds::{Kinds, Metrics};
 use crate::model::{Kind, Metric, Target, UserId};
 
 /// The field of a bucket that says who loaded it. No id looks like it.
@@ -47,8 +47,8 @@ pub struct Place {
 
 impl Keys {
     /// Names in that layout.
-    pub fn new(config: &Redis, metrics: &Metrics, layout: Layout) -> Self {
-        Self { prefix: config.key_prefix.clone(), layout, metrics: by_code(metrics) }
+    pub fn new(prefix: &str, metrics: &Metrics, layout: Layout) -> Self {
+        Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
     }
 
     /// The same, where metrics have other names.
@@ -108,13 +108,13 @@ impl Keys {
     }
 
     /// What MATCH finds the keys of targets of the kind by, where each target or number has one.
-    pub(super) fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
+    pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
         let template = self.layout.template.as_ref()?;
         Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
     }
 
     /// The target whose number that key holds.
-    pub(super) fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
+    pub fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
         let name = key.strip_prefix(&self.prefix)?;
         self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
     }
@@ -218,7 +218,7 @@ pub struct KindNames(BTreeMap<u8, String>);
 
 impl KindNames {
     /// From `[kinds]`.
-    pub fn new(kinds: &crate::config::Kinds) -> Self {
+    pub fn new(kinds: &Kinds) -> Self {
         Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
     }
 
@@ -244,8 +244,7 @@ mod tests {
     use crate::model::TargetId;
 
     fn keys(form: Form) -> Keys {
-        let config = Redis { key_prefix: "app:".to_owned(), ..Redis::default() };
-        Keys::new(&config, &Metrics::default(), Layout::new(form, 13, "").unwrap())
+        Keys::new("app:", &Metrics::default(), Layout::new(form, 13, "").unwrap())
     }
 
     #[test]

@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use jiff::tz::TimeZone;
 
-use super::{LIKE, Pause};
-use crate::cache::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
-use crate::jobs::archive::period::{Calendar, PeriodKind, WeekStart};
+use crate::kinds::LIKE;
+use crate::pause::Pause;
+use crate::period::{Calendar, PeriodKind, WeekStart};
+use crate::score::{Packing, Rule, SECOND_BITS_MAX, Tie};
 
 /// One board and length of period.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -54,7 +55,7 @@ impl Board {
     /// Where its periods begin.
     ///
     /// # Errors
-    /// The zone is not known: [`super::load`] has refused that.
+    /// The zone is not known: a checked configuration has none such.
     pub fn calendar(&self) -> Result<Calendar, jiff::Error> {
         Ok(Calendar::new(TimeZone::get(&self.time_zone)?, self.week_starts))
     }
