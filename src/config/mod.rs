@@ -24,7 +24,6 @@ mod shape;
 mod shown;
 mod terms;
 mod tls;
-mod values;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -43,13 +42,14 @@ pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
 pub use schema::schema;
+pub use tallyd_connect::address::ServerUrl;
+pub use tallyd_connect::secret::Secret;
+pub use tallyd_connect::tls::{Identity, Tls};
 pub use tallyd_core::board::Board;
 pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
 pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
-pub use tls::{Identity, Tls};
-pub use values::{Secret, ServerUrl};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;

@@ -2,7 +2,7 @@
 //! errors have it inside.
 
 use std::error::Error;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::io;
 use std::sync::{Arc, LazyLock};
 
@@ -11,6 +11,33 @@ use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
 use rustls::pki_types::UnixTime;
 use rustls::{AlertDescription, CertificateError, RootCertStore};
+
+use crate::secret::Secret;
+
+/// What the connections to a server need beside its address.
+#[derive(Clone, Debug, Default)]
+pub struct Tls {
+    /// Certificates of authorities that are trusted beside the system's own: PEM.
+    pub authorities: Option<String>,
+    /// What is shown to a server that asks.
+    pub identity: Option<Identity>,
+}
+
+/// A certificate of ours, and its key.
+#[derive(Clone)]
+pub struct Identity {
+    /// The certificate, and those between it and the authority's: PEM.
+    pub certificate: String,
+    /// Its private key: PEM.
+    pub key: Secret,
+}
+
+/// Neither is printed: a file of both is taken for the certificate, too.
+impl fmt::Debug for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Identity(***)")
+    }
+}
 
 /// The authorities that the system trusts, as PEM, but for those that can't be read.
 static SYSTEMS: LazyLock<String> = LazyLock::new(|| {

@@ -1,4 +1,4 @@
-//! The kinds of values that config.toml holds beside numbers and names.
+//! Addresses of servers, with what is secret in them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,33 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Serialize, Serializer};
 use url::Url;
 
-/// A password. Prints as `***`.
-#[derive(Clone, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(SecretString);
-
-impl Secret {
-    pub(super) fn new(text: String) -> Self {
-        Self(text.into())
-    }
-
-    /// The password itself, for the one call that needs it.
-    pub fn expose(&self) -> &str {
-        self.0.expose_secret()
-    }
-}
-
-impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str("***")
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
+use crate::secret::Secret;
 
 /// A server's address. Prints without user and password; checked when the configuration is loaded.
 #[derive(Clone, Deserialize)]
@@ -74,7 +48,7 @@ impl ServerUrl {
     }
 
     /// The address with its user, and `***` for what is secret.
-    pub(super) fn masked(&self) -> String {
+    pub fn masked(&self) -> String {
         const MASK: &str = "***";
         let Ok(mut url) = self.parts() else { return MASK.to_owned() };
         let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
@@ -96,7 +70,11 @@ impl ServerUrl {
         url.to_string()
     }
 
-    pub(super) fn set_password(&mut self, password: &Secret) -> Result<(), String> {
+    /// Puts a password into the address.
+    ///
+    /// # Errors
+    /// The address has no host, or can't be read.
+    pub fn set_password(&mut self, password: &Secret) -> Result<(), String> {
         let mut url = self.parts()?;
         // The library leaves a % as it is, and whoever reads the address decodes it.
         let escaped = password.expose().replace('%', "%25");
@@ -183,6 +161,5 @@ mod tests {
         assert_eq!(ServerUrl::from("redis://secret@h/0").masked(), "redis://***@h/0");
         let options = "mysql://u@h/t?ssl-mode=VERIFY_IDENTITY&socket=/a%20b";
         assert_eq!(ServerUrl::from(options).masked(), options);
-        assert_eq!(format!("{:?}", Secret::new("secret".to_owned())), "***");
     }
 }
