@@ -34,7 +34,7 @@ pub mod jobs;
 pub mod outbox;
 pub mod runtime;
 pub mod show;
-pub mod store;
 pub mod telemetry;
 
 pub use tallyd_core::{event, model, outbox_offsets, repair_limits};
+pub use tallyd_mysql as store;

@@ -31,6 +31,7 @@ pub mod space;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -92,6 +93,14 @@ impl CacheError {
 
 /// The result of whatever asks Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
+
+/// Connections that this process has opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections this process has opened.
+pub fn connections_opened() -> u64 {
+    OPENED.load(Ordering::Relaxed)
+}
 
 /// The way to Redis. Connects when first used.
 #[derive(Clone)]

@@ -18,4 +18,5 @@ pub mod recount_query;
 pub mod repair_limits;
 pub mod rules;
 pub mod score;
+pub mod tally;
 pub mod template;

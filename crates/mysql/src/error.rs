@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::model::Micros;
-use crate::runtime::tls::TlsFault;
+use tallyd_connect::tls::TlsFault;
+use tallyd_core::model::Micros;
 
 /// What becomes of the work that an error stopped. Decided once, here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,10 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
+use tallyd_core::model::{BoardPeriod, Freeze, Micros};
+use tallyd_core::tally::Tally;
 
 use super::{Context, Result, Store, datetime, jobs, micros};
-use crate::model::{BoardPeriod, Freeze, Micros};
 
 /// The job whose lock fences the archive.
 pub const JOB: &str = "archive";
@@ -23,15 +24,6 @@ pub enum PeriodState {
     Ended,
     /// Its rows are being deleted, or were: its time in MySQL is over, too.
     Pruned,
-}
-
-/// What the rows of a board come to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// How many there are.
-    pub members: u64,
-    /// Over members and scores, in any order.
-    pub checksum: u64,
 }
 
 /// A row of `leaderboard_period`.

@@ -4,9 +4,9 @@ use chrono::NaiveDateTime;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
+use tallyd_core::model::Micros;
 
-use crate::model::Micros;
-use crate::store::{Context, Result, Store, datetime, micros};
+use crate::{Context, Result, Store, datetime, micros};
 
 /// A dead letter as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]

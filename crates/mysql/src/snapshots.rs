@@ -7,11 +7,11 @@ use std::fmt::Write;
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::{BoardMember, BoardPeriod, Micros};
 
 use super::archive_rows::hex;
 use super::boards::begin;
 use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
-use crate::model::{BoardMember, BoardPeriod, Micros};
 
 /// Rows that one statement deletes at most.
 const DELETE_ROWS_MAX: usize = 1_000;
@@ -21,7 +21,7 @@ const DELETE_ROWS_MAX: usize = 1_000;
 pub struct Snapshot {
     /// The run that began the last one.
     pub number: u64,
-    /// Of the data in Redis, as in [`crate::model::Freeze`].
+    /// Of the data in Redis, as in [`tallyd_core::model::Freeze`].
     pub generation: u64,
     /// Rows when it was last complete.
     pub members: u64,

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::{BoardMember, BoardPeriod};
 
 use super::boards::begin;
 use super::{Context, Result, Store};
-use crate::model::{BoardMember, BoardPeriod};
 
 /// Rows that one statement deletes at most: so that its transaction stays short.
 const TRIM_ROWS_MAX: u64 = 1_000;

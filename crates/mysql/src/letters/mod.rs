@@ -3,12 +3,12 @@
 mod select;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd_connect::fault;
+use tallyd_core::model::Micros;
 
 pub use select::{HEAD_BYTES, Letter, Selection, Total};
 
 use super::{Context, Result, Store, datetime, in_shapes, placeholders};
-use crate::model::Micros;
-use crate::runtime::fault;
 
 /// What can never be applied, as it comes.
 #[derive(Clone, Debug, PartialEq, Eq)]

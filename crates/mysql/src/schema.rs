@@ -5,7 +5,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::{Conn, Context, Result, Store};
 
-pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
 
 /// Where sqlx notes which steps are done.
 pub(super) const HISTORY: &str = "_sqlx_migrations";

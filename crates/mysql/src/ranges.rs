@@ -6,12 +6,12 @@
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::{MySqlConnection, Row};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
 
 use super::counters::begin_snapshot;
 use super::outbox::{self, Since};
 use super::{Context, Result, Store, micros};
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use crate::outbox_offsets::OutboxOffsets;
 
 /// One number of `counter`: the sum of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

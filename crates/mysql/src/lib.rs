@@ -1,4 +1,4 @@
-//! MySQL, the truth: every SQL statement of the daemon stands in this folder, one per function.
+//! MySQL, the truth: every SQL statement of the daemon stands in this crate, one per function.
 //!
 //! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
 //! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
@@ -10,6 +10,7 @@ pub mod archive_rows;
 pub mod boards;
 pub mod changed;
 pub mod codes;
+pub mod config;
 pub mod counters;
 pub mod drift_hints;
 mod error;
@@ -35,6 +36,7 @@ pub mod watches;
 
 use std::future::Future;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -42,14 +44,15 @@ use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
+use tallyd_connect::address::ServerUrl;
+use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_core::model::Micros;
 
 use self::error::Context;
 pub use self::error::{Fate, Result, StoreError};
 pub use self::text::Text;
-use crate::config::{Identity, Mysql, ServerUrl};
-use crate::model::Micros;
-use crate::runtime::tls::{self, TlsFault};
-use crate::telemetry::telemetry;
+
+use crate::config::Mysql;
 
 /// MySQL's port, unless an address says otherwise.
 const PORT: u16 = 3_306;
@@ -63,6 +66,14 @@ const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
 
 /// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
 const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
+
+/// Connections that this process has opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections this process has opened.
+pub fn connections_opened() -> u64 {
+    OPENED.load(Ordering::Relaxed)
+}
 
 /// A pool of connections. Connects when first used, so that a daemon starts with MySQL away.
 #[derive(Clone, Debug)]
@@ -110,7 +121,7 @@ impl Store {
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {
-                    telemetry().opened.add("mysql", 1);
+                    OPENED.fetch_add(1, Ordering::Relaxed);
                     set_session(connection).await?;
                     if !begin.is_empty() {
                         connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write};
 
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::{Context, Result, Store};
-use crate::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// What a row of `like_record` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The number of targets by MySQL's statistics, without reading rows.
 
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::Kind;
 
 use super::{Context, Result, Store};
-use crate::model::Kind;
 
 impl Store {
     /// Estimates how many targets of the kind have a counter; `None` where MySQL has no statistics.

@@ -9,10 +9,10 @@ use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::text::Text;
 use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
-use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
 pub type Pair = (Target, UserId);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::{Kind, Metric};
 
 use super::{Context, Result, Store, StoreError};
-use crate::model::{Kind, Metric};
 
 /// What a code is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,10 +5,10 @@ use std::time::Duration;
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{AssertSqlSafe, MySql, Row};
+use tallyd_core::model::Micros;
 
 use super::jobs::LEASE_MAX;
 use super::{Context, Result, Store, datetime, micros};
-use crate::model::Micros;
 
 /// What earlier runs have noted.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::fmt::Write;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection};
+use tallyd_core::model::Micros;
 
 use super::{Context, Result, datetime};
-use crate::model::Micros;
 
 /// A statement begins another packet once the last one is so large, and adds no more than as much: far below any `max_allowed_packet`.
 const PACKET_BYTES: usize = 320 * 1024;

@@ -9,14 +9,14 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
 use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, TypeInfo};
+use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
+use tallyd_core::outbox_offsets::CORRECTIONS;
+use tallyd_core::rules::Writes;
 
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
 use super::{Context, Result, Store, StoreError, drift_hints, in_shapes, jobs, outbox};
-use crate::config::Writes;
-use crate::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
-use crate::outbox_offsets::CORRECTIONS;
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd_core::model::CounterKey;
 
 use super::{Context, Result, Store, in_shapes, jobs, placeholders};
-use crate::model::CounterKey;
 
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

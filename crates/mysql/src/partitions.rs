@@ -7,6 +7,8 @@
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{CounterKey, Metric, Micros};
 
 use super::counters::target;
 use super::jobs::run_of;
@@ -14,8 +16,6 @@ use super::likes::{Pair, State};
 use super::outbox::LAST;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders};
-use crate::event::LikeEvent;
-use crate::model::{CounterKey, Metric, Micros};
 
 /// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

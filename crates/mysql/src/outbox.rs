@@ -8,11 +8,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
 
 use super::text::Text;
 use super::{Context, Result, Store, micros, partitions};
-use crate::model::{Addition, Kind, Metric, Micros, Target, TargetId};
-use crate::outbox_offsets::OutboxOffsets;
 
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;

@@ -10,12 +10,12 @@ use std::hash::BuildHasher;
 use chrono::NaiveDateTime;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::event::CountEvent;
+use tallyd_core::model::{CounterKey, Metric, Micros};
 
 use super::applied_events::{DAYS, day, partition_of};
 use super::counters::target;
 use super::{Context, Result, micros};
-use crate::event::CountEvent;
-use crate::model::{CounterKey, Metric, Micros};
 
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;

@@ -8,10 +8,10 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::event::EventId;
+use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store};
-use crate::event::EventId;
-use crate::model::Micros;
 
 /// Entries in one statement: some 200 KiB.
 const STATEMENT_ENTRIES: usize = 5_000;

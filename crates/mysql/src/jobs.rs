@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use chrono::NaiveDateTime;
 use sqlx::{Connection, MySqlConnection, Row};
+use tallyd_core::model::Micros;
 
 use super::{Context, Result, Store, StoreError, datetime, micros};
-use crate::model::Micros;
 
 /// How long a lease lasts without being renewed.
 pub const LEASE: Duration = Duration::from_secs(30);

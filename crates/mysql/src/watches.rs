@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::event::{EventId, LikeEvent};
+use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
 
 use super::counters::{Truth, begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
-use crate::event::{EventId, LikeEvent};
-use crate::model::{CounterKey, Metric, Micros, UserId};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]

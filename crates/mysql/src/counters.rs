@@ -6,12 +6,12 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
 
 use super::outbox::{self, Since};
 use super::repairs::{self, Intent};
 use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use crate::outbox_offsets::OutboxOffsets;
 
 /// A target's number as MySQL has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
