@@ -14,11 +14,11 @@ use crate::cache::boards::{Part, Zset};
 use crate::cache::ranks::{Before, Placed, Ranking, place};
 use crate::cache::score::Rule;
 use crate::config::Board;
-use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodKind};
 use crate::model::{BoardMember, BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::{PeriodRow, PeriodState};
 use crate::store::snapshots::Snapshot;
+use tallyd_core::period::{LOOK_BACK, Period, PeriodKind};
 
 /// Periods of a board that are listed from MySQL at most.
 const LISTED_MAX: usize = 20;

@@ -30,13 +30,11 @@ pub mod code_registry;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;
-pub mod event;
 pub mod jobs;
-pub mod model;
 pub mod outbox;
-pub mod outbox_offsets;
-pub mod repair_limits;
 pub mod runtime;
 pub mod show;
-pub mod store;
 pub mod telemetry;
+
+pub use tallyd_core::{event, model, outbox_offsets, repair_limits};
+pub use tallyd_mysql as store;

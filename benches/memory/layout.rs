@@ -165,7 +165,7 @@ impl Layout {
 pub fn keys(targets: u64) -> Keys {
     let Config { redis, metrics, .. } = Config::default();
     let bucket_bits = (targets as f64 / BUCKET_FIELDS).log2().round().max(0.0) as u8;
-    Keys::new(&redis, &metrics, layout::Layout { form: Form::Packed, bucket_bits, template: None })
+    Keys::new(&redis.key_prefix, &metrics, layout::Layout { form: Form::Packed, bucket_bits, template: None })
 }
 
 fn target(id: u64) -> Target {

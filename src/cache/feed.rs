@@ -5,8 +5,8 @@ use redis::Value;
 
 use super::{BOARD, Cache, Call, unexpected};
 use crate::config::Board;
-use crate::jobs::archive::period::Period;
 use crate::model::Micros;
+use tallyd_core::period::Period;
 
 /// What is added to a member of a board.
 #[derive(Clone, Copy, Debug)]

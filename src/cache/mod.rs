@@ -8,7 +8,6 @@
 //! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
 pub mod apply;
-pub mod bloom;
 pub mod boards;
 mod cluster;
 mod compared;
@@ -16,31 +15,29 @@ pub mod counters;
 pub mod feed;
 pub mod filters;
 pub mod freezes;
-pub mod keys;
-pub mod layout;
 mod link;
 pub mod load;
 mod login;
 pub mod missing;
 pub mod probe;
-pub mod ranks;
 pub mod read;
 pub mod recent;
 pub mod replies;
-pub mod score;
 mod sentinel;
 mod slots;
 pub mod snapshots;
 pub mod space;
-pub mod template;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+
+pub use tallyd_core::{bloom, keys, layout, ranks, score, template};
 
 use crate::config::{Metrics, Redis};
 use crate::model::Micros;
@@ -96,6 +93,14 @@ impl CacheError {
 
 /// The result of whatever asks Redis.
 pub type Result<T> = std::result::Result<T, CacheError>;
+
+/// Connections that this process has opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections this process has opened.
+pub fn connections_opened() -> u64 {
+    OPENED.load(Ordering::Relaxed)
+}
 
 /// The way to Redis. Connects when first used.
 #[derive(Clone)]
@@ -235,7 +240,7 @@ impl Cache {
         let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
         let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;
         let nonce = RandomState::new().hash_one(std::process::id());
-        Ok(Self { servers, timeout, nonce, keys: Keys::new(config, metrics, layout) })
+        Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
 
     /// The same servers, where metrics have other names.
@@ -251,7 +256,7 @@ impl Cache {
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
         let layout = also.layout().map_err(|error| wrong("read [redis.also] counter_key", error))?;
-        Ok(Some(Self { keys: Keys::new(config, metrics, layout), ..self.clone() }))
+        Ok(Some(Self { keys: Keys::new(&config.key_prefix, metrics, layout), ..self.clone() }))
     }
 
     /// Whether Redis answers: on a Cluster, every master.

@@ -9,6 +9,12 @@ use super::{Cache, CacheError, Call, FILTER_HAS, REMEMBER, Result, text};
 use crate::event::LikeEvent;
 use crate::model::{Target, UserId};
 
+/// The shape of a filter that a script's answer ends with.
+pub(crate) fn shape(parts: &[Value]) -> Option<Shape> {
+    let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
+    Shape::checked(*size, *iterations)
+}
+
 /// What Redis says of a user and a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
@@ -94,7 +100,7 @@ impl Cache {
             untold = untold.or(Some(call).filter(|_| is_unknown_script(filter)));
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),
-                Ok(Value::Array(parts)) => Seen::Unknown(Shape::read(parts)),
+                Ok(Value::Array(parts)) => Seen::Unknown(shape(parts)),
                 // MySQL says it, whatever the filter's trouble is.
                 _ => Seen::Unknown(None),
             };

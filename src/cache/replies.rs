@@ -2,8 +2,8 @@
 
 use redis::Value;
 
-use super::bloom::Shape;
 use super::layout::Layout;
+use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
 use crate::model::Metric;
@@ -34,7 +34,7 @@ pub fn read(answer: &Value, layout: &Layout, metrics: &[Metric]) -> usize {
         snapshots::scanned(answer.clone(), snapshots::scores).is_ok(),
         filters::read_config(answer).is_some(),
         filters::read_scan(answer).is_some(),
-        Shape::read(parts).is_some(),
+        shape(parts).is_some(),
         sentinel::address(answer).is_some(),
     ];
     could_be.into_iter().filter(|could| *could).count() + samples.count() + nodes.count()

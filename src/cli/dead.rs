@@ -181,7 +181,7 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
         true => Which::All(of.selection(Some(false))),
         false => Which::Ids(ids),
     };
-    let terms = Terms::new(config);
+    let terms = Terms::from(config);
     let report = sender(config, servers, &terms, force, dry_run).run(&which, limit, &stopped()?).await?;
     print(&report, format)?;
     Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })
@@ -189,7 +189,7 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
 
 async fn edited(config: &Config, servers: &Servers, args: &ReplayArgs) -> Result<u8> {
     let id = only_one(&args.ids, "--edit opens one body")?;
-    let terms = Terms::new(config);
+    let terms = Terms::from(config);
     let letter = dead_letters::whole(&servers.store, id).await?;
     if letter.replayed_at.is_some() && !args.force {
         return Err(Usage(format!("dead letter {id} was replayed before; --force sends it again")).into());

@@ -12,8 +12,8 @@ use crate::cache::feed::Gain;
 use crate::cache::ranks::{Placed, Ranking};
 use crate::cache::score::{Columns, Rule};
 use crate::config::Board;
-use crate::jobs::archive::period::{Period, PeriodKind};
 use crate::model::{BoardPeriod, Micros};
+use tallyd_core::period::{Period, PeriodKind};
 
 /// A member's place on a board, with its columns.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
 use crate::cache::bloom::Shape;
 use crate::cache::keys::Place;
+use crate::cache::recent::shape;
 use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 use crate::config::LIKE;
 use crate::event::LikeEvent;
@@ -343,7 +344,7 @@ fn read_answer(answer: &Value) -> Option<Answer> {
         _ => None,
     };
     match parts.as_slice() {
-        [Value::Int(-1), rest @ ..] => Some(Answer::Unknown(Shape::read(rest))),
+        [Value::Int(-1), rest @ ..] => Some(Answer::Unknown(shape(rest))),
         [Value::Int(0), at, rest @ ..] => {
             Some(Answer::Same { at: Micros(text(at)?.parse().ok()?), count: count(rest.first()) })
         }

@@ -155,7 +155,7 @@ impl Client {
             metric: config.metrics.like(),
             metrics: config.metrics.codes(),
             boards: config.boards.clone(),
-            rules: Rules::new(config),
+            rules: Rules::from(config),
             store: Store::new(&config.mysql, CONNECTIONS)?,
             clicks_unasked: Unasked::default(),
             reads_unasked: Unasked::default(),

@@ -5,8 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, ServerUrl, Tls};
-use crate::model::{Target, UserId};
+use super::{PartitionBy, Secret, ServerUrl, Tls};
 
 /// How many partitions at most: each costs a queue and a connection to the broker.
 pub(super) const PARTITIONS_MAX: u16 = 256;
@@ -85,26 +84,6 @@ impl Amqp {
     /// The longest that one call of the broker may take.
     pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms)
-    }
-}
-
-/// What chooses the partition of a like. Of any other number the target does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum PartitionBy {
-    /// The user: what many do with one target is spread over all partitions.
-    User,
-    /// The target: all that is done with it goes through one partition, and a batch has few targets.
-    Target,
-}
-
-impl PartitionBy {
-    /// The routing key of that user's like of that target.
-    pub fn routing_key(self, target: Target, user: UserId) -> String {
-        match self {
-            Self::User => user.to_string(),
-            Self::Target => target.id.to_string(),
-        }
     }
 }
 

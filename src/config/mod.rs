@@ -6,7 +6,6 @@
 
 mod admin;
 mod amqp;
-mod board;
 mod check;
 mod filter;
 mod handle;
@@ -23,17 +22,14 @@ mod rule;
 mod schema;
 mod shape;
 mod shown;
+mod terms;
 mod tls;
-mod values;
-
-use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
-pub use amqp::{Amqp, PartitionBy, QueueType};
-pub use board::Board;
+pub use amqp::{Amqp, QueueType};
 pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
@@ -45,12 +41,16 @@ pub use recount::Recount;
 pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
-pub use rule::{Rule, Ruled, Rules, Writes};
 pub use schema::schema;
-pub use tls::{Identity, Tls};
-pub use values::{Pause, Secret, ServerUrl, parse_pause};
-
-use crate::model::{Kind, Metric};
+pub use tallyd_connect::address::ServerUrl;
+pub use tallyd_connect::secret::Secret;
+pub use tallyd_connect::tls::{Identity, Tls};
+pub use tallyd_core::board::Board;
+pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
+pub use tallyd_core::partition::PartitionBy;
+pub use tallyd_core::pause::{Pause, parse_pause};
+pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
+pub use tallyd_mysql::config::Mysql;
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
@@ -154,54 +154,6 @@ pub enum LogFormat {
     Journald,
 }
 
-/// `[mysql]`
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Mysql {
-    /// `mysql://user@host:3306/database`.
-    pub url: ServerUrl,
-    /// The password, from the environment only.
-    #[schemars(skip)]
-    pub password: Option<Secret>,
-    /// A file that holds the password; a relative path is one of systemd's credentials.
-    #[schemars(with = "String")]
-    pub password_file: Option<String>,
-    /// A file with certificates of authorities (PEM) that are trusted beside the system's own.
-    #[schemars(with = "String")]
-    pub tls_ca_file: Option<String>,
-    /// A file with the certificate (PEM) that is shown to a server that asks for one.
-    #[schemars(with = "String")]
-    pub tls_cert_file: Option<String>,
-    /// A file with its private key (PEM); a relative path is one of systemd's credentials.
-    #[schemars(with = "String")]
-    pub tls_key_file: Option<String>,
-    /// What was read from these.
-    #[serde(skip)]
-    pub tls: Tls,
-    /// Milliseconds that connecting may take.
-    #[schemars(range(min = 100, max = 30_000))]
-    pub connect_timeout_ms: u64,
-    /// Milliseconds that one transaction may take; then its connection is dropped and it is tried again.
-    #[schemars(range(min = 1_000, max = 45_000))]
-    pub transaction_timeout_ms: u64,
-}
-
-impl Default for Mysql {
-    fn default() -> Self {
-        Self {
-            url: ServerUrl::from("mysql://tallyd@127.0.0.1:3306/tally"),
-            password: None,
-            password_file: None,
-            tls_ca_file: None,
-            tls_cert_file: None,
-            tls_key_file: None,
-            tls: Tls::default(),
-            connect_timeout_ms: 10_000,
-            transaction_timeout_ms: 30_000,
-        }
-    }
-}
-
 /// `[client]`: for API servers, the daemon doesn't use it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -280,70 +232,5 @@ pub struct Archive {
 impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
-    }
-}
-
-/// `[kinds]`
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(transform = schema::codes)]
-pub struct Kinds(pub BTreeMap<String, u8>);
-
-impl Default for Kinds {
-    fn default() -> Self {
-        Self(BTreeMap::from([("video".to_owned(), 1)]))
-    }
-}
-
-impl Kinds {
-    /// The kind of that name.
-    pub fn named(&self, name: &str) -> Option<Kind> {
-        self.0.get(name).map(|code| Kind(*code))
-    }
-
-    /// The name of that kind; its number where it has none.
-    pub fn name(&self, kind: Kind) -> String {
-        let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
-        name.unwrap_or_else(|| kind.to_string())
-    }
-}
-
-/// `[metrics]`
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(transparent)]
-#[schemars(transform = schema::codes_with_like)]
-pub struct Metrics(pub BTreeMap<String, u8>);
-
-impl Default for Metrics {
-    fn default() -> Self {
-        Self(BTreeMap::from([(LIKE.to_owned(), 1)]))
-    }
-}
-
-/// The metric that like records are counted by. `[metrics]` must name it.
-pub const LIKE: &str = "like";
-
-impl Metrics {
-    /// The metric of that name.
-    pub fn named(&self, name: &str) -> Option<Metric> {
-        self.0.get(name).map(|code| Metric(*code))
-    }
-
-    /// All of them, by code.
-    pub fn codes(&self) -> Vec<Metric> {
-        let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
-        codes.sort_unstable();
-        codes
-    }
-
-    /// The name of that metric; its number where it has none.
-    pub fn name(&self, metric: Metric) -> String {
-        let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
-        name.unwrap_or_else(|| metric.0.to_string())
-    }
-
-    /// The metric `like`. The checks hold that it is there.
-    pub fn like(&self) -> Metric {
-        Metric(self.0.get(LIKE).copied().unwrap_or(1))
     }
 }

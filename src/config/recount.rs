@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Pause, Rules};
-use crate::jobs::recount::query::Query;
 use crate::runtime::cron;
+use tallyd_core::recount_query::Query;
 
 /// A metric of one kind, and the query that says what it should be.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
@@ -48,7 +48,7 @@ fn half_a_minute() -> Pause {
 
 /// Recounts that can't be.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
-    let rules = Rules::new(config);
+    let rules = Rules::from(config);
     for (place, recount) in config.recounts.iter().enumerate() {
         let Recount { kind, metric, query, cron, query_max, .. } = recount;
         let block = Key::from("recount").then(place);

@@ -3,8 +3,7 @@
 use serde_json::Value;
 
 use super::problem::{Fault, Faults};
-use super::tls::Tls;
-use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, check};
+use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, Tls, check};
 
 /// What becomes of the configuration that is in force, given another one.
 #[derive(Debug)]

@@ -7,10 +7,9 @@ use std::sync::LazyLock;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::{Amqp, Config, LIKE, Mysql, Redis};
+use tallyd_core::pause::LENGTH_OF_TIME;
 
-/// Of texts that are a length of time.
-pub(super) const LENGTH_OF_TIME: &str = "length-of-time";
+use super::{Amqp, Config, Mysql, Redis};
 
 static SCHEMA: LazyLock<Value> = LazyLock::new(make);
 
@@ -87,20 +86,6 @@ fn choose(schema: &mut Map<String, Value>, choices: &Value) {
     schema.insert("type".to_owned(), json!("string"));
     schema.insert("enum".to_owned(), json!(words));
     schema.insert("x-taplo".to_owned(), json!({ "docs": { "enumValues": docs } }));
-}
-
-/// For [`super::Kinds`].
-pub(super) fn codes(schema: &mut schemars::Schema) {
-    if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
-        code.insert("minimum".to_owned(), json!(1));
-    }
-    schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
-}
-
-/// For [`super::Metrics`].
-pub(super) fn codes_with_like(schema: &mut schemars::Schema) {
-    codes(schema);
-    schema.insert("required".to_owned(), json!([LIKE]));
 }
 
 /// What stands at a place of the configuration: the schema below `schema` by one name.

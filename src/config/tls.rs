@@ -1,6 +1,6 @@
 //! Certificates and keys from files: read when the configuration is loaded, and held against each other.
 
-use std::{fmt, fs};
+use std::fs;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
@@ -10,35 +10,10 @@ use rustls::sign::CertifiedKey;
 use super::key::Key;
 use super::password::{located, read_secret};
 use super::problem::Faults;
-use super::{Config, Secret, ServerUrl};
+use super::{Config, Identity, ServerUrl, Tls};
 
 /// Modes of `[mysql] url` in which anybody can pretend to be the server.
 const UNSURE: [&str; 3] = ["preferred", "required", "verify_ca"];
-
-/// What the connections to a server need beside its address.
-#[derive(Clone, Debug, Default)]
-pub struct Tls {
-    /// Certificates of authorities that are trusted beside the system's own: PEM.
-    pub authorities: Option<String>,
-    /// What is shown to a server that asks.
-    pub identity: Option<Identity>,
-}
-
-/// A certificate of ours, and its key.
-#[derive(Clone)]
-pub struct Identity {
-    /// The certificate, and those between it and the authority's: PEM.
-    pub certificate: String,
-    /// Its private key: PEM.
-    pub key: Secret,
-}
-
-/// Neither is printed: a file of both is taken for the certificate, too.
-impl fmt::Debug for Identity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Identity(***)")
-    }
-}
 
 /// The settings of one section.
 struct Files<'a> {

@@ -258,7 +258,7 @@ impl Partition {
             reads_first: self.reads_first.load(Ordering::Relaxed),
             asks_ledger: 0,
             watch: Watch::default(),
-            rules_now: self.live.derive(|config| Arc::new(Rules::new(config))),
+            rules_now: self.live.derive(|config| Arc::new(Rules::from(config))),
             rules: Arc::default(),
             overlap: self.live.derive(|config| config.reconcile.overlap.0),
             clock: Clock::default(),

@@ -89,7 +89,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
     let writer = Some(partition.writer(partitions, ends.clone()));
     let mut session = Session {
         partition,
-        terms: partition.live.derive(Terms::new),
+        terms: partition.live.derive(|config| Terms::from(config)),
         limit,
         prefetch,
         seen: 0,

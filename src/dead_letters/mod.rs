@@ -182,7 +182,7 @@ pub struct Now {
 /// # Errors
 /// [`NoLetter`], MySQL's.
 pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<RunProgress> {
-    let terms = Terms::new(config);
+    let terms = Terms::from(config);
     let mut shown = Vec::new();
     for id in ids {
         let letter = whole(store, *id).await?;

@@ -80,7 +80,7 @@ async fn take_so_many(
 ) -> Result<()> {
     let link = broker.connect("dead letters").await?;
     // What a fence is doesn't depend on the configuration.
-    let terms = Terms::new(&Config::default());
+    let terms = Terms::from(&Config::default());
     let mut refused = None;
     while returned.taken_in + returned.fences < room {
         let at_once = at_once.min(usize::try_from(room - returned.taken_in - returned.fences).unwrap_or(at_once));

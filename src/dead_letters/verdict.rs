@@ -102,7 +102,7 @@ mod tests {
     fn judged(body: &str) -> Verdict {
         let text = "[metrics]\nlike = 1\nview = 3\nstock = 4\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
         let config = crate::config::parse(text, "test", []).unwrap();
-        judge(body.as_bytes(), &Terms::new(&config), NOW)
+        judge(body.as_bytes(), &Terms::from(&config), NOW)
     }
 
     fn like(user: u64, kind: &str) -> String {

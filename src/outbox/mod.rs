@@ -213,7 +213,7 @@ impl Outbox {
 
     /// Adds to boards what rules say, in the periods in which it was written; not what a run has corrected.
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
-        let rules = Rules::new(config);
+        let rules = Rules::from(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
         // Of each board what was added last.
         let mut last: HashMap<&str, (u64, usize)> = HashMap::new();

@@ -2,7 +2,6 @@
 
 pub mod cron;
 pub mod dump;
-pub mod fault;
 pub mod liveness;
 pub mod log;
 pub mod process;
@@ -10,4 +9,5 @@ pub mod progress;
 pub mod retry;
 pub mod shutdown;
 pub mod systemd;
-pub mod tls;
+
+pub use tallyd_connect::{fault, tls};

@@ -23,6 +23,7 @@ pub use pulse::{POINT_EVERY, Point, Pulse};
 pub use waits::{Wait, Waits};
 
 use crate::model::Micros;
+use crate::{broker, cache, store};
 
 /// Seconds from an event's `at` to its commit: from a batch's linger to a day's backlog.
 const LAG_BOUNDS: &[f64] = &[
@@ -106,8 +107,6 @@ pub struct Telemetry {
     pub lag: Histogram,
     /// Batches that had to be written again, by why.
     pub retries: Kinds<5>,
-    /// Connections that were opened.
-    pub opened: Kinds<3>,
     /// What the outbox has added to Redis.
     pub outbox_added: Count,
     /// Seconds from a row's transaction to Redis.
@@ -141,7 +140,6 @@ static VITALS: LazyLock<Telemetry> = LazyLock::new(|| Telemetry {
     steps: STEPS.map(|_| Histogram::new(STEP_BOUNDS)),
     lag: Histogram::new(LAG_BOUNDS),
     retries: Kinds::new(["1213", "1205", "timeout", "connection", "other"]),
-    opened: Kinds::new(SERVERS),
     outbox_added: Count::new(),
     outbox_lag: Histogram::new(LAG_BOUNDS),
     went_back: Mutex::new(None),
@@ -217,6 +215,12 @@ impl Telemetry {
     /// Notes a dead letter of that reason.
     pub fn dead_letter(&self, reason: &'static str) {
         *locked(&self.dead_letters).entry(reason).or_default() += 1;
+    }
+
+    /// Connections that were opened.
+    pub fn opened(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let opened = [store::connections_opened(), cache::connections_opened(), broker::connections_opened()];
+        SERVERS.into_iter().zip(opened)
     }
 
     /// Notes how long a step took.

@@ -33,7 +33,7 @@ fn judge(body: &Value) -> Result<Message, &'static str> {
     let rules = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
                  [[rule]]\nmetric = \"unread\"\nkind = \"video\"\nsettable = true";
     let config = tallyd::config::parse(rules, "vectors", []).unwrap();
-    let terms = Terms { future_max: Duration::ZERO, applied_event_keep: Duration::MAX, ..Terms::new(&config) };
+    let terms = Terms { future_max: Duration::ZERO, applied_event_keep: Duration::MAX, ..Terms::from(&config) };
     decode(body.to_string().as_bytes(), &terms, Micros::MAX).map_err(|refusal| refusal.reason.code())
 }
 
@@ -56,7 +56,7 @@ struct Bucket {
 fn tallyd_names_the_keys_of_the_vectors() {
     for Bucket { kind, id, bucket_bits, key, recent, missing } in vectors("buckets.json") {
         let Config { redis, metrics, .. } = Config::default();
-        let keys = Keys::new(&redis, &metrics, Layout::new(Form::Packed, bucket_bits, "").unwrap());
+        let keys = Keys::new(&redis.key_prefix, &metrics, Layout::new(Form::Packed, bucket_bits, "").unwrap());
         let bucket = keys.bucket(target(id.parse().unwrap()));
         assert_eq!(keys.counters(&kind, bucket), key, "{id}");
         assert_eq!(keys.recent(&kind, bucket), recent, "{id}");

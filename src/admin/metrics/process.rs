@@ -27,7 +27,7 @@ pub(super) fn write(page: &mut Page<'_>, vitals: &Telemetry, now: Micros) -> fmt
     let fullest = vitals.fullest_buckets();
     let fullest = fullest.iter().map(|(kind, most)| ([("kind", kind.as_str())], *most as f64));
     page.gauges("tallyd_bucket_fields", "Fields of the fullest bucket that the last run went through.", fullest)?;
-    page.counters("tallyd_connections_opened", "Connections that were opened.", "server", vitals.opened.get())?;
+    page.counters("tallyd_connections_opened", "Connections that were opened.", "server", vitals.opened())?;
     page.gauge("tallyd_waits", "How many things fail now and are tried again.", vitals.waits.open().len() as f64)?;
     page.counter("tallyd_waits_begun", "How often something began to fail.", vitals.waits.begun())
 }

@@ -7,7 +7,8 @@ use super::settle::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
 use crate::store::archive_rows::Places;
-use crate::store::boards::{PeriodRow, Tally};
+use crate::store::boards::PeriodRow;
+use tallyd_core::tally::Tally;
 
 const GONE: &str = "its frozen zset went away while it was read: Redis lost it";
 
@@ -173,29 +174,6 @@ fn first_difference(first: u64, page: &[BoardMember], rows: &[(u64, BoardMember)
     unequal.or_else(|| (page.len() != rows.len()).then_some(first + shorter))
 }
 
-impl Tally {
-    fn add(&mut self, other: Self) {
-        self.members += other.members;
-        self.checksum = self.checksum.wrapping_add(other.checksum);
-    }
-
-    fn add_members(&mut self, page: &[BoardMember]) {
-        let checksum = page.iter().fold(0_u64, |sum, member| sum.wrapping_add(digest(member)));
-        self.add(Self { members: page.len() as u64, checksum });
-    }
-}
-
-/// FNV-1a (64 bits) over the member's bytes and the eight bytes of its score, the lowest first: easily computed again
-/// in any language.
-fn digest(member: &BoardMember) -> u64 {
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    const PRIME: u64 = 0x0100_0000_01b3;
-    // Adding zero makes -0 equal to 0, as it is to both stores.
-    let score = (member.score + 0.0).to_bits().to_le_bytes();
-    let bytes = member.member.iter().chain(&score);
-    bytes.fold(OFFSET, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,30 +207,5 @@ mod tests {
             assert_eq!(first_difference(11, &page, &rows), Some(expected), "{rows:?}");
         }
         assert_eq!(first_difference(1, &[], &rows(1, &[("a", 1.0)])), Some(1));
-    }
-
-    #[test]
-    fn a_tally_does_not_depend_on_the_order_but_on_every_member_and_score() {
-        let tally = |scores: &[(&str, f64)]| {
-            let mut tally = Tally::default();
-            tally.add_members(&members(scores));
-            tally
-        };
-        let board = tally(&[("a", 3.0), ("b", 2.0)]);
-        assert_eq!(board, tally(&[("b", 2.0), ("a", 3.0)]));
-        for other in [[("a", 2.0), ("b", 3.0)], [("a", 3.0), ("c", 2.0)], [("a", 3.0), ("b", 2.000_000_1)]] {
-            assert_ne!(board, tally(&other), "{other:?}");
-        }
-        assert_eq!(tally(&[("a", 0.0)]), tally(&[("a", -0.0)]));
-    }
-
-    #[test]
-    fn a_digest_is_the_same_everywhere() {
-        // FNV-1a's own test vector for "a", with no score behind it, is 0xaf63dc4c8601ec8c.
-        let member = BoardMember { member: b"a".to_vec(), score: 1.0 };
-        let score = [0, 0, 0, 0, 0, 0, 0xf0, 0x3f];
-        let by_hand =
-            score.iter().fold(0xaf63_dc4c_8601_ec8c_u64, |hash, byte| (hash ^ byte).wrapping_mul(0x0100_0000_01b3));
-        assert_eq!(digest(&member), by_hand);
     }
 }

@@ -55,7 +55,6 @@
 
 pub mod clock;
 mod copy;
-pub mod period;
 mod plan;
 mod progress;
 mod prune;
@@ -92,6 +91,7 @@ use plan::Plan;
 use progress::Progress;
 use scope::{Candidate, instant};
 use settle::{Halt, Run};
+pub use tallyd_core::period;
 
 /// Where a test may end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 13] = [

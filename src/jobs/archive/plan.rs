@@ -137,7 +137,7 @@ fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duratio
 mod tests {
     use super::*;
     use crate::model::Freeze;
-    use crate::store::boards::Tally;
+    use tallyd_core::tally::Tally;
 
     const DONE_AT: Micros = Micros(1_000_000_000);
     const STAY: Duration = Duration::from_secs(60);

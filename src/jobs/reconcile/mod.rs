@@ -148,7 +148,7 @@ impl Reconciler {
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
             metrics: config.metrics.clone(),
-            rules: Rules::new(config),
+            rules: Rules::from(config),
             replicas,
         })
     }

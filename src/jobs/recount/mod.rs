@@ -26,7 +26,6 @@
 
 mod correct;
 mod page;
-pub mod query;
 pub mod report;
 
 use std::time::{Duration, Instant};
@@ -50,8 +49,8 @@ use crate::store::ranges::LAST;
 use crate::store::recounts::{Question, RecountError};
 use crate::store::repairs::Intent;
 use page::{Sight, Verdict, judge, sights};
-use query::Query;
 use report::{End, Progress, Report};
+use tallyd_core::recount_query::Query;
 
 /// The name of the job in `job_lock` and `job_run`. Its modes are the names of the `[[recount]]`s.
 pub const JOB: &str = "recount";
@@ -137,7 +136,7 @@ impl Recounter {
             kind_name: recount.kind.clone(),
             kind,
             metric,
-            writer: Rules::new(config).of(kind, metric).writer,
+            writer: Rules::from(config).of(kind, metric).writer,
             query: Query::parse(&recount.query).map_err(anyhow::Error::msg)?,
             page_targets: recount.page_targets,
             query_max: recount.query_max.0,

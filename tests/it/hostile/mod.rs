@@ -33,7 +33,7 @@ struct Expected {
 impl Expected {
     fn of(world: &World) -> Self {
         Self {
-            terms: Terms::new(&world.config),
+            terms: Terms::from(&world.config),
             model: Model::default(),
             counts: Vec::new(),
             sets: Vec::new(),

@@ -1,0 +1,165 @@
+//! Addresses of servers, with what is secret in them.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize, Serializer};
+use url::Url;
+
+use crate::secret::Secret;
+
+/// A server's address. Prints without user and password; checked when the configuration is loaded.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct ServerUrl(SecretString);
+
+impl ServerUrl {
+    /// The whole address with user and password, for the library that connects.
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
+    }
+
+    /// The address in its parts.
+    ///
+    /// # Errors
+    /// A sentence that doesn't quote the address.
+    pub fn parts(&self) -> Result<Url, String> {
+        Url::parse(self.expose()).map_err(|error| format!("is not an address: {error}"))
+    }
+
+    /// The same address on another server, given as `host:port`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with `server`.
+    pub fn at(&self, server: &str) -> Result<Self, String> {
+        let wrong = || "is no HOST:PORT".to_owned();
+        let (host, port) = server.rsplit_once(':').ok_or_else(wrong)?;
+        // The library takes what stands before these for the host, and says nothing.
+        if host.contains(['/', '@', '?', '#']) || (host.contains(':') && !host.starts_with('[')) {
+            return Err(wrong());
+        }
+        let mut url = self.parts()?;
+        url.set_host(Some(host)).map_err(|_| wrong())?;
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+        url.set_port(Some(port)).map_err(|()| wrong())?;
+        Ok(Self(url.to_string().into()))
+    }
+
+    /// The address with its user, and `***` for what is secret.
+    pub fn masked(&self) -> String {
+        const MASK: &str = "***";
+        let Ok(mut url) = self.parts() else { return MASK.to_owned() };
+        let is_secret = |key: &str| ["pass", "secret", "token", "key"].iter().any(|word| key.contains(word));
+        // None of these fails where there is a host; where there is none there is no user either.
+        if url.password().is_some() {
+            let _ = url.set_password(Some(MASK));
+        } else if url.scheme().starts_with("redis") && !url.username().is_empty() {
+            // A user of Redis has a password: it is one that was written in the user's place.
+            let _ = url.set_username(MASK);
+        }
+        let pairs: Vec<(String, String)> = url.query_pairs().into_owned().collect();
+        if pairs.iter().any(|(key, _)| is_secret(&key.to_lowercase())) {
+            let shown = |(key, value): &(String, String)| {
+                let value = if is_secret(&key.to_lowercase()) { MASK } else { value };
+                format!("{key}={value}")
+            };
+            url.set_query(Some(&pairs.iter().map(shown).collect::<Vec<_>>().join("&")));
+        }
+        url.to_string()
+    }
+
+    /// Puts a password into the address.
+    ///
+    /// # Errors
+    /// The address has no host, or can't be read.
+    pub fn set_password(&mut self, password: &Secret) -> Result<(), String> {
+        let mut url = self.parts()?;
+        // The library leaves a % as it is, and whoever reads the address decodes it.
+        let escaped = password.expose().replace('%', "%25");
+        url.set_password(Some(&escaped)).map_err(|()| "can't hold a password".to_owned())?;
+        self.0 = url.to_string().into();
+        Ok(())
+    }
+}
+
+impl From<&str> for ServerUrl {
+    fn from(url: &str) -> Self {
+        Self(url.into())
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.parts() {
+            Ok(mut url) => {
+                // Neither can fail where there is a host; where there is none there is no user either.
+                let _ = url.set_password(None);
+                let _ = url.set_username("");
+                url.set_query(None);
+                url.set_fragment(None);
+                url.fmt(f)
+            }
+            Err(_) => f.write_str("(no address)"),
+        }
+    }
+}
+
+impl Serialize for ServerUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{self}\"")
+    }
+}
+
+impl JsonSchema for ServerUrl {
+    fn schema_name() -> Cow<'static, str> {
+        "ServerUrl".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_comes_out_as_it_went_in() {
+        for password in ["a%41b", "p@ss:w/rd#?", "100%", "%25"] {
+            let mut url = ServerUrl::from("mysql://user@host/db");
+            url.set_password(&Secret::new(password.to_owned())).unwrap();
+            let set = url.parts().unwrap().password().unwrap().to_owned();
+            assert_eq!(percent_encoding::percent_decode_str(&set).decode_utf8().unwrap(), password);
+        }
+    }
+
+    #[test]
+    fn an_address_moves_to_another_server() {
+        let url = ServerUrl::from("mysql://user:p%25@db1:3306/tally?ssl-mode=DISABLED");
+        assert_eq!(url.at("[::1]:3307").unwrap().expose(), "mysql://user:p%25@[::1]:3307/tally?ssl-mode=DISABLED");
+        for server in
+            ["db2", "db2:x", "mysql://db2", "mysql://db2:3306", "user@db2:3306", "fd00::1:3306", "db 2:3306", ":3306"]
+        {
+            assert!(url.at(server).is_err(), "{server}");
+        }
+    }
+
+    #[test]
+    fn an_address_prints_without_its_secrets() {
+        let url = ServerUrl::from("amqp://user:secret@host:5672/%2f?password=secret");
+        assert_eq!(format!("{url} {url:?}"), "amqp://host:5672/%2f \"amqp://host:5672/%2f\"");
+        assert_eq!(url.masked(), "amqp://user:***@host:5672/%2f?password=***");
+        assert_eq!(ServerUrl::from("redis://secret@h/0").masked(), "redis://***@h/0");
+        let options = "mysql://u@h/t?ssl-mode=VERIFY_IDENTITY&socket=/a%20b";
+        assert_eq!(ServerUrl::from(options).masked(), options);
+    }
+}

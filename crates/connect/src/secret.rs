@@ -1,0 +1,45 @@
+//! Passwords, which nobody sees.
+
+use std::fmt;
+
+use secrecy::{ExposeSecret, SecretString};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// A password. Prints as `***`.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(SecretString);
+
+impl Secret {
+    /// Of that text.
+    pub fn new(text: String) -> Self {
+        Self(text.into())
+    }
+
+    /// The password itself, for the one call that needs it.
+    pub fn expose(&self) -> &str {
+        self.0.expose_secret()
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_prints_as_three_stars() {
+        assert_eq!(format!("{:?}", Secret::new("secret".to_owned())), "***");
+    }
+}

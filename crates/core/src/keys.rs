@@ -1,0 +1,289 @@
+//! Every key name. Pure.
+
+use std::collections::BTreeMap;
+
+use super::layout::{self, Form, Layout};
+use super::template::escaped;
+use crate::kinds::{Kinds, Metrics};
+use crate::model::{Kind, Metric, Target, UserId};
+
+/// The field of a bucket that says who loaded it. No id looks like it.
+pub const LOADED: &str = "_";
+
+/// The field of a bucket that says how many partitions have a mark in it, in fields of their own: what of each one's outbox was added
+/// (lua/apply.lua).
+pub const MARKED: &str = "_o";
+
+/// The field of a bucket that says when a number of it was last set (lua/count.lua).
+pub const SET_AT: &str = "_s";
+
+/// What the field of a bucket begins with that is no target's.
+pub const NO_TARGET: char = '_';
+
+/// How many fields a bucket has at most that are no targets': `_` and `_s`, and where the daemon counts, `_o`, one for each partition and one for what
+/// reconciles correct.
+pub fn fields_beside(partitions: u16) -> u64 {
+    u64::from(partitions) + 4
+}
+
+/// How keys are named, by configuration.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    prefix: String,
+    layout: Layout,
+    metrics: BTreeMap<u8, String>,
+}
+
+/// Where a target's number is, as the scripts are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The key.
+    pub key: String,
+    /// What in it: the place in a bucket's field, `entity:` and the name of a hash's field, or `string`.
+    pub part: String,
+    /// The target's bucket, where that is another key.
+    pub bucket: Option<String>,
+}
+
+impl Keys {
+    /// Names in that layout.
+    pub fn new(prefix: &str, metrics: &Metrics, layout: Layout) -> Self {
+        Self { prefix: prefix.to_owned(), layout, metrics: by_code(metrics) }
+    }
+
+    /// The same, where metrics have other names.
+    #[must_use]
+    pub fn named(&self, metrics: &Metrics) -> Self {
+        Self { metrics: by_code(metrics), ..self.clone() }
+    }
+
+    /// How numbers are laid out.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How many buckets a kind has.
+    pub fn buckets(&self) -> u32 {
+        self.layout.buckets()
+    }
+
+    /// The bucket that a target lives in.
+    pub fn bucket(&self, target: Target) -> u32 {
+        layout::bucket(target.id, self.layout.bucket_bits)
+    }
+
+    /// `video:3a2f`: the bucket as readers note it, and between the braces that are the Cluster's hash tag.
+    pub fn bucket_name(&self, kind: &str, bucket: u32) -> String {
+        format!("{kind}:{}", self.layout.bucket_name(bucket))
+    }
+
+    /// `c:{video:3a2f}`: the hash of one bucket of the kind, with its numbers in the layout packed.
+    pub fn counters(&self, kind: &str, bucket: u32) -> String {
+        format!("{}c:{{{}}}", self.prefix, self.bucket_name(kind, bucket))
+    }
+
+    /// Where the target's number is.
+    pub fn place(&self, kind: &str, target: Target, metric: Metric) -> Place {
+        let bucket = self.counters(kind, self.bucket(target));
+        let Some(template) = &self.layout.template else {
+            return Place { key: bucket, part: metric.0.to_string(), bucket: None };
+        };
+        let name = self.metric(metric);
+        let key = format!("{}{}", self.prefix, template.name(kind, target.id, name));
+        Place { key, part: self.part(metric), bucket: Some(bucket) }
+    }
+
+    /// What in a key holds the metric's number, as the scripts are told.
+    pub fn part(&self, metric: Metric) -> String {
+        match self.layout.form {
+            Form::Packed => metric.0.to_string(),
+            Form::Entity => format!("entity:{}", self.metric(metric)),
+            Form::String => "string".to_owned(),
+        }
+    }
+
+    /// The metric's name; empty where the configuration doesn't know it.
+    pub fn metric(&self, metric: Metric) -> &str {
+        self.metrics.get(&metric.0).map_or("", String::as_str)
+    }
+
+    /// What MATCH finds the keys of targets of the kind by, where each target or number has one.
+    pub fn pattern(&self, kind: &str, metric: Metric) -> Option<String> {
+        let template = self.layout.template.as_ref()?;
+        Some(format!("{}{}", escaped(&self.prefix), template.pattern(kind, self.metric(metric))))
+    }
+
+    /// The target whose number that key holds.
+    pub fn target(&self, key: &str, kind: (&str, Kind), metric: Metric) -> Option<Target> {
+        let name = key.strip_prefix(&self.prefix)?;
+        self.layout.template.as_ref()?.target(name, kind, self.metric(metric))
+    }
+
+    /// `recent:{video:3a2f}` and `recent:{video:3a2f}:former`: who clicked lately in a bucket, in two hashes that take turns. In the
+    /// bucket's slot.
+    pub fn recent(&self, kind: &str, bucket: u32) -> [String; 2] {
+        let key = format!("{}recent:{{{}}}", self.prefix, self.bucket_name(kind, bucket));
+        let former = format!("{key}:former");
+        [key, former]
+    }
+
+    /// `filter:{video:3a2f}:42`, its `:config` (named as Redisson names it) and `:added`: a target's Bloom filter, what it is like,
+    /// and who likes the target and is not in its bits yet. In the bucket's slot.
+    pub fn filter(&self, kind: &str, target: Target) -> [String; 3] {
+        let bucket = self.bucket_name(kind, self.bucket(target));
+        let key = format!("{}filter:{{{bucket}}}:{}", self.prefix, target.id);
+        let (config, added) = (format!("{key}:config"), format!("{key}:added"));
+        [key, config, added]
+    }
+
+    /// `filter:{video:3a2f}:42:next`: a filter that is being built.
+    pub fn next_filter(&self, kind: &str, target: Target) -> String {
+        let [key, ..] = self.filter(kind, target);
+        format!("{key}:next")
+    }
+
+    /// `filter:epoch`: which filters are trusted.
+    pub fn filter_epoch(&self) -> String {
+        format!("{}filter:epoch", self.prefix)
+    }
+
+    /// `limit:{7}`: how much a user has clicked.
+    pub fn limit(&self, user: UserId) -> String {
+        format!("{}limit:{{{}}}", self.prefix, user.0)
+    }
+
+    /// `tally:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
+    pub fn missing(&self) -> String {
+        format!("{}tally:missing", self.prefix)
+    }
+
+    /// `tally:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
+    pub fn compared(&self, number: u16) -> String {
+        format!("{}tally:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
+    }
+
+    /// `board:{likes}:2026-W47`: the zset of one period. All periods of a board are in one slot of a Cluster.
+    pub fn board(&self, board: &str, period: &str) -> String {
+        format!("{}board:{{{board}}}:{period}", self.prefix)
+    }
+
+    /// `board:{likes}:added`: which rows of each partition's outbox were added to the board.
+    pub fn board_added(&self, board: &str) -> String {
+        self.board(board, "added")
+    }
+
+    /// `board:{likes}:2026-W46:frozen`: a closed period's zset, which nobody writes to any more.
+    pub fn frozen_board(&self, board: &str, period: &str) -> String {
+        format!("{}:frozen", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W47:snapshot`: the number of the run that began the period's last snapshot. Gone with the zset.
+    pub fn board_mark(&self, board: &str, period: &str) -> String {
+        format!("{}:snapshot", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W47:filling`: a zset that is being restored, as far as it is.
+    pub fn filling_board(&self, board: &str, period: &str) -> String {
+        format!("{}:filling", self.board(board, period))
+    }
+
+    /// `board:{likes}:2026-W47:restored-s7`: the whole of it, from the source of that tag, which takes the zset's place next.
+    pub fn restored_board(&self, board: &str, period: &str, tag: &str) -> String {
+        format!("{}:restored-{tag}", self.board(board, period))
+    }
+
+    /// `board:{likes}:freezes`: which periods were frozen, and the run that put each back; under `-` the generation of the data.
+    pub fn board_freezes(&self, board: &str) -> String {
+        self.board(board, "freezes")
+    }
+
+    /// `board:{likes}:2026-W46:raised`: how many pages of its archive a live zset was given that is older than that.
+    pub fn raised_board(&self, board: &str, period: &str) -> String {
+        format!("{}:raised", self.board(board, period))
+    }
+
+    /// `board:{likes}:claim`: the number of the archiver's run that may change the board's closed periods.
+    pub fn board_claim(&self, board: &str) -> String {
+        format!("{}board:{{{board}}}:claim", self.prefix)
+    }
+}
+
+fn by_code(metrics: &Metrics) -> BTreeMap<u8, String> {
+    metrics.0.iter().map(|(name, code)| (*code, name.clone())).collect()
+}
+
+/// The names of kinds by code, as keys need them.
+#[derive(Clone, Debug)]
+pub struct KindNames(BTreeMap<u8, String>);
+
+impl KindNames {
+    /// From `[kinds]`.
+    pub fn new(kinds: &Kinds) -> Self {
+        Self(kinds.0.iter().map(|(name, code)| (*code, name.clone())).collect())
+    }
+
+    /// The kind's name; none where the configuration no longer knows it.
+    pub fn get(&self, kind: Kind) -> Option<&str> {
+        self.0.get(&kind.0).map(String::as_str)
+    }
+
+    /// The kind of that name.
+    pub fn named(&self, name: &str) -> Option<Kind> {
+        self.0.iter().find(|(_, known)| *known == name).map(|(code, _)| Kind(*code))
+    }
+
+    /// All of them, by code.
+    pub fn all(&self) -> impl Iterator<Item = (Kind, &str)> {
+        self.0.iter().map(|(code, name)| (Kind(*code), name.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::TargetId;
+
+    fn keys(form: Form) -> Keys {
+        Keys::new("app:", &Metrics::default(), Layout::new(form, 13, "").unwrap())
+    }
+
+    #[test]
+    fn each_layout_has_its_own_place_for_a_number() {
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        let place = |form| {
+            let Place { key, part, bucket } = keys(form).place("video", target, Metric(1));
+            (key, part, bucket.unwrap_or_default())
+        };
+        let told = |key: &str, part: &str, bucket: &str| (key.to_owned(), part.to_owned(), bucket.to_owned());
+        assert_eq!(place(Form::Packed), told("app:c:{video:3088}", "1", ""));
+        assert_eq!(place(Form::Entity), told("app:counter:video:42", "entity:like", "app:c:{video:h3088}"));
+        assert_eq!(place(Form::String), told("app:counter:42:like", "string", "app:c:{video:s3088}"));
+        let keys = keys(Form::String);
+        assert_eq!(keys.pattern("video", Metric(1)).unwrap(), "app:counter:*:like");
+        assert_eq!(keys.target("app:counter:42:like", ("video", Kind(1)), Metric(1)), Some(target));
+    }
+
+    #[test]
+    fn keys_are_as_the_contract_has_them() {
+        let keys = keys(Form::Packed);
+        let target = Target { kind: Kind(1), id: TargetId(42) };
+        // python3 -c 'import zlib; print(hex(1 << 13 | zlib.crc32(b"42") & 0x1fff))'
+        assert_eq!(keys.counters("video", keys.bucket(target)), "app:c:{video:3088}");
+        assert_eq!(keys.recent("video", 26), ["app:recent:{video:201a}", "app:recent:{video:201a}:former"]);
+        let filter =
+            ["app:filter:{video:3088}:42", "app:filter:{video:3088}:42:config", "app:filter:{video:3088}:42:added"];
+        assert_eq!(keys.filter("video", target), filter);
+        assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
+        assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
+        assert_eq!(keys.missing(), "app:tally:missing");
+        assert_eq!(keys.compared(7), "app:tally:compared:{7}:packed:13");
+        assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
+        assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");
+        assert_eq!(keys.board_mark("likes", "total"), "app:board:{likes}:total:snapshot");
+        assert_eq!(keys.filling_board("likes", "total"), "app:board:{likes}:total:filling");
+        assert_eq!(keys.restored_board("likes", "total", "s7"), "app:board:{likes}:total:restored-s7");
+        assert_eq!(keys.raised_board("likes", "2026-W46"), "app:board:{likes}:2026-W46:raised");
+        assert_eq!(keys.board_freezes("likes"), "app:board:{likes}:freezes");
+        assert_eq!(keys.board_claim("likes"), "app:board:{likes}:claim");
+    }
+}

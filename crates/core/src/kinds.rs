@@ -1,0 +1,88 @@
+//! The names of kinds and metrics, with their codes in MySQL.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::model::{Kind, Metric};
+
+/// `[kinds]`
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(transform = codes)]
+pub struct Kinds(pub BTreeMap<String, u8>);
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self(BTreeMap::from([("video".to_owned(), 1)]))
+    }
+}
+
+impl Kinds {
+    /// The kind of that name.
+    pub fn named(&self, name: &str) -> Option<Kind> {
+        self.0.get(name).map(|code| Kind(*code))
+    }
+
+    /// The name of that kind; its number where it has none.
+    pub fn name(&self, kind: Kind) -> String {
+        let name = self.0.iter().find(|(_, code)| **code == kind.0).map(|(name, _)| name.clone());
+        name.unwrap_or_else(|| kind.to_string())
+    }
+}
+
+/// `[metrics]`
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+#[schemars(transform = codes_with_like)]
+pub struct Metrics(pub BTreeMap<String, u8>);
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self(BTreeMap::from([(LIKE.to_owned(), 1)]))
+    }
+}
+
+/// The metric that like records are counted by. `[metrics]` must name it.
+pub const LIKE: &str = "like";
+
+impl Metrics {
+    /// The metric of that name.
+    pub fn named(&self, name: &str) -> Option<Metric> {
+        self.0.get(name).map(|code| Metric(*code))
+    }
+
+    /// All of them, by code.
+    pub fn codes(&self) -> Vec<Metric> {
+        let mut codes: Vec<Metric> = self.0.values().map(|code| Metric(*code)).collect();
+        codes.sort_unstable();
+        codes
+    }
+
+    /// The name of that metric; its number where it has none.
+    pub fn name(&self, metric: Metric) -> String {
+        let name = self.0.iter().find(|(_, code)| **code == metric.0).map(|(name, _)| name.clone());
+        name.unwrap_or_else(|| metric.0.to_string())
+    }
+
+    /// The metric `like`. The checks hold that it is there.
+    pub fn like(&self) -> Metric {
+        Metric(self.0.get(LIKE).copied().unwrap_or(1))
+    }
+}
+
+/// Names and codes as the schema has them.
+fn codes(schema: &mut schemars::Schema) {
+    if let Some(code) = schema.get_mut("additionalProperties").and_then(Value::as_object_mut) {
+        code.insert("minimum".to_owned(), json!(1));
+    }
+    schema.insert("propertyNames".to_owned(), json!({ "pattern": "^[a-z0-9_-]{1,32}$" }));
+}
+
+/// The same, with the metric that must be there.
+fn codes_with_like(schema: &mut schemars::Schema) {
+    codes(schema);
+    schema.insert("required".to_owned(), json!([LIKE]));
+}

@@ -1,0 +1,161 @@
+//! How metrics count that don't count as usual; of one kind, or of all.
+
+use std::collections::HashMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::kinds::{Kinds, Metrics};
+use crate::model::{Kind, Metric};
+
+/// Rules for one metric.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// A name of `[metrics]`.
+    pub metric: String,
+    /// A name of `[kinds]`; all of them unless given. A rule of one kind goes before that of all.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub kind: Option<String>,
+    /// Who counts it in Redis.
+    #[serde(default)]
+    pub writer: Writes,
+    /// Whether it may be less than zero.
+    #[serde(default)]
+    pub below_zero: bool,
+    /// Whether events of the types `set` and `reset` are taken.
+    #[serde(default)]
+    pub settable: bool,
+    /// The board on which what is added to it counts, too: a name of `[[board]]` whose `score` has the metric. The member is the target's id
+    /// in decimal.
+    #[serde(default)]
+    #[schemars(with = "String")]
+    pub board: Option<String>,
+}
+
+impl Rule {
+    /// That the metric counts as usual.
+    pub fn of(metric: impl Into<String>) -> Self {
+        let metric = metric.into();
+        Self { metric, kind: None, writer: Writes::default(), below_zero: false, settable: false, board: None }
+    }
+}
+
+/// Who counts a metric in Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Writes {
+    /// API servers, at once, with lua/count.lua; likes with lua/like.lua.
+    Api,
+    /// The daemon, once the event is committed.
+    #[default]
+    Daemon,
+}
+
+/// How one metric of one kind counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ruled {
+    /// Who counts it in Redis.
+    pub writer: Writes,
+    /// Whether it may be less than zero.
+    pub below_zero: bool,
+    /// Whether events of the types `set` and `reset` are taken.
+    pub settable: bool,
+}
+
+/// All rules, to be asked.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    like: Option<Metric>,
+    of_kind: HashMap<(Kind, Metric), Ruled>,
+    of_all: HashMap<Metric, Ruled>,
+    /// By the rules' kinds: which have a board.
+    boards: HashMap<(Option<Kind>, Metric), String>,
+}
+
+impl Rules {
+    /// As the blocks say; what fits no name is left out.
+    pub fn new(kinds: &Kinds, metrics: &Metrics, blocks: &[Rule]) -> Self {
+        let mut rules = Self { like: Some(metrics.like()), ..Self::default() };
+        for Rule { metric, kind, writer, below_zero, settable, board } in blocks {
+            let ruled = Ruled { writer: *writer, below_zero: *below_zero, settable: *settable };
+            let Some(metric) = metrics.named(metric) else { continue };
+            if let Some(board) = board {
+                let kind = kind.as_ref().and_then(|kind| kinds.named(kind));
+                rules.boards.insert((kind, metric), board.clone());
+            }
+            match kind {
+                None => drop(rules.of_all.insert(metric, ruled)),
+                Some(kind) => {
+                    if let Some(kind) = kinds.named(kind) {
+                        rules.of_kind.insert((kind, metric), ruled);
+                    }
+                }
+            }
+        }
+        rules
+    }
+
+    /// Whether any metric is settable.
+    pub fn has_settable(&self) -> bool {
+        self.of_kind.values().chain(self.of_all.values()).any(|ruled| ruled.settable)
+    }
+
+    /// On which board what is added to this metric of that kind counts, too.
+    pub fn board(&self, kind: Kind, metric: Metric) -> Option<&str> {
+        let of = if self.of_kind.contains_key(&(kind, metric)) { Some(kind) } else { None };
+        self.boards.get(&(of, metric)).map(String::as_str)
+    }
+
+    /// How this metric of that kind counts.
+    pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
+        if self.like == Some(metric) {
+            return Ruled { writer: Writes::Api, ..Ruled::default() };
+        }
+        let of_kind = self.of_kind.get(&(kind, metric));
+        of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rules of two kinds and four metrics.
+    fn rules(blocks: &[Rule]) -> Rules {
+        let codes = |names: &[(&str, u8)]| names.iter().map(|(name, code)| ((*name).to_owned(), *code)).collect();
+        let kinds = Kinds(codes(&[("video", 1), ("inbox", 2)]));
+        let metrics = Metrics(codes(&[("like", 1), ("view", 2), ("unread", 3), ("score", 4)]));
+        Rules::new(&kinds, &metrics, blocks)
+    }
+
+    fn of_kind(kind: &str, metric: &str) -> Rule {
+        Rule { kind: Some(kind.to_owned()), ..Rule::of(metric) }
+    }
+
+    #[test]
+    fn the_rule_of_one_kind_goes_before_that_of_all() {
+        let rules = rules(&[
+            Rule { settable: true, ..of_kind("inbox", "unread") },
+            Rule { writer: Writes::Api, below_zero: true, ..Rule::of("unread") },
+        ]);
+        let of = |kind, metric| rules.of(Kind(kind), Metric(metric));
+        assert_eq!(of(2, 3), Ruled { writer: Writes::Daemon, below_zero: false, settable: true });
+        assert_eq!(of(1, 3), Ruled { writer: Writes::Api, below_zero: true, settable: false });
+        assert_eq!(of(1, 2), Ruled::default());
+        assert_eq!(of(1, 1).writer, Writes::Api);
+    }
+
+    #[test]
+    fn a_rule_of_one_kind_without_a_board_feeds_none() {
+        let rules = rules(&[
+            Rule { board: Some("hot".to_owned()), ..Rule::of("view") },
+            of_kind("inbox", "view"),
+            Rule { board: Some("best".to_owned()), ..of_kind("video", "score") },
+        ]);
+        let boards =
+            [(1, 2), (2, 2), (1, 4), (2, 4), (1, 3)].map(|(kind, metric)| rules.board(Kind(kind), Metric(metric)));
+        assert_eq!(boards, [Some("hot"), None, Some("best"), None, None]);
+    }
+}

@@ -1,0 +1,174 @@
+//! Which `count` events were applied: what makes each count once, however often it is delivered.
+//!
+//! An entry is the second of the event's `at` and 16 bytes of its id's hash, so that entries of one time lie together. The
+//! table has a partition for each of 32 days, which go round; one whose days are over is emptied at once (TRUNCATE PARTITION), not row by row.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::event::EventId;
+use tallyd_core::model::Micros;
+
+use super::{Context, Result, Store};
+
+/// Entries in one statement: some 200 KiB.
+const STATEMENT_ENTRIES: usize = 5_000;
+
+/// Entries that one SELECT asks for: MariaDB makes a join of longer lists.
+const ASKED_ENTRIES: usize = 256;
+
+/// Partitions of `applied_event` and of `recent_delta`, as in their migrations.
+pub(super) const DAYS: i64 = 32;
+
+const DAY_S: i64 = 86_400;
+
+/// What the ledger knows an event by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Entry {
+    /// Its `at` in seconds since the epoch.
+    pub second: i64,
+    /// The hash of its id.
+    pub id: EventId,
+}
+
+/// Notes that events were applied; sorted by key.
+///
+/// # Errors
+/// MySQL's; 1062 where one of them was applied before: nothing of the transaction may be kept, and the next one must ask first.
+pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<()> {
+    for piece in entries.chunks(STATEMENT_ENTRIES) {
+        let sql = format!("INSERT INTO applied_event (at_s, id) VALUES {}", listed(piece));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context("note which events were applied")?;
+    }
+    Ok(())
+}
+
+/// Which of `entries` were applied before.
+///
+/// # Errors
+/// MySQL's.
+pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
+    const ACTION: &str = "read which events were applied";
+    let mut applied = HashSet::new();
+    for packet in entries.chunks(STATEMENT_ENTRIES) {
+        let select = |piece| format!("SELECT at_s, id FROM applied_event WHERE (at_s, id) IN ({})", listed(piece));
+        let sql: Vec<String> = packet.chunks(ASKED_ENTRIES).map(select).collect();
+        let rows = sqlx::raw_sql(AssertSqlSafe(sql.join("; "))).fetch_all(&mut *connection).await.context(ACTION)?;
+        for row in rows {
+            let (second, id): (u32, Vec<u8>) = (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
+            // The column has 16 bytes.
+            if let Ok(id) = id.try_into() {
+                applied.insert(Entry { second: second.into(), id: EventId(id) });
+            }
+        }
+    }
+    Ok(applied)
+}
+
+/// `(1764000000,x'...'),(...)`
+fn listed(entries: &[Entry]) -> String {
+    let mut list = String::with_capacity(entries.len() * 50);
+    for Entry { second, id } in entries {
+        let separator = if list.is_empty() { "" } else { "," };
+        // A String can't fail.
+        let _ = write!(list, "{separator}({second},x'{:032x}')", u128::from_be_bytes(id.0));
+    }
+    list
+}
+
+impl Store {
+    /// Forgets the events of days that are over for longer than `keep`, at `now`, and what they added to numbers that may be set.
+    /// Says how many days of a table that were. Before that all batches learn that such events are too old, whatever their daemons'
+    /// configurations say: a batch that knows the former floor has locked its partition's row, and is waited for. Waits for
+    /// no transaction for longer than some seconds: the next call does what this one couldn't.
+    ///
+    /// # Errors
+    /// MySQL's, for instance where the account may not ALTER and DROP the tables.
+    pub async fn forget_applied(&self, now: Micros, keep: Duration) -> Result<u64> {
+        const ACTION: &str = "forget which events were applied";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            sqlx::query("UPDATE partition_owner SET ledger_floor = ? WHERE ledger_floor < ?")
+                .bind(floor_s(now, keep))
+                .bind(floor_s(now, keep))
+                .execute(&mut *connection)
+                .await
+                .context(ACTION)?;
+            let mut forgotten = 0;
+            let of = |table: &'static str| over(now, keep).into_iter().map(move |partition| (table, partition));
+            for (table, partition) in of("applied_event").chain(of("recent_delta")) {
+                let sql = format!("SELECT 1 FROM {table} PARTITION (p{partition}) LIMIT 1");
+                let held = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(&mut *connection).await.context(ACTION)?;
+                if held.is_none() {
+                    continue;
+                }
+                // It waits for whoever uses the table, and everybody waits behind it.
+                // Where it fails the connection is thrown away.
+                let sql = format!(
+                    "SET SESSION lock_wait_timeout = 2; ALTER TABLE {table} TRUNCATE PARTITION p{partition}; \
+                     SET SESSION lock_wait_timeout = DEFAULT"
+                );
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
+                forgotten += 1;
+            }
+            Ok(forgotten)
+        })
+        .await
+    }
+}
+
+/// The partitions of which every day is over: not those from the first kept day, less one for clocks, to the day after tomorrow.
+fn over(now: Micros, keep: Duration) -> Vec<i64> {
+    let kept: HashSet<i64> = (day(now.before(keep)) - 1..=day(now) + 2).map(partition_of).collect();
+    (0..DAYS).filter(|partition| !kept.contains(partition)).collect()
+}
+
+/// When the first day began that [`over`] keeps.
+fn floor_s(now: Micros, keep: Duration) -> i64 {
+    ((day(now.before(keep)) - 1) * DAY_S).max(0)
+}
+
+/// Days since the epoch.
+pub(super) fn day(at: Micros) -> i64 {
+    at.0.div_euclid(1_000_000 * DAY_S)
+}
+
+/// Where the events of that day are.
+pub(super) fn partition_of(day: i64) -> i64 {
+    day.rem_euclid(DAYS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_over_is_every_day_but_those_that_are_kept() {
+        let day = |day: i64| Micros(day * DAY_S * 1_000_000 + 5);
+        // 32 * 600 + 10 is today.
+        let kept: Vec<i64> =
+            (0..DAYS).filter(|it| !over(day(19_210), Duration::from_secs(86_400)).contains(it)).collect();
+        assert_eq!(kept, [8, 9, 10, 11, 12]);
+        assert_eq!(over(day(19_210), Duration::from_secs(27 * 86_400)), [13], "the longest time leaves one to empty");
+    }
+
+    proptest! {
+        #[test]
+        fn no_event_that_would_be_taken_is_forgotten(
+            now in 0..4_000_000_000_i64,
+            keep_s in 3_600..=27 * 86_400_i64,
+            age in 0.0..1.0_f64,
+            ahead_s in 0..=86_400_i64,
+        ) {
+            let (now, keep) = (Micros(now * 1_000_000), Duration::from_secs(keep_s.unsigned_abs()));
+            let now_s = now.0 / 1_000_000;
+            for second in [now_s - (keep_s as f64 * age) as i64, now_s + ahead_s] {
+                prop_assert!(second >= floor_s(now, keep));
+                prop_assert!(!over(now, keep).contains(&second.div_euclid(DAY_S).rem_euclid(DAYS)));
+            }
+        }
+    }
+}

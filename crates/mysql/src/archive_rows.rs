@@ -1,0 +1,210 @@
+//! The rows of archived boards: written by place, read back, and deleted in pieces.
+
+use std::fmt::Write;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Row};
+use tallyd_core::model::{BoardMember, BoardPeriod};
+
+use super::boards::begin;
+use super::{Context, Result, Store};
+
+/// Rows that one statement deletes at most: so that its transaction stays short.
+const TRIM_ROWS_MAX: u64 = 1_000;
+
+/// Rows that one statement writes.
+const STATEMENT_ROWS: usize = 1_000;
+
+/// Members at their places, as statements: made while others are written.
+pub struct Places(Vec<String>);
+
+impl Places {
+    /// `members` from `first_place` (1 is the best) on, of that copy.
+    pub fn new(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> Self {
+        let pieces = (first_place..).step_by(STATEMENT_ROWS).zip(members.chunks(STATEMENT_ROWS));
+        Self(pieces.map(|(first, piece)| insert_places(at, copy, first, piece)).collect())
+    }
+}
+
+impl Store {
+    /// Writes members to their places, over whatever stood there.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn copy_places(&self, run: u64, places: Places) -> Result<()> {
+        const ACTION: &str = "copy a page of a board";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            for sql in places.0 {
+                sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *tx).await.context(ACTION)?;
+            }
+            tx.commit().await.context(ACTION)
+        })
+        .await
+    }
+
+    /// The last place of one copy of the period; zero where it has none.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
+        const ACTION: &str = "read a board's last place";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = "SELECT MAX(place) FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ?";
+            let last: Option<u32> = sqlx::query_scalar(sql)
+                .bind(&at.board)
+                .bind(&at.period)
+                .bind(copy)
+                .fetch_one(connection)
+                .await
+                .context(ACTION)?;
+            Ok(last.map_or(0, u64::from))
+        })
+        .await
+    }
+
+    /// Deletes the places after `after` up to `last`, or some of them; gives the last place that was looked at.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn trim_places(&self, run: u64, at: &BoardPeriod, copy: u8, after: u64, last: u64) -> Result<u64> {
+        const ACTION: &str = "delete places beyond a board's end";
+        let until = last.min(after + TRIM_ROWS_MAX);
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let sql =
+                "DELETE FROM leaderboard_archive WHERE board = ? AND period = ? AND copy = ? AND place BETWEEN ? AND ?";
+            sqlx::query(sql)
+                .bind(&at.board)
+                .bind(&at.period)
+                .bind(copy)
+                .bind(after + 1)
+                .bind(until)
+                .execute(&mut *tx)
+                .await
+                .context(ACTION)?;
+            tx.commit().await.context(ACTION)?;
+            Ok(until)
+        })
+        .await
+    }
+
+    /// How many of the first `after` places have a higher score than `score`, and how many different ones these have.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
+        const ACTION: &str = "count what is before a page";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let (higher, distinct): (i64, i64) = sqlx::query_as(
+                "SELECT COUNT(*), COUNT(DISTINCT score) FROM leaderboard_archive \
+                 WHERE board = ? AND period = ? AND copy = ? AND place <= ? AND score > ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(copy)
+            .bind(after)
+            .bind(score)
+            .fetch_one(connection)
+            .await
+            .context(ACTION)?;
+            Ok((higher.unsigned_abs(), distinct.unsigned_abs()))
+        })
+        .await
+    }
+
+    /// The places of one copy after `after` (0 for all), in order, with their members.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn archived_page(
+        &self,
+        at: &BoardPeriod,
+        copy: u8,
+        after: u64,
+        members: usize,
+    ) -> Result<Vec<(u64, BoardMember)>> {
+        const ACTION: &str = "read an archived board";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT place, member, score FROM leaderboard_archive \
+                 WHERE board = ? AND period = ? AND copy = ? AND place > ? ORDER BY place LIMIT ?",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(copy)
+            .bind(after)
+            .bind(members as u64)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let read = |row: &MySqlRow| {
+                // Unchecked: a million rows are read like this.
+                let member = BoardMember { member: row.try_get_unchecked(1)?, score: row.try_get_unchecked(2)? };
+                Ok((u64::from(row.try_get_unchecked::<u32, _>(0)?), member))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+}
+
+/// One statement as text, for which the server prepares nothing. Texts are hexadecimal, so that nothing needs quoting; of a
+/// score the shortest digits that give back the very same number.
+fn insert_places(at: &BoardPeriod, copy: u8, first_place: u64, members: &[BoardMember]) -> String {
+    let (board, period) = (hex(at.board.as_bytes()), hex(at.period.as_bytes()));
+    let mut sql = "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES ".to_owned();
+    for (place, BoardMember { member, score }) in (first_place..).zip(members) {
+        // A String can't fail.
+        let _ = write!(sql, "({board},{period},{copy},{place},");
+        push_hex(&mut sql, member);
+        let _ = write!(sql, ",{score:e}),");
+    }
+    sql.pop();
+    sql.push_str(" ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)");
+    sql
+}
+
+/// `x'6d31'`.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * 2 + 3);
+    push_hex(&mut text, bytes);
+    text
+}
+
+/// Millions of members are written so: digit by digit it takes a third of the time that the formatter takes.
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    text.push_str("x'");
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(DIGITS.get(usize::from(digit)).copied().unwrap_or_default());
+        }
+    }
+    text.push('\'');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_any_bytes_and_scores_of_any_size_are_written_as_they_are() {
+        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W47".to_owned() };
+        let member = |member: &[u8], score| BoardMember { member: member.to_vec(), score };
+        let members = [member(b"a'\\\0\xff", 0.1), member(b"", 9_007_199_254_740_991.0), member(b"m", -1e300)];
+        assert_eq!(
+            insert_places(&at, 1, 7, &members),
+            "INSERT INTO leaderboard_archive (board, period, copy, place, member, score) VALUES \
+             (x'6c696b6573',x'323032362d573437',1,7,x'61275c00ff',1e-1),\
+             (x'6c696b6573',x'323032362d573437',1,8,x'',9.007199254740991e15),\
+             (x'6c696b6573',x'323032362d573437',1,9,x'6d',-1e300) \
+             ON DUPLICATE KEY UPDATE member = VALUES(member), score = VALUES(score)"
+        );
+    }
+}

@@ -1,0 +1,341 @@
+//! The archive of boards: the rows of closed periods, and how far each has come. Every write is fenced: it checks in
+//! its own transaction that the job's lock still names its run.
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{Connection, MySql, MySqlConnection, Row, Transaction};
+use tallyd_core::model::{BoardPeriod, Freeze, Micros};
+use tallyd_core::tally::Tally;
+
+use super::{Context, Result, Store, datetime, jobs, micros};
+
+/// The job whose lock fences the archive.
+pub const JOB: &str = "archive";
+
+/// How far a closed period has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeriodState {
+    /// Its zset is frozen; its rows may be missing, or of an earlier copy.
+    Frozen,
+    /// Its rows are the whole board: verified.
+    Done,
+    /// Done, and gone from Redis.
+    Ended,
+    /// Its rows are being deleted, or were: its time in MySQL is over, too.
+    Pruned,
+}
+
+/// A row of `leaderboard_period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeriodRow {
+    /// How far it has come.
+    pub state: PeriodState,
+    /// Its rows as they were verified the last time; zeros before that.
+    pub tally: Tally,
+    /// How many members the board had beyond those that are archived.
+    pub left_out: u64,
+    /// When it was verified the last time.
+    pub done_at: Option<Micros>,
+    /// When its frozen zset was made from the rows; none where it is the board itself.
+    pub restored_at: Option<Micros>,
+    /// Which copy of its rows is verified; none before the first is.
+    pub copy: Option<u8>,
+    /// What Redis knew of the freeze when the rows were verified.
+    pub frozen: Freeze,
+    /// How many late members Redis had moved into the frozen zset then.
+    pub late_members: u64,
+}
+
+/// What was verified: a part of [`PeriodRow`].
+#[derive(Clone, Copy, Debug)]
+pub struct Done {
+    /// What the rows come to.
+    pub tally: Tally,
+    /// Members beyond them.
+    pub left_out: u64,
+    /// Which copy they are.
+    pub copy: u8,
+    /// What Redis knows of the freeze.
+    pub frozen: Freeze,
+    /// How many late members Redis has moved into the frozen zset.
+    pub late_members: u64,
+}
+
+impl PeriodState {
+    /// Its name.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Frozen => "frozen",
+            Self::Done => "done",
+            Self::Ended => "ended",
+            Self::Pruned => "pruned",
+        }
+    }
+}
+
+impl Store {
+    /// The closed periods that are begun and not ended: as many as fit into the boards' `expire_after`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
+        const ACTION: &str = "list boards that are not finished";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT board, period FROM leaderboard_period WHERE state IN ('frozen', 'done') \
+                 ORDER BY board, period DESC",
+            )
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let read = |row: &MySqlRow| Ok(BoardPeriod { board: row.try_get(0)?, period: row.try_get(1)? });
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// All periods of the board that were frozen and whose archive is not deleted: each with [`Freeze::generation`] and [`Freeze::note`].
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
+        const ACTION: &str = "list a board's frozen periods";
+        const SQL: &str =
+            "SELECT period, generation, note FROM leaderboard_period WHERE board = ? AND state <> 'pruned'";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            sqlx::query_as(SQL).bind(board).fetch_all(connection).await.context(ACTION)
+        })
+        .await
+    }
+
+    /// How far the period has come; none where it was never frozen.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+        let mut conn = self.acquire().await?;
+        conn.limit("read how far a board is", |connection| read_period(connection, at)).await
+    }
+
+    /// The latest periods of the board whose names are `like` that, which were frozen; at most `limit` of them, newest first.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
+        const ACTION: &str = "list a board's periods";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::query(
+                "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members, period FROM leaderboard_period \
+                 WHERE board = ? AND period LIKE ? ORDER BY frozen_at DESC, period DESC LIMIT ?",
+            )
+            .bind(board)
+            .bind(like)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            let read = |row: &MySqlRow| {
+                let at = BoardPeriod { board: board.to_owned(), period: row.try_get(10)? };
+                Ok((at, read_row(row)?))
+            };
+            rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// The same, for a run that will change it.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn held_board_period(&self, run: u64, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+        const ACTION: &str = "read how far a board is";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            let row = read_period(&mut tx, at).await?;
+            tx.commit().await.context(ACTION)?;
+            Ok(row)
+        })
+        .await
+    }
+
+    /// Checks that the run still holds the job.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn check_archive_run(&self, run: u64) -> Result<()> {
+        const ACTION: &str = "check the archiver's lock";
+        let mut conn = self.acquire().await?;
+        conn.limit(
+            ACTION,
+            |connection| async move { begin(connection, run, ACTION).await?.commit().await.context(ACTION) },
+        )
+        .await
+    }
+
+    /// Notes that the period is frozen: for the first time, or again because something came late.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_frozen(&self, run: u64, at: &BoardPeriod, generation: u64, now: Micros) -> Result<()> {
+        const ACTION: &str = "note that a board is frozen";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = begin(connection, run, ACTION).await?;
+            sqlx::query(
+                "INSERT INTO leaderboard_period (board, period, state, generation, frozen_at) VALUES (?, ?, ?, ?, ?) \
+                 ON DUPLICATE KEY UPDATE state = VALUES(state)",
+            )
+            .bind(&at.board)
+            .bind(&at.period)
+            .bind(PeriodState::Frozen.text())
+            .bind(generation)
+            .bind(datetime(now))
+            .execute(&mut *tx)
+            .await
+            .context(ACTION)?;
+            tx.commit().await.context(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that the rows of a copy were verified: from now on they are the archive.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_done(&self, run: u64, at: &BoardPeriod, done: Done, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', members = ?, checksum = ?, left_out = ?, \
+                           copy = ?, generation = ?, note = ?, late_members = ?, done_at = ? WHERE board = ? AND period = ?";
+        let Done { tally, left_out, copy, frozen, late_members } = done;
+        let query = sqlx::query(SQL).bind(tally.members).bind(tally.checksum).bind(left_out);
+        let query = query.bind(copy).bind(frozen.generation).bind(frozen.note.unwrap_or(0));
+        let query = query.bind(late_members).bind(datetime(now));
+        self.note("note that a board is archived", run, at, query).await
+    }
+
+    /// Notes that the board is gone from Redis.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_ended(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'ended', ended_at = ? WHERE board = ? AND period = ?";
+        self.note("note that a board has ended", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// Notes that an archived board is in Redis again, from now on.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_restored(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'done', restored_at = ?, ended_at = NULL \
+                           WHERE board = ? AND period = ?";
+        self.note("note that a board is restored", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// Notes that the board's rows are no longer to be relied on: they are about to be deleted.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn note_pruned(&self, run: u64, at: &BoardPeriod, now: Micros) -> Result<()> {
+        const SQL: &str = "UPDATE leaderboard_period SET state = 'pruned', pruned_at = COALESCE(pruned_at, ?) \
+                           WHERE board = ? AND period = ?";
+        self.note("note that an archive is pruned", run, at, sqlx::query(SQL).bind(datetime(now))).await
+    }
+
+    /// The board's periods, of those whose names are `like` that, which are gone from Redis and were archived before `until`, and
+    /// those that are being pruned; oldest first, at most `limit` of them.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn prunable_periods(
+        &self,
+        board: &str,
+        like: &str,
+        until: Micros,
+        limit: usize,
+    ) -> Result<Vec<BoardPeriod>> {
+        const ACTION: &str = "list archives that are to be pruned";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let periods: Vec<String> = sqlx::query_scalar(
+                "SELECT period FROM leaderboard_period AS p WHERE board = ? AND period LIKE ? \
+                 AND ((state = 'ended' AND done_at < ?) \
+                     OR (state = 'pruned' AND EXISTS (SELECT 1 FROM leaderboard_archive AS a \
+                         WHERE a.board = p.board AND a.period = p.period))) \
+                 ORDER BY done_at LIMIT ?",
+            )
+            .bind(board)
+            .bind(like)
+            .bind(datetime(until))
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            Ok(periods.into_iter().map(|period| BoardPeriod { board: board.to_owned(), period }).collect())
+        })
+        .await
+    }
+
+    /// Runs `query`, which lacks board and period, in a transaction of `run`.
+    pub(super) async fn note(
+        &self,
+        action: &'static str,
+        run: u64,
+        at: &BoardPeriod,
+        query: Query<'_, MySql, MySqlArguments>,
+    ) -> Result<()> {
+        let mut conn = self.acquire().await?;
+        conn.limit(action, |connection| async move {
+            let mut tx = begin(connection, run, action).await?;
+            query.bind(&at.board).bind(&at.period).execute(&mut *tx).await.context(action)?;
+            tx.commit().await.context(action)
+        })
+        .await
+    }
+}
+
+/// A transaction that holds the job's row to its end: nobody can take the job over before the commit.
+pub(super) async fn begin<'c>(
+    connection: &'c mut MySqlConnection,
+    run: u64,
+    action: &'static str,
+) -> Result<Transaction<'c, MySql>> {
+    let mut tx = connection.begin().await.context(action)?;
+    jobs::hold(&mut tx, JOB, run).await?;
+    Ok(tx)
+}
+
+async fn read_period(connection: &mut MySqlConnection, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
+    const ACTION: &str = "read how far a board is";
+    let row = sqlx::query(
+        "SELECT state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members FROM leaderboard_period \
+         WHERE board = ? AND period = ?",
+    )
+    .bind(&at.board)
+    .bind(&at.period)
+    .fetch_optional(connection)
+    .await
+    .context(ACTION)?;
+    row.as_ref().map(read_row).transpose().context(ACTION)
+}
+
+/// Reads `state, members, checksum, left_out, done_at, restored_at, copy, generation, note, late_members`.
+fn read_row(row: &MySqlRow) -> std::result::Result<PeriodRow, sqlx::Error> {
+    let state = match row.try_get::<String, _>(0)?.as_str() {
+        "frozen" => PeriodState::Frozen,
+        "done" => PeriodState::Done,
+        "ended" => PeriodState::Ended,
+        "pruned" => PeriodState::Pruned,
+        other => return Err(sqlx::Error::Decode(format!("leaderboard_period.state is \"{other}\"").into())),
+    };
+    let tally = Tally { members: row.try_get(1)?, checksum: row.try_get(2)? };
+    let time = |column: usize| Ok::<_, sqlx::Error>(row.try_get::<Option<NaiveDateTime>, _>(column)?.map(micros));
+    let (left_out, done_at, restored_at, copy) = (row.try_get(3)?, time(4)?, time(5)?, row.try_get(6)?);
+    let frozen = Freeze { generation: row.try_get(7)?, note: Some(row.try_get(8)?) };
+    let late_members = row.try_get(9)?;
+    Ok(PeriodRow { state, tally, left_out, done_at, restored_at, copy, frozen, late_members })
+}

@@ -1,0 +1,220 @@
+//! What a reconcile reads: which targets there are, and their true values with the instant they are true for.
+
+use std::collections::HashMap;
+
+use chrono::NaiveDateTime;
+use futures_util::TryStreamExt;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+
+use super::outbox::{self, Since};
+use super::repairs::{self, Intent};
+use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
+
+/// A target's number as MySQL has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Truth {
+    /// `SUM(value)` over the slots of `counter`.
+    pub counted: i64,
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
+    pub rows: Option<i64>,
+    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
+    /// target's counter in the same transaction.
+    pub update_at: Option<Micros>,
+}
+
+impl Store {
+    /// About how many rows `counter` has, by the server's statistics.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn estimate_counters(&self) -> Result<u64> {
+        const ACTION: &str = "estimate the number of counters";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let plan = sqlx::raw_sql("EXPLAIN FORMAT=TRADITIONAL SELECT COUNT(*) FROM counter")
+                .fetch_one(connection)
+                .await
+                .context(ACTION)?;
+            let rows: Option<u64> = plan.try_get_unchecked("rows").context(ACTION)?;
+            Ok(rows.unwrap_or(0))
+        })
+        .await
+    }
+
+    /// What MySQL says of `numbers`, sorted by key, all as of one instant. Like records of those of the metric `recounted` are counted, too, and the
+    /// rows of the outboxes after `applied` are read.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn truths(
+        &self,
+        numbers: &[CounterKey],
+        recounted: Option<Metric>,
+        applied: Option<&OutboxOffsets>,
+    ) -> Result<(HashMap<CounterKey, Truth>, Since)> {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let mut truths = read_counted(&mut tx, numbers).await?;
+            if let Some(like) = recounted {
+                recount(&mut tx, like, numbers, &mut truths).await?;
+            }
+            let since = match applied {
+                Some(applied) => outbox::read_since(&mut tx, applied).await?,
+                None => Since::default(),
+            };
+            tx.commit().await.context("read counters")?;
+            Ok((truths, since))
+        })
+        .await
+    }
+
+    /// Adds to a target's counter what it lacked of its rows, and notes it as repair `pass`. Only while `run` holds the
+    /// job.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, intent: Intent) -> Result<()> {
+        let Intent { number: (target, metric), added, .. } = intent;
+        const ACTION: &str = "correct a counter";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            jobs::hold(&mut tx, job, run).await?;
+            // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
+            sqlx::query(
+                "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (?, ?, ?, 0, ?, '1970-01-02') \
+                 ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
+            )
+            .bind(target.kind.0)
+            .bind(target.id.0)
+            .bind(metric.0)
+            .bind(added)
+            .execute(&mut *tx)
+            .await
+            .context(ACTION)?;
+            repairs::note_corrections(&mut tx, run, pass, &[intent]).await?;
+            tx.commit().await.context(ACTION)
+        })
+        .await
+    }
+
+    /// The highest committed fence of that job in each of `partitions` partitions.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn fences(&self, job: &'static str, partitions: u16) -> Result<Vec<u64>> {
+        const ACTION: &str = "read the fences";
+        let mut conn: Conn = self.acquire().await?;
+        let rows: Vec<(u16, u64)> = conn
+            .limit(ACTION, |connection| async move {
+                check_primary(connection, ACTION).await?;
+                let query = sqlx::query_as("SELECT `partition`, fence FROM partition_fence WHERE job = ?").bind(job);
+                query.fetch_all(connection).await.context(ACTION)
+            })
+            .await?;
+        let mut fences = vec![0; usize::from(partitions)];
+        for (partition, fence) in rows {
+            if let Some(place) = fences.get_mut(usize::from(partition)) {
+                *place = fence;
+            }
+        }
+        Ok(fences)
+    }
+}
+
+/// A server that lags would show an older state after the fence than the fence says.
+async fn check_primary(connection: &mut MySqlConnection, action: &'static str) -> Result<()> {
+    // A word in some versions of MariaDB, a number in all others.
+    let sql = "SELECT CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
+    let is_writable: i64 = sqlx::query_scalar(sql).fetch_one(connection).await.context(action)?;
+    if is_writable == 0 { Err(StoreError::ReadOnly(action)) } else { Ok(()) }
+}
+
+pub(super) async fn begin_snapshot(connection: &mut MySqlConnection) -> Result<sqlx::Transaction<'_, sqlx::MySql>> {
+    const ACTION: &str = "begin a snapshot";
+    sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *connection).await.context(ACTION)?;
+    let mut tx =
+        connection.begin_with("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await.context(ACTION)?;
+    check_primary(&mut tx, ACTION).await?;
+    Ok(tx)
+}
+
+/// Of `numbers`, sorted by key, those that have a counter.
+pub(super) async fn read_counted(
+    connection: &mut MySqlConnection,
+    numbers: &[CounterKey],
+) -> Result<HashMap<CounterKey, Truth>> {
+    const ACTION: &str = "read counters";
+    let mut truths = HashMap::with_capacity(numbers.len());
+    for (kind, ids) in by_kind(numbers.iter().map(|(target, _)| *target)) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, metric, CAST(SUM(value) AS SIGNED), MAX(update_at) FROM counter \
+                 WHERE kind = ? AND target_id IN {} GROUP BY target_id, metric",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            let mut rows = query.fetch(&mut *connection);
+            while let Some(row) = rows.try_next().await.context(ACTION)? {
+                let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                let number = (target, Metric(row.try_get(1).context(ACTION)?));
+                let update_at = micros(row.try_get::<NaiveDateTime, _>(3).context(ACTION)?);
+                let counted = row.try_get(2).context(ACTION)?;
+                if numbers.binary_search(&number).is_ok() {
+                    truths.insert(number, Truth { counted, rows: None, update_at: Some(update_at) });
+                }
+            }
+        }
+    }
+    Ok(truths)
+}
+
+async fn recount(
+    connection: &mut MySqlConnection,
+    like: Metric,
+    numbers: &[CounterKey],
+    truths: &mut HashMap<CounterKey, Truth>,
+) -> Result<()> {
+    const ACTION: &str = "recount like records";
+    let likes = || numbers.iter().filter(|(_, metric)| *metric == like);
+    for number in likes() {
+        truths.entry(*number).or_default().rows = Some(0);
+    }
+    for (kind, ids) in by_kind(likes().map(|(target, _)| *target)) {
+        for piece in in_shapes(&ids) {
+            let sql = format!(
+                "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
+                 WHERE kind = ? AND target_id IN {} GROUP BY target_id",
+                placeholders(1, piece.len())
+            );
+            let query = piece.iter().fold(sqlx::query(AssertSqlSafe(sql)).bind(kind.0), |query, id| query.bind(*id));
+            let mut rows = query.fetch(&mut *connection);
+            while let Some(row) = rows.try_next().await.context(ACTION)? {
+                let target = Target { kind, id: TargetId(row.try_get(0).context(ACTION)?) };
+                truths.entry((target, like)).or_default().rows = Some(row.try_get(1).context(ACTION)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {
+    Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
+}
+
+/// The ids of each kind, once each, of targets that are sorted.
+fn by_kind(targets: impl Iterator<Item = Target>) -> Vec<(Kind, Vec<u64>)> {
+    let mut kinds: Vec<(Kind, Vec<u64>)> = Vec::new();
+    for Target { kind, id } in targets {
+        match kinds.last_mut().filter(|(last, _)| *last == kind) {
+            Some((_, ids)) if ids.last() == Some(&id.0) => {}
+            Some((_, ids)) => ids.push(id.0),
+            None => kinds.push((kind, vec![id.0])),
+        }
+    }
+    kinds
+}

@@ -1,0 +1,124 @@
+//! What can never be applied, as it is kept.
+
+mod select;
+
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
+use tallyd_connect::fault;
+use tallyd_core::model::Micros;
+
+pub use select::{HEAD_BYTES, Letter, Selection, Total};
+
+use super::{Context, Result, Store, datetime, in_shapes, placeholders};
+
+/// What can never be applied, as it comes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// The message's body.
+    pub body: Vec<u8>,
+    /// Its headers as JSON.
+    pub headers: String,
+    /// The reason's code.
+    pub reason: &'static str,
+    /// The reason as a sentence.
+    pub error: String,
+    /// Where it came from.
+    pub queue: String,
+    /// When it was refused.
+    pub first_seen: Micros,
+}
+
+/// Bytes of dead letters that one statement holds at most, beside its last one: far below any `max_allowed_packet`.
+const LETTERS_BYTES_MAX: usize = 1 << 20;
+
+/// Keeps dead letters. A redelivered one is kept once; one that was replayed and refused again is open again.
+///
+/// # Errors
+/// MySQL's.
+pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
+    for piece in in_shapes(letters) {
+        let mut bytes = 0;
+        let parts = piece.chunk_by(|letter, _| {
+            bytes += letter.body.len() + letter.headers.len();
+            let fits = bytes < LETTERS_BYTES_MAX;
+            bytes = if fits { bytes } else { 0 };
+            fits
+        });
+        for part in parts {
+            let sql = format!(
+                "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) VALUES {} \
+                 ON DUPLICATE KEY UPDATE replayed_at = NULL, reason = VALUES(reason), error = VALUES(error), \
+                 refusals = dead_letter.refusals + 1",
+                placeholders(part.len(), 6)
+            );
+            // Parts of large letters have any length: their statements are not worth remembering.
+            let mut query = sqlx::query(AssertSqlSafe(sql)).persistent(part.len() == piece.len());
+            for letter in part {
+                query = query.bind(&letter.body).bind(&letter.headers).bind(letter.reason).bind(&letter.error);
+                query = query.bind(&letter.queue).bind(datetime(letter.first_seen));
+            }
+            query.execute(&mut *connection).await.context("keep dead letters")?;
+        }
+    }
+    Ok(())
+}
+
+/// How many open dead letters came from that queue, but no more than `most`; read from an index.
+///
+/// # Errors
+/// MySQL's.
+pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
+    let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
+               (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
+    sqlx::query_scalar(sql).bind(queue).bind(most).fetch_one(connection).await.context("count open dead letters")
+}
+
+impl Store {
+    /// How many open dead letters have each queue and reason, read from an index.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
+        const ACTION: &str = "count open dead letters";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = "SELECT queue, reason, CAST(COUNT(*) AS UNSIGNED) FROM dead_letter WHERE replayed_at IS NULL \
+                       GROUP BY queue, reason";
+            sqlx::query_as(sql).fetch_all(connection).await.context(ACTION)
+        })
+        .await
+    }
+
+    /// Whether this account may keep dead letters, and the server is one to write to: fails where not, and changes nothing.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn may_keep_dead_letters(&self) -> Result<()> {
+        const ACTION: &str = "look if dead letters can be kept";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let sql = "INSERT INTO dead_letter (body, headers, reason, error, queue, first_seen) \
+                       SELECT body, headers, reason, error, queue, first_seen FROM dead_letter AS of_none WHERE id = 0 \
+                       ON DUPLICATE KEY UPDATE refusals = dead_letter.refusals + 1";
+            sqlx::query(sql).execute(connection).await.context(ACTION).map(drop)
+        })
+        .await
+    }
+
+    /// Keeps dead letters in a transaction of their own.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn keep_dead_letters(&self, letters: &[DeadLetter]) -> Result<()> {
+        const ACTION: &str = "keep dead letters";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            keep_dead_letters(&mut tx, letters).await?;
+            fault::point("dead:returned-before-commit");
+            tx.commit().await.context(ACTION)?;
+            fault::point("dead:returned-after-commit");
+            Ok(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,274 @@
+//! Dead letters as an operator chooses them: to look at, to send again, to delete.
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, MySql, Row};
+use tallyd_core::model::Micros;
+
+use crate::{Context, Result, Store, datetime, micros};
+
+/// A dead letter as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Letter {
+    /// Its number.
+    pub id: u64,
+    /// The message's body; in a list the first [`HEAD_BYTES`] of it.
+    pub body: Vec<u8>,
+    /// How long the body is.
+    pub bytes: u64,
+    /// Its headers as JSON; empty in a list.
+    pub headers: String,
+    /// The reason's code.
+    pub reason: String,
+    /// The reason as a sentence.
+    pub error: String,
+    /// Where it came from.
+    pub queue: String,
+    /// When it was first refused.
+    pub first_seen: Micros,
+    /// When it was sent again; none while it is open.
+    pub replayed_at: Option<Micros>,
+    /// How often it was refused.
+    pub refusals: u32,
+}
+
+/// Which dead letters are meant: those that are all of this.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// The reason's code.
+    pub reason: Option<String>,
+    /// First seen then or later.
+    pub since: Option<Micros>,
+    /// First seen before.
+    pub before: Option<Micros>,
+    /// Sent again, or open.
+    pub replayed: Option<bool>,
+}
+
+/// How many dead letters have a reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Total {
+    /// The reason's code.
+    pub reason: String,
+    /// Those that are open.
+    pub open: u64,
+    /// Those that were sent again.
+    pub replayed: u64,
+    /// When the first of them was first seen.
+    pub oldest: Micros,
+    /// When the last one was.
+    pub newest: Micros,
+}
+
+/// So much of a body is in a list.
+pub const HEAD_BYTES: u32 = 200;
+
+/// [`Selection`] as SQL, with the parameters of `selected`. Few dead letters are the rule: they are looked at in the order of their
+/// ids, and no index is kept for this.
+const SELECTED: &str = "(? IS NULL OR reason = ?) AND (? IS NULL OR first_seen >= ?) AND (? IS NULL OR first_seen < ?) \
+                        AND (? IS NULL OR (replayed_at IS NOT NULL) = ?)";
+
+const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, replayed_at, refusals";
+
+impl Store {
+    /// The newest dead letters, the newest first, with the beginnings of their bodies.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn dead_letters(&self, selection: &Selection, limit: u64) -> Result<Vec<Letter>> {
+        const ACTION: &str = "list dead letters";
+        let sql = format!(
+            "SELECT {COLUMNS}, LEFT(body, {HEAD_BYTES}), '' FROM dead_letter WHERE {SELECTED} ORDER BY id DESC LIMIT ?"
+        );
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(limit);
+            letters_of(&query.fetch_all(connection).await.context(ACTION)?).context(ACTION)
+        })
+        .await
+    }
+
+    /// These dead letters, whole, in the order of their ids; those that are not there are left out.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
+        const ACTION: &str = "read dead letters";
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql = format!(
+            "SELECT {COLUMNS}, body, headers FROM dead_letter WHERE id IN ({}) ORDER BY id",
+            comma_separated(ids)
+        );
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
+            letters_of(&rows).context(ACTION)
+        })
+        .await
+    }
+
+    /// How many dead letters there are, by reason.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn dead_letter_totals(&self, selection: &Selection) -> Result<Vec<Total>> {
+        const ACTION: &str = "count dead letters";
+        let sql = format!(
+            "SELECT reason, CAST(SUM(replayed_at IS NULL) AS UNSIGNED), CAST(SUM(replayed_at IS NOT NULL) AS UNSIGNED), \
+             MIN(first_seen), MAX(first_seen) FROM dead_letter WHERE {SELECTED} GROUP BY reason ORDER BY reason"
+        );
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let rows =
+                selected(sqlx::query(AssertSqlSafe(sql)), selection).fetch_all(connection).await.context(ACTION)?;
+            let total = |row: &MySqlRow| {
+                Ok(Total {
+                    reason: row.try_get(0)?,
+                    open: row.try_get(1)?,
+                    replayed: row.try_get(2)?,
+                    oldest: micros(row.try_get(3)?),
+                    newest: micros(row.try_get(4)?),
+                })
+            };
+            rows.iter().map(total).collect::<std::result::Result<_, _>>().context(ACTION)
+        })
+        .await
+    }
+
+    /// The id of the newest dead letter; 0 where there is none.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn newest_dead_letter(&self) -> Result<u64> {
+        const ACTION: &str = "look for the newest dead letter";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let newest: Option<u64> =
+                sqlx::query_scalar("SELECT MAX(id) FROM dead_letter").fetch_one(connection).await.context(ACTION)?;
+            Ok(newest.unwrap_or(0))
+        })
+        .await
+    }
+
+    /// Ids of a selection, after one and up to another one, in their order, each with the length of its body.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn dead_letters_after(
+        &self,
+        selection: &Selection,
+        (after, until): (u64, u64),
+        limit: u64,
+    ) -> Result<Vec<(u64, u64)>> {
+        const ACTION: &str = "look for dead letters";
+        let sql = format!(
+            "SELECT id, LENGTH(body) FROM dead_letter WHERE {SELECTED} AND id > ? AND id <= ? ORDER BY id LIMIT ?"
+        );
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let query = selected(sqlx::query(AssertSqlSafe(sql)), selection).bind(after).bind(until).bind(limit);
+            sizes_of(&query.fetch_all(connection).await.context(ACTION)?).context(ACTION)
+        })
+        .await
+    }
+
+    /// Those of these ids that are there, in their order, each with the length of its body.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
+        const ACTION: &str = "look for dead letters";
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql =
+            format!("SELECT id, LENGTH(body) FROM dead_letter WHERE id IN ({}) ORDER BY id", comma_separated(ids));
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let rows = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(connection).await.context(ACTION)?;
+            sizes_of(&rows).context(ACTION)
+        })
+        .await
+    }
+
+    /// Notes that dead letters, each given with how often it had been refused when it was read, were sent again. Returns of how
+    /// many that could be noted: one that has been refused since stays open.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
+        const ACTION: &str = "note what was sent again";
+        if letters.is_empty() {
+            return Ok(0);
+        }
+        let ids: Vec<u64> = letters.iter().map(|(id, _)| *id).collect();
+        let pairs: Vec<String> = letters.iter().map(|(id, refusals)| format!("({id}, {refusals})")).collect();
+        // The first condition is the one that finds them.
+        let sql = format!(
+            "UPDATE dead_letter SET replayed_at = ? WHERE id IN ({}) AND (id, refusals) IN ({})",
+            comma_separated(&ids),
+            pairs.join(", ")
+        );
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let query = sqlx::query(AssertSqlSafe(sql)).persistent(false).bind(datetime(at));
+            // Rows that were found, whether they changed or not.
+            Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
+        })
+        .await
+    }
+
+    /// Deletes those of these dead letters that are in the selection still. Returns how many.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
+        const ACTION: &str = "delete dead letters";
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let sql = format!("DELETE FROM dead_letter WHERE {SELECTED} AND id IN ({})", comma_separated(ids));
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let query = selected(sqlx::query(AssertSqlSafe(sql)).persistent(false), selection);
+            Ok(query.execute(connection).await.context(ACTION)?.rows_affected())
+        })
+        .await
+    }
+}
+
+/// Binds the parameters of [`SELECTED`].
+fn selected<'q>(query: Query<'q, MySql, MySqlArguments>, of: &Selection) -> Query<'q, MySql, MySqlArguments> {
+    let (since, before) = (of.since.map(datetime), of.before.map(datetime));
+    let query = query.bind(of.reason.clone()).bind(of.reason.clone()).bind(since).bind(since).bind(before).bind(before);
+    query.bind(of.replayed).bind(of.replayed)
+}
+
+fn letters_of(rows: &[MySqlRow]) -> std::result::Result<Vec<Letter>, sqlx::Error> {
+    let letter = |row: &MySqlRow| {
+        Ok(Letter {
+            id: row.try_get(0)?,
+            bytes: row.try_get_unchecked(1)?,
+            reason: row.try_get_unchecked(2)?,
+            error: row.try_get_unchecked(3)?,
+            queue: row.try_get_unchecked(4)?,
+            first_seen: micros(row.try_get(5)?),
+            replayed_at: row.try_get::<Option<NaiveDateTime>, _>(6)?.map(micros),
+            refusals: row.try_get(7)?,
+            body: row.try_get_unchecked(8)?,
+            headers: row.try_get_unchecked(9)?,
+        })
+    };
+    rows.iter().map(letter).collect()
+}
+
+fn sizes_of(rows: &[MySqlRow]) -> std::result::Result<Vec<(u64, u64)>, sqlx::Error> {
+    rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get_unchecked(1)?))).collect()
+}
+
+fn comma_separated(ids: &[u64]) -> String {
+    ids.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
+}

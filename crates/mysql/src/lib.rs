@@ -1,0 +1,430 @@
+//! MySQL, the truth: every SQL statement of the daemon stands in this crate, one per function.
+//!
+//! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
+//! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
+//! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
+//! alone rests on user variables, which MySQL deprecates; there is another way beside it.
+
+pub mod applied_events;
+pub mod archive_rows;
+pub mod boards;
+pub mod changed;
+pub mod codes;
+pub mod config;
+pub mod counters;
+pub mod drift_hints;
+mod error;
+mod estimate;
+mod grants;
+pub mod jobs;
+pub mod letters;
+pub mod likes;
+pub mod migrate;
+pub mod outbox;
+pub mod partitions;
+pub mod probe;
+pub mod ranges;
+pub mod recounts;
+pub mod repairs;
+pub mod run_state;
+pub mod schema;
+pub mod sets;
+pub mod snapshots;
+pub mod status;
+mod text;
+pub mod watches;
+
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, NaiveDateTime};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
+use sqlx::pool::PoolConnection;
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
+use tallyd_connect::address::ServerUrl;
+use tallyd_connect::tls::{self, Identity, TlsFault};
+use tallyd_core::model::Micros;
+
+use self::error::Context;
+pub use self::error::{Fate, Result, StoreError};
+pub use self::text::Text;
+
+use crate::config::Mysql;
+
+/// MySQL's port, unless an address says otherwise.
+const PORT: u16 = 3_306;
+
+/// How long the connections may take to be closed.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// A connection is closed when it has been there for so long and nobody uses it. Who only reads, as API servers do, learns of a failover in no
+/// other way where nobody cuts the connection.
+const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
+
+/// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
+const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
+
+/// Connections that this process has opened.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// How many connections this process has opened.
+pub fn connections_opened() -> u64 {
+    OPENED.load(Ordering::Relaxed)
+}
+
+/// A pool of connections. Connects when first used, so that a daemon starts with MySQL away.
+#[derive(Clone, Debug)]
+pub struct Store {
+    pool: MySqlPool,
+    /// `host:port`.
+    address: Arc<str>,
+    /// Whether there is one of ours to show.
+    has_certificate: bool,
+    transaction_max: Duration,
+}
+
+impl Store {
+    /// A store of at most `connections_max` connections.
+    ///
+    /// # Errors
+    /// The address has an option that the library doesn't know.
+    pub fn new(config: &Mysql, connections_max: u32) -> Result<Self> {
+        Self::with_session(config, connections_max, "")
+    }
+
+    /// A store of at most `connections_max` connections, of which the server itself ends each read after `read_max`: one that nobody
+    /// waits for any more doesn't go on there.
+    ///
+    /// # Errors
+    /// The address has an option that the library doesn't know.
+    pub fn of_short_reads(config: &Mysql, connections_max: u32, read_max: Duration) -> Result<Self> {
+        // The first comment is for MariaDB alone, the second one for MySQL.
+        let (seconds, ms) = (read_max.as_secs_f32(), read_max.as_millis());
+        let limit = format!("SET SESSION /*M! max_statement_time = {seconds} */ /*!80000 max_execution_time = {ms} */");
+        Self::with_session(config, connections_max, &limit)
+    }
+
+    /// A store whose sessions begin with one more statement.
+    fn with_session(config: &Mysql, connections_max: u32, begin: &str) -> Result<Self> {
+        let begin: Arc<str> = begin.into();
+        let pool = MySqlPoolOptions::new()
+            .max_connections(connections_max)
+            // Before the server closes them (wait_timeout, in set_session).
+            .idle_timeout(Duration::from_secs(8))
+            .acquire_timeout(Duration::from_millis(config.connect_timeout_ms))
+            // An address may lead to another server by now, and nobody have closed what leads to the former one.
+            .max_lifetime(CONNECTION_LIFE_MAX)
+            .before_acquire(|_, seen| Box::pin(async move { Ok(!is_from_before_a_failover(seen.age)) }))
+            .after_connect(move |connection, _| {
+                let begin = Arc::clone(&begin);
+                Box::pin(async move {
+                    OPENED.fetch_add(1, Ordering::Relaxed);
+                    set_session(connection).await?;
+                    if !begin.is_empty() {
+                        connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;
+                    }
+                    Ok(())
+                })
+            })
+            .connect_lazy_with(options(config)?);
+        let (address, has_certificate) = (address(&config.url).into(), config.tls.identity.is_some());
+        Ok(Self {
+            pool,
+            address,
+            has_certificate,
+            transaction_max: Duration::from_millis(config.transaction_timeout_ms),
+        })
+    }
+
+    /// The stores of MySQL's replicas, by their names: `HOST:PORT` each, with one connection.
+    ///
+    /// # Errors
+    /// An address that can't be used.
+    pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
+        let replica = |server: &String| {
+            let url = config.url.at(server)?;
+            let store = Self::new(&Mysql { url, ..config.clone() }, 1).map_err(|error| error.to_string())?;
+            Ok((server.clone(), store))
+        };
+        servers.iter().map(replica).collect()
+    }
+
+    /// A connection of its own, given back when it is dropped; one whose work did not end is closed.
+    ///
+    /// # Errors
+    /// None is free or MySQL can't be reached within `[mysql] connect_timeout_ms`.
+    pub async fn acquire(&self) -> Result<Conn> {
+        let connection = self.pool.acquire().await.map_err(|source| self.explain(source))?;
+        Ok(Conn { connection, limit: self.transaction_max, broken: false })
+    }
+
+    /// Says what is wrong with a certificate, in place of the library.
+    fn explain(&self, source: sqlx::Error) -> StoreError {
+        let has_certificate = self.has_certificate;
+        let server = tls::Server { name: "MySQL", address: &self.address, section: "mysql", has_certificate };
+        let lacks_tls =
+            matches!(&source, sqlx::Error::Tls(error) if error.to_string().contains("does not support TLS"));
+        match TlsFault::of(&source, server) {
+            Some(fault) => fault.into(),
+            None if lacks_tls => TlsFault::without_tls(server, "write ?ssl-mode=DISABLED").into(),
+            None => StoreError::Sql { action: "connect to MySQL", source },
+        }
+    }
+
+    /// MySQL's clock, and whether it can be written to.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn clock(&self) -> Result<(Micros, bool)> {
+        const ACTION: &str = "ask MySQL for the time";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            // A word in some versions of MariaDB, a number in all others.
+            let asks = "SELECT CAST(NOW(6) AS DATETIME(6)), CAST(CAST(@@read_only AS CHAR) IN ('0', 'OFF') AS SIGNED)";
+            let row = sqlx::query(asks).fetch_one(connection).await.context(ACTION)?;
+            let is_writable = row.try_get::<i64, _>(1).context(ACTION)? != 0;
+            if !is_writable {
+                note_no_primary();
+            }
+            Ok((micros(row.try_get(0).context(ACTION)?), is_writable))
+        })
+        .await
+    }
+
+    /// How many threads MySQL runs now: what it has to do.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn threads_running(&self) -> Result<u64> {
+        const ACTION: &str = "ask MySQL how much it has to do";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let row =
+                sqlx::query("SHOW GLOBAL STATUS LIKE 'Threads_running'").fetch_one(connection).await.context(ACTION)?;
+            let threads: String = row.try_get(1).context(ACTION)?;
+            Ok(threads.parse().unwrap_or(0))
+        })
+        .await
+    }
+
+    /// Closes all connections in order, but doesn't wait for ever.
+    pub async fn close(&self) {
+        if tokio::time::timeout(CLOSE_MAX, self.pool.close()).await.is_err() {
+            tracing::debug!(event = "close-failed", "MySQL does not answer: leaving its connections as they are");
+        }
+    }
+}
+
+/// A connection that is conn from the pool.
+pub struct Conn {
+    connection: PoolConnection<MySql>,
+    limit: Duration,
+    /// Work was begun and has not ended: a statement may still be running.
+    broken: bool,
+}
+
+impl Conn {
+    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. Where it doesn't end, by the
+    /// timeout or because the caller is dropped, the connection is closed instead of given back.
+    ///
+    /// # Errors
+    /// Those of `work`, and the timeout.
+    pub async fn limit<'c, T, F>(
+        &'c mut self,
+        action: &'static str,
+        work: impl FnOnce(&'c mut MySqlConnection) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        self.broken = true;
+        let limit = self.limit;
+        let ended = tokio::time::timeout(limit, work(&mut self.connection)).await;
+        let ended = ended.unwrap_or(Err(StoreError::Timeout { action, limit }));
+        self.broken = spoils(&ended);
+        note_failover(&ended);
+        ended
+    }
+
+    /// Runs `work` for as long as it takes: for the long reads of a job, which ends when its lease, renewed on another
+    /// connection, is lost.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>> + 'c,
+    {
+        self.broken = true;
+        let ended = work(&mut self.connection).await;
+        self.broken = spoils(&ended);
+        note_failover(&ended);
+        ended
+    }
+}
+
+/// Whether the connection may not be used again. After most errors it isn't: the server may have become read-only, or
+/// another one may have taken its address over.
+fn spoils<T>(ended: &Result<T>) -> bool {
+    ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
+}
+
+/// When a server last said that it is no primary. Connections that are older are closed instead of conn, in every pool: those that only
+/// read would stay on a server that was demoted, and read what is old, for as long as it lets them.
+static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
+
+fn note_failover<T>(ended: &Result<T>) {
+    if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary) {
+        note_no_primary();
+    }
+}
+
+fn note_no_primary() {
+    if let Ok(mut at) = NO_PRIMARY_AT.lock() {
+        *at = Some(Instant::now());
+    }
+}
+
+fn is_from_before_a_failover(age: Duration) -> bool {
+    let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
+    // The address may have moved only after that: what was opened meanwhile is closed, too, but not again and again until then.
+    age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        if self.broken {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
+    // Strict mode, because the library does not force it: values would be cut silently. wait_timeout, because a daemon
+    // that is frozen within a transaction holds its partition's row, and the server would wait eight hours for it.
+    // autocommit, because a server may have it off, and what is outside of a transaction would be rolled back.
+    connection
+        .execute(
+            "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+             time_zone = '+00:00', innodb_lock_wait_timeout = 10, wait_timeout = 10",
+        )
+        .await?;
+    connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+    Ok(())
+}
+
+fn options(config: &Mysql) -> Result<MySqlConnectOptions> {
+    let Mysql { url, tls, .. } = config;
+    let options = MySqlConnectOptions::from_str(url.expose()).context("read [mysql] url")?;
+    let said = url.parts().is_ok_and(|parts| parts.query_pairs().any(|(key, _)| key == "ssl-mode" || key == "sslmode"));
+    // What is slow or fails is logged by whoever asked, once.
+    let mut options = options.disable_statement_logging();
+    if let Some(authorities) = &tls.authorities {
+        options = options.ssl_ca_from_pem(authorities.clone().into_bytes());
+    }
+    if let Some(Identity { certificate, key }) = &tls.identity {
+        options = options.ssl_client_cert_from_pem(certificate).ssl_client_key_from_pem(key.expose());
+    }
+    let is_asked_for = tls.authorities.is_some() || tls.identity.is_some();
+    Ok(match said {
+        // VERIFY_IDENTITY or DISABLED: others are refused with the configuration.
+        true => options,
+        // TLS where the server has it, whoever it is: MySQL takes a password in no other way, unless it has just seen it.
+        false if is_loopback(url) && !is_asked_for => options.ssl_mode(MySqlSslMode::Preferred),
+        // The library's own default verifies nothing and falls back to plain text.
+        false => options.ssl_mode(MySqlSslMode::VerifyIdentity),
+    })
+}
+
+/// `host:port`.
+fn address(url: &ServerUrl) -> String {
+    let parts = url.parts().ok();
+    let host = parts.as_ref().and_then(|url| url.host_str()).unwrap_or_default();
+    format!("{host}:{}", parts.as_ref().and_then(url::Url::port).unwrap_or(PORT))
+}
+
+fn is_loopback(url: &ServerUrl) -> bool {
+    url.parts().is_ok_and(|parts| match parts.host() {
+        Some(url::Host::Domain(name)) => {
+            name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        }
+        Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
+        None => false,
+    })
+}
+
+/// `DATETIME(6)`, UTC. The decoder holds that every `at` fits.
+fn datetime(at: Micros) -> NaiveDateTime {
+    DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
+}
+
+fn micros(datetime: NaiveDateTime) -> Micros {
+    Micros(datetime.and_utc().timestamp_micros())
+}
+
+/// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
+/// prepared-statement cache knows.
+const SHAPES: [usize; 4] = [512, 64, 8, 1];
+
+/// The same for IN lists of (kind, target, user): MariaDB rewrites one of 1,000 values or more into a join.
+const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
+
+/// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
+fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
+    in_shapes_of(SHAPES, rows)
+}
+
+/// Cuts `rows` into pieces whose lengths are all in `shapes`, the last of which is 1.
+fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;
+        let (piece, rest) = rows.split_at(shape);
+        rows = rest;
+        Some(piece)
+    })
+}
+
+/// `(?, ?), (?, ?)`: `rows` groups of `columns` placeholders.
+fn placeholders(rows: usize, columns: usize) -> String {
+    let group = format!("({})", vec!["?"; columns].join(", "));
+    vec![group; rows].join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_into_few_shapes_without_loss() {
+        for count in [0, 1, 7, 8, 63, 577, 5_000] {
+            let rows: Vec<usize> = (0..count).collect();
+            let pieces: Vec<&[usize]> = in_shapes(&rows).collect();
+            assert!(pieces.iter().all(|piece| SHAPES.contains(&piece.len())));
+            assert_eq!(pieces.concat(), rows);
+        }
+        assert_eq!(placeholders(2, 3), "(?, ?, ?), (?, ?, ?)");
+    }
+
+    #[test]
+    fn times_keep_their_microseconds() {
+        for at in [Micros(1), Micros(1_764_000_000_123_456), Micros::MAX] {
+            assert_eq!(micros(datetime(at)), at);
+        }
+    }
+
+    #[test]
+    fn only_loopback_may_be_plain() {
+        for (url, expected) in [
+            ("mysql://u@127.0.0.1/t", true),
+            ("mysql://u@localhost:3306/t", true),
+            ("mysql://u@[::1]/t", true),
+            ("mysql://u@db.example.com/t", false),
+        ] {
+            assert_eq!(is_loopback(&ServerUrl::from(url)), expected, "{url}");
+        }
+    }
+}

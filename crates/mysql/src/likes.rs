@@ -1,0 +1,281 @@
+//! What a batch reads and writes, statement by statement. The transaction that holds them is `consumer/flush.rs`.
+//!
+//! Exact also when two writers share a (target, user) pair, in both ways of writing rows. [`upsert`] learns what each row
+//! was from the statement that writes it, under the row's lock; it is half as fast again, and rests on user variables,
+//! which MySQL deprecates. [`old_states`] reads first: rows that exist are locked by the read, and rows that don't are
+//! inserted without an "or update", so that of two writers the second fails (1062) and runs again.
+
+use std::collections::HashMap;
+
+use chrono::NaiveDateTime;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
+
+use super::text::Text;
+use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
+
+/// A row's key: (kind, target, user), in the order of the primary key.
+pub type Pair = (Target, UserId);
+
+/// A row's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Its version.
+    pub at: Micros,
+    /// Whether the user likes the target.
+    pub liked: bool,
+}
+
+/// What a (target, user) was before it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Before {
+    /// There was no row.
+    Absent,
+    /// There was an older row, which said this of "likes".
+    Older(bool),
+    /// There was a newer row, or the same one: it stays.
+    NotOlder,
+}
+
+/// A counter row's difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The target.
+    pub target: Target,
+    /// Which of its numbers.
+    pub metric: Metric,
+    /// What is added.
+    pub delta: i64,
+    /// The newest `at` that was applied.
+    pub at: Micros,
+}
+
+impl Difference {
+    /// Without its time.
+    pub fn addition(&self) -> Addition {
+        Addition { target: self.target, metric: self.metric, delta: self.delta }
+    }
+}
+
+/// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
+///
+/// # Errors
+/// MySQL's.
+pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
+    const ACTION: &str = "read the old states";
+    let mut states = HashMap::with_capacity(pairs.len());
+    for piece in in_shapes_of(TRIPLE_SHAPES, pairs) {
+        let sql = format!(
+            "SELECT kind, target_id, user_id, is_del, update_at FROM like_record \
+             WHERE (kind, target_id, user_id) IN ({}) FOR UPDATE",
+            placeholders(piece.len(), 3)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for (target, user) in piece {
+            query = query.bind(target.kind.0).bind(target.id.0).bind(user.0);
+        }
+        for row in query.fetch_all(&mut *connection).await.context(ACTION)? {
+            let (pair, state) = read_state(&row).context(ACTION)?;
+            states.insert(pair, state);
+        }
+    }
+    Ok(states)
+}
+
+fn read_state(row: &sqlx::mysql::MySqlRow) -> std::result::Result<(Pair, State), sqlx::Error> {
+    let target = Target { kind: Kind(row.try_get(0)?), id: TargetId(row.try_get(1)?) };
+    let state = State { liked: !row.try_get::<bool, _>(3)?, at: micros(row.try_get::<NaiveDateTime, _>(4)?) };
+    Ok(((target, UserId(row.try_get(2)?)), state))
+}
+
+/// Inserts rows that [`old_states`] did not find, sorted by key.
+///
+/// # Errors
+/// MySQL's; 1062 when another writer was first: the whole transaction runs again.
+pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
+    for piece in in_shapes(rows) {
+        write_states(connection, piece, "").await?;
+    }
+    Ok(())
+}
+
+/// Writes rows that [`old_states`] has locked, sorted by key.
+///
+/// # Errors
+/// MySQL's.
+pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
+    for piece in in_shapes(rows) {
+        write_states(
+            connection,
+            piece,
+            "ON DUPLICATE KEY UPDATE is_del = VALUES(is_del), update_at = VALUES(update_at)",
+        )
+        .await?;
+    }
+    Ok(())
+}
+
+/// The newer one wins; at equal `at` an unlike does, as in `batch::coalesce`.
+macro_rules! newer {
+    () => {
+        "(VALUES(update_at) > update_at OR (VALUES(update_at) = update_at AND VALUES(is_del) > is_del))"
+    };
+}
+
+/// Rows in one statement: less than 400 KB.
+const STATEMENT_ROWS: usize = 4_000;
+
+/// Rows in one statement that notes: each note copies those before it.
+const NOTED_ROWS: usize = 500;
+
+/// Notes each row that exists in `@former`, as `kind:target:user:was_del` where it is written and with 2 where it stays;
+/// then lets the newer one win. Left to right: the version is assigned last.
+const UPSERT: &str = concat!(
+    "ON DUPLICATE KEY UPDATE is_del = IF(LENGTH(@former := CONCAT(@former, kind, ':', target_id, ':', user_id, ':', IF(",
+    newer!(),
+    ", is_del, 2), ' ')) AND ",
+    newer!(),
+    ", VALUES(is_del), is_del), update_at = GREATEST(update_at, VALUES(update_at))"
+);
+
+/// Writes `rows`, sorted by key, where they are newer than what is there, and says what each of them met. None where
+/// the server's user variables don't do what this needs: then nothing of it may be kept.
+///
+/// # Errors
+/// MySQL's.
+pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
+    const ACTION: &str = "write like records";
+    let mut text = Text::default();
+    for piece in rows.chunks(NOTED_ROWS) {
+        text.statement("SET @former = ''");
+        text.statement("INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES ");
+        for ((target, user), state) in piece {
+            let (target_id, user_id) = (target.id.0.cast_signed(), user.0.cast_signed());
+            text.row([target.kind.0.into(), target_id, user_id, (!state.liked).into()], state.at);
+        }
+        text.push(UPSERT);
+        text.statement("SELECT @former");
+    }
+    let answers = text.run(connection, ACTION).await?;
+    let mut answers = answers.iter();
+    let mut before = Vec::with_capacity(rows.len());
+    for piece in rows.chunks(NOTED_ROWS) {
+        let Some(answer) = answers.next() else { return Ok(None) };
+        let former: Option<Vec<u8>> = answer.try_get_unchecked(0).context(ACTION)?;
+        let Some(met) = former.and_then(|former| read_former(&former, piece)) else { return Ok(None) };
+        before.extend(met);
+    }
+    Ok(Some(before))
+}
+
+/// Whether [`upsert`] is exact on this server, tried on a row of no kind that is never committed: another order of assignments would keep the
+/// old state under the new version, and say nothing.
+///
+/// # Errors
+/// MySQL's. What the server doesn't know, or a trigger refuses, is an answer.
+pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) -> Result<bool> {
+    const ACTION: &str = "try the way of writing rows";
+    let pair = (Target { kind: Kind(0), id: TargetId(u64::from(partition) + 1) }, UserId(1));
+    let state = |at, liked| State { at: Micros(at), liked };
+    let mut tx = connection.begin().await.context(ACTION)?;
+    let mut met = Vec::new();
+    for state in [state(1, true), state(3, false), state(2, true)] {
+        match upsert(&mut tx, &[(pair, state)]).await {
+            Ok(before) => met.extend(before.unwrap_or_default()),
+            Err(error) if error.is_unsupported() || error.fate() == Fate::Row => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    let is = old_states(&mut tx, &[pair]).await?;
+    tx.rollback().await.context(ACTION)?;
+    Ok(met == [Before::Absent, Before::Older(true), Before::NotOlder] && is.get(&pair) == Some(&state(3, false)))
+}
+
+/// Reads the notes that [`UPSERT`] left of `piece`. None where they aren't such notes.
+fn read_former(former: &[u8], piece: &[(Pair, State)]) -> Option<Vec<Before>> {
+    let mut notes = std::str::from_utf8(former).ok()?.split_ascii_whitespace();
+    let mut next = notes.next();
+    let mut before = Vec::with_capacity(piece.len());
+    for ((target, user), _) in piece {
+        // Rows are written in the order of the statement, so the notes are in it too.
+        let was = next.map(read_note).and_then(|note| {
+            let (kind, id, by, was) = note?;
+            (kind == target.kind.0 && id == target.id.0 && by == user.0).then_some(was)
+        });
+        before.push(match was {
+            None => Before::Absent,
+            Some(2) => Before::NotOlder,
+            Some(was_del) => Before::Older(was_del == 0),
+        });
+        if was.is_some() {
+            next = notes.next();
+        }
+    }
+    // A note that belongs to no row of the piece.
+    if next.is_some() { None } else { Some(before) }
+}
+
+fn read_note(note: &str) -> Option<(u8, u64, u64, u8)> {
+    let mut parts = note.split(':');
+    let note = (
+        parts.next()?.parse().ok()?,
+        parts.next()?.parse().ok()?,
+        parts.next()?.parse().ok()?,
+        parts.next()?.parse().ok()?,
+    );
+    if parts.next().is_none() { Some(note) } else { None }
+}
+
+/// Writes rows, as many as one of the shapes has.
+async fn write_states(connection: &mut MySqlConnection, piece: &[(Pair, State)], on_duplicate: &str) -> Result<()> {
+    let sql = format!(
+        "INSERT INTO like_record (kind, target_id, user_id, is_del, update_at) VALUES {} {on_duplicate}",
+        placeholders(piece.len(), 5)
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for ((target, user), state) in piece {
+        query = query.bind(target.kind.0).bind(target.id.0).bind(user.0).bind(!state.liked).bind(datetime(state.at));
+    }
+    query.execute(connection).await.context("write like records")?;
+    Ok(())
+}
+
+/// Adds statements that add each difference to the counter row of `slot`; sorted by key.
+pub fn add_differences(text: &mut Text, slot: u16, differences: &[Difference]) {
+    for piece in differences.chunks(STATEMENT_ROWS) {
+        text.statement("INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES ");
+        for Difference { target, metric, delta, at } in piece {
+            let id = target.id.0.cast_signed();
+            text.row([target.kind.0.into(), id, metric.0.into(), slot.into(), *delta], *at);
+        }
+        // Left to right: the version is last, so that what stands before it could still compare with the old one.
+        text.push(
+            "ON DUPLICATE KEY UPDATE value = value + VALUES(value), update_at = GREATEST(update_at, VALUES(update_at))",
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(target: u64, user: u64) -> (Pair, State) {
+        ((Target { kind: Kind(1), id: TargetId(target) }, UserId(user)), State { at: Micros(1), liked: true })
+    }
+
+    #[test]
+    fn notes_are_matched_to_their_rows_in_order() {
+        let rows = [row(1, 7), row(2, 7), row(2, 8), row(3, 7)];
+        let met = [Before::Absent, Before::Older(true), Before::NotOlder, Before::Older(false)];
+        assert_eq!(read_former(b"1:2:7:0 1:2:8:2 1:3:7:1 ", &rows).as_deref(), Some(met.as_slice()));
+        assert_eq!(read_former(b"", &rows).as_deref(), Some([Before::Absent; 4].as_slice()));
+    }
+
+    #[test]
+    fn notes_that_do_not_fit_are_refused() {
+        let rows = [row(1, 7), row(2, 7)];
+        for notes in ["1:9:9:0 ", "1:2:7:0 1:1:7:0 ", "nonsense ", "1:2:7 ", "1:1:7:0:0 "] {
+            assert_eq!(read_former(notes.as_bytes(), &rows), None, "{notes}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! What the daemon adds to Redis itself: noted by the transaction that adds it to `counter`, added by src/outbox.
+//!
+//! A row's number is given under the lock of the partition's row in `partition_owner`: whoever sees a row sees all rows of its partition before
+//! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
+//! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many additions at most that a batch is a few of them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+
+use super::text::Text;
+use super::{Context, Result, Store, micros, partitions};
+
+/// Additions in one row: some 30 KiB.
+const ROW_ADDITIONS: usize = 1_000;
+
+/// Additions that a reconcile reads of the outboxes for a page at most, which takes seconds: some dozen megabytes.
+const SINCE_ADDITIONS_MAX: usize = 500_000;
+
+/// Rows that are read at once: some megabytes.
+const READ_ROWS: u64 = 100;
+
+/// Rows that one statement deletes.
+const PRUNED_ROWS: u64 = 1_000;
+
+/// The number that a partition's next rows follow.
+pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
+
+/// How a partition's outbox stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Which partition.
+    pub partition: u16,
+    /// The number of its last row.
+    pub last: u64,
+    /// Who writes the partition now.
+    pub owner: Option<String>,
+}
+
+/// A row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboxRow {
+    /// Whose it is.
+    pub partition: u16,
+    /// Its number.
+    pub number: u64,
+    /// When it was written, by MySQL's clock.
+    pub written_at: Micros,
+    /// Whether that is longer ago than was asked.
+    pub is_old: bool,
+    /// What it adds.
+    pub additions: Vec<Addition>,
+}
+
+/// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Since {
+    /// In the order of their partitions and numbers.
+    pub rows: Vec<OutboxRow>,
+    /// Rows up to these may be missing: they were deleted, or are too many to be read.
+    pub pruned: OutboxOffsets,
+}
+
+/// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
+///
+/// # Errors
+/// MySQL's.
+pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
+    const ACTION: &str = "append to the outbox";
+    let rows = additions.chunks(ROW_ADDITIONS).len() as u64;
+    if rows == 0 {
+        return Ok(());
+    }
+    partitions::make_owner(connection, partition).await?;
+    let sql = format!("UPDATE partition_owner SET outbox = {LAST} + ? WHERE `partition` = ?");
+    sqlx::query(AssertSqlSafe(sql)).bind(rows).bind(partition).execute(&mut *connection).await.context(ACTION)?;
+    let last: u64 = sqlx::query_scalar("SELECT outbox FROM partition_owner WHERE `partition` = ? FOR UPDATE")
+        .bind(partition)
+        .fetch_one(&mut *connection)
+        .await
+        .context(ACTION)?;
+    let mut text = Text::default();
+    push_rows(&mut text, partition, last - rows, additions);
+    text.run(connection, ACTION).await.map(drop)
+}
+
+/// Adds statements that append to the outbox of a partition whose row the transaction has locked, after its row of that number.
+pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) {
+    let last = push_rows(text, partition, after, additions);
+    if last > after {
+        text.statement(&format!("UPDATE partition_owner SET outbox = {last} WHERE `partition` = {partition}"));
+    }
+}
+
+/// Returns the number of the last row.
+fn push_rows(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) -> u64 {
+    let mut number = after;
+    for piece in additions.chunks(ROW_ADDITIONS) {
+        number += 1;
+        // Digits, colons and spaces: nothing to quote.
+        let row = format!("({partition},{number},NOW(6),'{}')", encode(piece));
+        text.statement(&format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {row}"));
+    }
+    number
+}
+
+fn encode(additions: &[Addition]) -> String {
+    let mut body = String::with_capacity(additions.len() * 30);
+    for Addition { target, metric, delta } in additions {
+        let separator = if body.is_empty() { "" } else { " " };
+        // A String can't fail.
+        let _ = write!(body, "{separator}{}:{}:{}:{delta}", target.kind, target.id, metric.0);
+    }
+    body
+}
+
+/// None where it is no such text.
+fn decode(body: &[u8]) -> Option<Vec<Addition>> {
+    let addition = |text: &str| {
+        let mut parts = text.split(':');
+        let kind = Kind(parts.next()?.parse().ok()?);
+        let target = Target { kind, id: TargetId(parts.next()?.parse().ok()?) };
+        let (metric, delta) = (Metric(parts.next()?.parse().ok()?), parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some(Addition { target, metric, delta })
+    };
+    std::str::from_utf8(body).ok()?.split(' ').map(addition).collect()
+}
+
+/// The rows after those numbers, and what was deleted before, in a transaction that sees one instant.
+pub(super) async fn read_since(connection: &mut MySqlConnection, since: &OutboxOffsets) -> Result<Since> {
+    let (mut rows, mut kept, mut unread) = (Vec::new(), 0, OutboxOffsets::default());
+    for (partition, last) in read_marks(connection, ENDS).await?.iter() {
+        let mut after = since.of(partition);
+        while after < last {
+            if kept >= SINCE_ADDITIONS_MAX {
+                // Redis has not taken anything for long: as if they were deleted, nobody can say what it lacks.
+                unread.raise(partition, last);
+                break;
+            }
+            let some = read_rows(connection, (partition, after), READ_ROWS, Duration::ZERO).await?;
+            let Some(next) = some.last().map(|row| row.number) else { break };
+            after = next;
+            kept += some.iter().map(|row| row.additions.len().max(1)).sum::<usize>();
+            rows.extend(some);
+        }
+    }
+    unread.raise_all(&read_marks(connection, PRUNED).await?);
+    Ok(Since { rows, pruned: unread })
+}
+
+const ENDS: &str = "SELECT `partition`, outbox FROM partition_owner";
+const APPLIED: &str = "SELECT `partition`, applied FROM outbox_state";
+const PRUNED: &str = "SELECT `partition`, pruned FROM outbox_state";
+
+async fn read_marks(connection: &mut MySqlConnection, sql: &'static str) -> Result<OutboxOffsets> {
+    const ACTION: &str = "read how far the outbox is";
+    let rows = sqlx::query(sql).fetch_all(connection).await.context(ACTION)?;
+    let read = |row: &sqlx::mysql::MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(read).collect::<std::result::Result<OutboxOffsets, sqlx::Error>>().context(ACTION)
+}
+
+async fn read_rows(
+    connection: &mut MySqlConnection,
+    (partition, after): (u16, u64),
+    limit: u64,
+    old: Duration,
+) -> Result<Vec<OutboxRow>> {
+    const ACTION: &str = "read the outbox";
+    let rows = sqlx::query(
+        "SELECT number, written_at <= NOW(6) - INTERVAL ? MICROSECOND, body, written_at FROM outbox \
+         WHERE `partition` = ? AND number > ? ORDER BY number LIMIT ?",
+    )
+    .bind(u64::try_from(old.as_micros()).unwrap_or(u64::MAX))
+    .bind(partition)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(connection)
+    .await
+    .context(ACTION)?;
+    let read = |row: &sqlx::mysql::MySqlRow| {
+        let number = row.try_get(0)?;
+        let additions = decode(row.try_get(2)?)
+            .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} holds no additions").into()))?;
+        let written_at = micros(row.try_get(3)?);
+        Ok(OutboxRow { partition, number, written_at, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+}
+
+impl Store {
+    /// How each partition's outbox stands, of those that have ever had a row; also of partitions that are no longer configured.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_ends(&self) -> Result<Vec<End>> {
+        const ACTION: &str = "read how far the outbox is";
+        let mut conn = self.acquire().await?;
+        let rows = conn
+            .limit(ACTION, |connection| async move {
+                let sql = "SELECT `partition`, outbox, owner FROM partition_owner WHERE outbox > 0";
+                sqlx::query(sql).fetch_all(connection).await.context(ACTION)
+            })
+            .await?;
+        let read = |row: &sqlx::mysql::MySqlRow| {
+            Ok(End { partition: row.try_get(0)?, last: row.try_get(1)?, owner: row.try_get(2)? })
+        };
+        rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+    }
+
+    /// The number of each partition's last row.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_numbers(&self) -> Result<OutboxOffsets> {
+        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
+    }
+
+    /// Up to which row each partition's outbox is in Redis, at least.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
+        self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
+    }
+
+    /// How many rows are not in Redis yet.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn outbox_rows(&self) -> Result<u64> {
+        const ACTION: &str = "count the outbox";
+        // What is added first: it never passes the other.
+        let applied = self.outbox_applied().await?;
+        let behind = self.outbox_numbers().await?;
+        let behind = behind.iter().filter(|(partition, last)| *last > applied.of(*partition));
+        let of = |(partition, _)| {
+            let after = applied.of(partition);
+            format!("(SELECT COUNT(*) FROM outbox WHERE `partition` = {partition} AND number > {after})")
+        };
+        let counts: Vec<String> = behind.map(of).collect();
+        if counts.is_empty() {
+            return Ok(0);
+        }
+        let sql = format!("SELECT {}", counts.join(" + "));
+        let mut conn = self.acquire().await?;
+        let rows: i64 = conn
+            .limit(ACTION, |connection| async move {
+                sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(connection).await.context(ACTION)
+            })
+            .await?;
+        Ok(rows.unsigned_abs())
+    }
+
+    /// The rows of a partition after that number, in order, at most so many; each with whether it is older than `old`.
+    ///
+    /// # Errors
+    /// MySQL's, or a row that somebody has changed.
+    pub async fn outbox_after(&self, partition: u16, after: u64, limit: u64, old: Duration) -> Result<Vec<OutboxRow>> {
+        let mut conn = self.acquire().await?;
+        conn.limit("read the outbox", |connection| read_rows(connection, (partition, after), limit, old)).await
+    }
+
+    /// Notes up to which rows partitions are in Redis.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
+        const ACTION: &str = "note how far the outbox is";
+        if applied.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<String> = applied.iter().map(|(partition, number)| format!("({partition},{number})")).collect();
+        let sql = format!(
+            "INSERT INTO outbox_state (`partition`, applied) VALUES {} \
+             ON DUPLICATE KEY UPDATE applied = GREATEST(applied, VALUES(applied))",
+            rows.join(",")
+        );
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.context(ACTION)?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Deletes some rows of the partition up to this one, which are in Redis; says whether there may be more.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
+        const ACTION: &str = "delete old rows of the outbox";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            let state = "SELECT applied, pruned FROM outbox_state WHERE `partition` = ? FOR UPDATE";
+            let state = sqlx::query(state).bind(partition).fetch_optional(&mut *tx).await.context(ACTION)?;
+            let Some(state) = state else { return Ok(false) };
+            let (applied, pruned): (u64, u64) = (state.try_get(0).context(ACTION)?, state.try_get(1).context(ACTION)?);
+            let until = until.min(applied);
+            if until <= pruned {
+                return Ok(false);
+            }
+            let last =
+                "SELECT number FROM outbox WHERE `partition` = ? AND number <= ? ORDER BY number LIMIT 1 OFFSET ?";
+            let last = sqlx::query_scalar(last).bind(partition).bind(until).bind(PRUNED_ROWS - 1);
+            let last: u64 = last.fetch_optional(&mut *tx).await.context(ACTION)?.unwrap_or(until);
+            for sql in [
+                "UPDATE outbox_state SET pruned = ? WHERE `partition` = ?",
+                "DELETE FROM outbox WHERE number <= ? AND `partition` = ?",
+            ] {
+                sqlx::query(sql).bind(last).bind(partition).execute(&mut *tx).await.context(ACTION)?;
+            }
+            tx.commit().await.context(ACTION)?;
+            Ok(last < until)
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_no_body_is_refused() {
+        for body in ["", "1:2:3", "1:2:3:4:5", "1:2:3:4 ", "256:2:3:4", "x", "1:-2:3:4"] {
+            assert_eq!(decode(body.as_bytes()), None, "{body}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_body_is_read_back(rows in prop::collection::vec((any::<u8>(), any::<u64>(), any::<u8>(), any::<i64>()), 1..9)) {
+            let addition = |(kind, id, metric, delta)| {
+                Addition { target: Target { kind: Kind(kind), id: TargetId(id) }, metric: Metric(metric), delta }
+            };
+            let additions: Vec<Addition> = rows.into_iter().map(addition).collect();
+            prop_assert_eq!(decode(encode(&additions).as_bytes()), Some(additions));
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Counters in the order of their keys, page by page, and what a page's targets have at one instant.
+//!
+//! A page is bounded by the rows that the server reads, never by those that it finds: a metric that a kind hardly has must cost no more than any
+//! other.
+
+use chrono::NaiveDateTime;
+use futures_util::TryStreamExt;
+use sqlx::{MySqlConnection, Row};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+
+use super::counters::begin_snapshot;
+use super::outbox::{self, Since};
+use super::{Context, Result, Store, micros};
+
+/// One number of `counter`: the sum of its slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Which number.
+    pub number: CounterKey,
+    /// `SUM(value)`.
+    pub value: i64,
+    /// The newest `at` that was applied.
+    pub update_at: Micros,
+    /// How many rows it has: one for each partition that wrote it.
+    pub rows: u32,
+}
+
+/// All numbers of the targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
+#[derive(Clone, Debug)]
+pub struct Range {
+    /// Their kind.
+    pub kind: Kind,
+    /// It begins above this id.
+    pub after: TargetId,
+    /// It ends with this id.
+    pub until: TargetId,
+    /// The numbers when the range was listed, sorted by key.
+    pub counters: Vec<Counted>,
+}
+
+/// What a range has at one instant.
+#[derive(Clone, Debug, Default)]
+pub struct Recount {
+    /// What `counter` says, sorted by key.
+    pub counters: Vec<Counted>,
+    /// Sorted by id: how many users like each target with like records.
+    pub likes: Vec<(TargetId, i64)>,
+    /// What followed the rows of the outboxes that were there before the samples, where that was asked for.
+    pub since: Since,
+}
+
+/// Targets with like records and without a counter that a range may hold.
+const UNCOUNTED_MAX: usize = 10_000;
+
+/// The highest id that there may be.
+pub const LAST: TargetId = TargetId(i64::MAX as u64);
+
+impl Range {
+    /// How many rows its numbers have.
+    pub fn rows(&self) -> u64 {
+        self.counters.iter().map(|counted| u64::from(counted.rows)).sum()
+    }
+
+    /// Ends the range before the target with which its likes are more than `max`, unless that is its first one: each like is a row to recount.
+    pub fn limit_likes(&mut self, like: Metric, max: i64) {
+        let mut likes = 0_i64;
+        let beyond = self.counters.iter().position(|counted| {
+            likes = likes.saturating_add(if counted.number.1 == like { counted.value.max(0) } else { 0 });
+            likes > max
+        });
+        let beyond = beyond.and_then(|place| self.counters.get(place)).map(|counted| counted.number.0);
+        let Some(beyond) = beyond else { return };
+        let first = self.counters.first().map(|counted| counted.number.0);
+        // A target that alone has more is recounted alone.
+        let keep = self.counters.partition_point(|counted| {
+            if first == Some(beyond) { counted.number.0 <= beyond } else { counted.number.0 < beyond }
+        });
+        if keep < self.counters.len() {
+            self.counters.truncate(keep);
+            self.until = self.counters.last().map_or(self.until, |counted| counted.number.0.id);
+        }
+    }
+}
+
+impl Store {
+    /// The numbers of the next targets of `kind` after that id, from about `limit` rows. A range whose end is [`LAST`] is the last one: there may
+    /// be like records without a counter.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
+        let mut conn = self.acquire().await?;
+        conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
+    }
+
+    /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
+    /// there.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
+        const ACTION: &str = "recount a range";
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let counters = read_counters(&mut tx, range.kind, (range.after, range.until), usize::MAX >> 1).await?;
+            let targets = range.counters.chunk_by(|a, b| a.number.0 == b.number.0).count();
+            let Some(likes) = read_likes(&mut tx, range, targets + UNCOUNTED_MAX).await? else { return Ok(None) };
+            let since = match applied {
+                Some(applied) => outbox::read_since(&mut tx, applied).await?,
+                None => Since::default(),
+            };
+            tx.commit().await.context(ACTION)?;
+            Ok(Some(Recount { counters, likes, since }))
+        })
+        .await
+    }
+
+    /// The next targets of `kind` that have like records, in order of id, after `after` and up to `until`.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn liked_targets(
+        &self,
+        kind: Kind,
+        after: TargetId,
+        until: TargetId,
+        limit: usize,
+    ) -> Result<Vec<TargetId>> {
+        const ACTION: &str = "list targets with like records";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            // Grouped by the key's first columns, the server jumps from target to target ("Using index for group-by"): the
+            // cost grows with the targets, not with the rows.
+            let ids: Vec<u64> = sqlx::query_scalar(
+                "SELECT target_id FROM like_record WHERE kind = ? AND target_id > ? AND target_id <= ? \
+                 GROUP BY kind, target_id ORDER BY kind, target_id LIMIT ?",
+            )
+            .bind(kind.0)
+            .bind(after.0)
+            .bind(until.0)
+            .bind(limit as u64)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+            Ok(ids.into_iter().map(TargetId).collect())
+        })
+        .await
+    }
+}
+
+/// The numbers of the next targets of `kind` in a range of ids, from about `limit` rows.
+///
+/// # Errors
+/// MySQL's.
+pub(super) async fn list_range(
+    connection: &mut MySqlConnection,
+    kind: Kind,
+    (after, end): (TargetId, TargetId),
+    limit: usize,
+) -> Result<Range> {
+    let mut counters = read_counters(connection, kind, (after, end), limit + 1).await?;
+    let ids = counters.first().zip(counters.last()).map(|(first, last)| (first.number.0.id, last.number.0.id));
+    let mut range = Range { kind, after, until: end, counters: Vec::new() };
+    if let Some((first, last)) = ids
+        && counters.iter().map(|counted| counted.rows as usize).sum::<usize>() > limit
+    {
+        // The last target may be cut: the next page has all of it. One that alone has more rows than a page is read whole.
+        if first == last {
+            counters = read_counters(connection, kind, (TargetId(last.0 - 1), last), usize::MAX >> 1).await?;
+        } else {
+            counters.truncate(counters.partition_point(|counted| counted.number.0.id < last));
+        }
+        range.until = counters.last().map_or(last, |counted| counted.number.0.id);
+    }
+    range.counters = counters;
+    Ok(range)
+}
+
+/// The numbers above the first id, up to the second one, from `limit` rows.
+async fn read_counters(
+    connection: &mut MySqlConnection,
+    kind: Kind,
+    (after, until): (TargetId, TargetId),
+    limit: usize,
+) -> Result<Vec<Counted>> {
+    const ACTION: &str = "read counters";
+    let mut rows = sqlx::query(
+        "SELECT target_id, metric, value, update_at FROM counter WHERE kind = ? AND target_id > ? AND target_id <= ? \
+         ORDER BY kind, target_id, metric, slot LIMIT ?",
+    )
+    .bind(kind.0)
+    .bind(after.0)
+    .bind(until.0)
+    .bind(limit as u64)
+    .fetch(connection);
+    let mut counters: Vec<Counted> = Vec::new();
+    while let Some(row) = rows.try_next().await.context(ACTION)? {
+        let target = Target { kind, id: TargetId(row.try_get_unchecked(0).context(ACTION)?) };
+        let number = (target, Metric(row.try_get_unchecked(1).context(ACTION)?));
+        let value: i64 = row.try_get_unchecked(2).context(ACTION)?;
+        let update_at = micros(row.try_get::<NaiveDateTime, _>(3).context(ACTION)?);
+        match counters.last_mut().filter(|last| last.number == number) {
+            Some(last) => {
+                last.value = last.value.saturating_add(value);
+                last.update_at = last.update_at.max(update_at);
+                last.rows += 1;
+            }
+            None => counters.push(Counted { number, value, update_at, rows: 1 }),
+        }
+    }
+    Ok(counters)
+}
+
+async fn read_likes(
+    connection: &mut MySqlConnection,
+    range: &Range,
+    limit: usize,
+) -> Result<Option<Vec<(TargetId, i64)>>> {
+    const ACTION: &str = "recount like records";
+    // A sum of decimals and each comparison cost a tenth of the whole scan.
+    let mut rows = sqlx::query(
+        "SELECT target_id, COUNT(IF(is_del, NULL, 1)) FROM like_record \
+         WHERE kind = ? AND target_id > ? AND target_id <= ? GROUP BY target_id ORDER BY target_id LIMIT ?",
+    )
+    .bind(range.kind.0)
+    .bind(range.after.0)
+    .bind(range.until.0)
+    .bind(limit as u64)
+    .fetch(connection);
+    let mut likes = Vec::new();
+    while let Some(row) = rows.try_next().await.context(ACTION)? {
+        likes.push((TargetId(row.try_get_unchecked(0).context(ACTION)?), row.try_get_unchecked(1).context(ACTION)?));
+    }
+    Ok(if likes.len() < limit { Some(likes) } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_ends_before_the_target_with_too_many_likes() {
+        let counted = |(id, metric, value)| Counted {
+            number: (Target { kind: Kind(1), id: TargetId(id) }, Metric(metric)),
+            value,
+            update_at: Micros(0),
+            rows: 1,
+        };
+        for (numbers, kept, until) in [
+            (vec![(1, 1, 60), (1, 2, 900), (2, 1, 40), (3, 2, 500)], 4, 9),
+            (vec![(1, 1, 60), (1, 2, 900), (2, 1, 41), (2, 2, 1), (3, 1, 1)], 2, 1),
+            (vec![(1, 1, 101), (1, 2, 1), (2, 1, 1)], 2, 1),
+        ] {
+            let counters = numbers.into_iter().map(counted).collect();
+            let mut range = Range { kind: Kind(1), after: TargetId(0), until: TargetId(9), counters };
+            range.limit_likes(Metric(1), 100);
+            assert_eq!((range.counters.len(), range.until), (kept, TargetId(until)));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The schema: made by `tallyd migrate` (migrate.rs), checked by whatever else starts. The daemon's own account needs no DDL rights.
+
+use sqlx::migrate::Migrator;
+use sqlx::{MySqlConnection, Row};
+
+use super::{Conn, Context, Result, Store};
+
+pub(super) static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations");
+
+/// Where sqlx notes which steps are done.
+pub(super) const HISTORY: &str = "_sqlx_migrations";
+
+/// What `tallyd migrate` did, or what a start found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schema {
+    /// As this version needs it.
+    Derived,
+    /// So many steps are missing: `tallyd migrate` makes them.
+    Behind(usize),
+    /// A newer version has made so many steps more, which this one can live with.
+    Newer(usize),
+    /// A newer version has made a step that this one can't live with.
+    TooNew,
+}
+
+impl Schema {
+    /// Why this version can't work with it, and what to run. None where it can.
+    pub fn problem(self) -> Option<String> {
+        match self {
+            Self::Derived | Self::Newer(_) => None,
+            Self::Behind(steps) => Some(format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`")),
+            Self::TooNew => Some(
+                "MySQL's schema was made by a newer tallyd, and this version can't work with it: run that version"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+impl Store {
+    /// Compares the schema with what this version needs.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn schema(&self) -> Result<Schema> {
+        let mut conn = self.acquire().await?;
+        let (applied, floor) = conn
+            .limit("read the schema's version", async |connection| {
+                Ok((applied(connection).await?, floor(connection).await?))
+            })
+            .await?;
+        Ok(judge(&MIGRATIONS.iter().map(|step| step.version).collect::<Vec<_>>(), &applied, floor))
+    }
+
+    /// The server's version, and what about its settings could lose what it has acknowledged: one sentence each.
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn durability(&self) -> Result<(String, Vec<String>)> {
+        let mut conn: Conn = self.acquire().await?;
+        let row = conn
+            .limit("read the server's settings", |connection| async move {
+                sqlx::query("SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
+                    .fetch_one(connection)
+                    .await
+                    .context("read the server's settings")
+            })
+            .await?;
+        let number = |index: usize| row.try_get_unchecked::<i64, _>(index).context("read the server's settings");
+        let mut warnings = Vec::new();
+        if number(1)? != 1 {
+            warnings.push("innodb_flush_log_at_trx_commit is not 1: a crash of the host loses commits".to_owned());
+        }
+        if number(2)? != 0 && number(3)? != 1 {
+            warnings.push("sync_binlog is not 1: a crash of the host loses commits for the replicas".to_owned());
+        }
+        Ok((row.try_get_unchecked(0).context("read the server's settings")?, warnings))
+    }
+}
+
+/// What a version that knows of the steps `known` has before it.
+fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
+    let missing = known.iter().filter(|step| !applied.contains(step)).count();
+    let newer = applied.iter().filter(|step| !known.contains(step)).count();
+    if floor.is_some_and(|floor| !known.contains(&floor)) {
+        // Also while the step that says so is under way, or where it was interrupted.
+        return Schema::TooNew;
+    }
+    match (missing, newer) {
+        (0, 0) => Schema::Derived,
+        (0, newer) if floor.is_some() => Schema::Newer(newer),
+        (_, 0) => Schema::Behind(missing),
+        _ => Schema::TooNew,
+    }
+}
+
+/// The steps that are done, wholly. None where `tallyd migrate` never ran.
+pub(super) async fn applied(connection: &mut MySqlConnection) -> Result<Vec<i64>> {
+    if !has_table(connection, HISTORY).await? {
+        return Ok(Vec::new());
+    }
+    sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success")
+        .fetch_all(connection)
+        .await
+        .context("read the schema's version")
+}
+
+/// The step that a version must know of.
+async fn floor(connection: &mut MySqlConnection) -> Result<Option<i64>> {
+    if !has_table(connection, "schema_floor").await? {
+        return Ok(None);
+    }
+    sqlx::query_scalar("SELECT step FROM schema_floor WHERE one = 1")
+        .fetch_optional(connection)
+        .await
+        .context("read which versions can work with the schema")
+}
+
+pub(super) async fn has_table(connection: &mut MySqlConnection, name: &'static str) -> Result<bool> {
+    let tables: i64 = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?",
+    )
+    .bind(name)
+    .fetch_one(connection)
+    .await
+    .context("look for the schema")?;
+    Ok(tables > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Schema, judge};
+
+    #[test]
+    fn a_version_works_with_the_steps_it_knows_and_with_newer_ones_that_only_add() {
+        for (applied, floor, judged) in [
+            (&[1, 2][..], Some(2), Schema::Derived),
+            (&[], None, Schema::Behind(2)),
+            (&[1], None, Schema::Behind(1)),
+            (&[1, 2, 3, 4], Some(2), Schema::Newer(2)),
+            (&[1, 2, 3], Some(3), Schema::TooNew),
+            (&[1, 2, 3], None, Schema::TooNew),
+            // The step that needs a newer version was interrupted.
+            (&[1, 2], Some(3), Schema::TooNew),
+            // The list of steps is lost.
+            (&[], Some(2), Schema::Behind(2)),
+            (&[], Some(3), Schema::TooNew),
+            // Two versions that went ways of their own.
+            (&[1, 3], Some(1), Schema::TooNew),
+        ] {
+            assert_eq!(judge(&[1, 2], applied, floor), judged, "{applied:?}, {floor:?}");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Numbers that events set: the newest such event of each, and what was added to them lately.
+//!
+//! A number's row of `number_set` is locked before anything of the number is read or written, in the order of the keys. So what
+//! is read below, by statements that lock nothing and see what is committed (READ COMMITTED), stays true until the commit.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::hash::BuildHasher;
+
+use chrono::NaiveDateTime;
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::event::CountEvent;
+use tallyd_core::model::{CounterKey, Metric, Micros};
+
+use super::applied_events::{DAYS, day, partition_of};
+use super::counters::target;
+use super::{Context, Result, micros};
+
+/// Rows in one statement.
+const STATEMENT_ROWS: usize = 1_000;
+
+/// Numbers that one SELECT asks for: MariaDB makes a join of longer lists.
+const ASKED_NUMBERS: usize = 256;
+
+/// What a number was set to. The newer one is the greater one; of two with the same `at` the one with the larger value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LastSet {
+    /// The event's `at`; 0 where none has set it.
+    pub at: Micros,
+    /// The value.
+    pub value: i64,
+}
+
+/// What a number is before an event sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `SUM(value)` over the slots of `counter`, which may be more than one slot holds.
+    pub counted: i128,
+    /// What was added after the event's `at`.
+    pub since: i128,
+    /// The newest `at` that was applied.
+    pub update_at: Option<Micros>,
+}
+
+/// Locks numbers, sorted by key, until the transaction ends, and says what each was set to last.
+///
+/// # Errors
+/// MySQL's.
+pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
+    const ACTION: &str = "lock numbers that are set";
+    let mut known = HashMap::with_capacity(numbers.len());
+    for piece in numbers.chunks(STATEMENT_ROWS) {
+        let rows = list(piece.iter(), |sql, (target, metric)| {
+            let _ = write!(sql, "({},{},{},0,0)", target.kind, target.id, metric.0);
+        });
+        // A row that is there is locked, and written as `partitions` says. INSERT IGNORE would lock it for reading alone, which two writers
+        // can do at once: then neither could go on.
+        let mut sql = format!(
+            "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
+             ON DUPLICATE KEY UPDATE writes = writes + 1"
+        );
+        for asked in piece.chunks(ASKED_NUMBERS) {
+            let _ = write!(
+                sql,
+                "; SELECT kind, target_id, metric, at_us, value FROM number_set WHERE (kind, target_id, metric) IN ({})",
+                keys(asked.iter())
+            );
+        }
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+            let read = || Ok((number(&row)?, LastSet { at: Micros(row.try_get(3)?), value: row.try_get(4)? }));
+            let (number, last) = read().context(ACTION)?;
+            known.insert(number, last);
+        }
+    }
+    Ok(known)
+}
+
+/// What numbers that [`lock`] has locked are, where each of them is set at that `at`.
+///
+/// # Errors
+/// MySQL's.
+pub async fn standing(
+    connection: &mut MySqlConnection,
+    sets: &[(CounterKey, LastSet)],
+) -> Result<HashMap<CounterKey, Standing>> {
+    const ACTION: &str = "read numbers that are set";
+    let mut standing: HashMap<CounterKey, Standing> =
+        sets.iter().map(|(number, _)| (*number, Standing::default())).collect();
+    for piece in sets.chunks(ASKED_NUMBERS) {
+        // As text: the sum of two slots may be more than 64 bits hold.
+        let sql = format!(
+            "SELECT kind, target_id, metric, CAST(SUM(value) AS CHAR), MAX(update_at) FROM counter \
+             WHERE (kind, target_id, metric) IN ({}) GROUP BY kind, target_id, metric",
+            keys(piece.iter().map(|(number, _)| number))
+        );
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+            let read = || Ok((number(&row)?, sum(&row)?, micros(row.try_get::<NaiveDateTime, _>(4)?)));
+            let (number, counted, update_at) = read().context(ACTION)?;
+            standing.insert(number, Standing { counted, since: 0, update_at: Some(update_at) });
+        }
+    }
+    // Only where something newer than the event was applied: most events come in time.
+    let is_late = |(number, set): &&(CounterKey, LastSet)| {
+        standing.get(number).is_some_and(|it| it.update_at.is_some_and(|update_at| update_at > set.at))
+    };
+    let late: Vec<(CounterKey, LastSet)> = sets.iter().filter(is_late).copied().collect();
+    for piece in late.chunks(ASKED_NUMBERS) {
+        let sql = select_since(piece, &standing);
+        for row in sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *connection).await.context(ACTION)? {
+            let read = || Ok((number(&row)?, sum(&row)?));
+            let (number, since) = read().context(ACTION)?;
+            standing.entry(number).or_default().since = since;
+        }
+    }
+    Ok(standing)
+}
+
+/// Reads what was added to each number after the `at` that it is set at. All of that lies in the days from there to what was
+/// applied last.
+fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashMap<CounterKey, Standing, S>) -> String {
+    let newest = |(number, _): &(CounterKey, LastSet)| standing.get(number).and_then(|it| it.update_at);
+    let first = late.iter().map(|(_, set)| day(set.at)).min().unwrap_or_default();
+    let last = late.iter().filter_map(newest).map(day).max().unwrap_or(first);
+    let partitions: Vec<String> =
+        (first..=last.min(first + DAYS - 1)).map(|day| format!("p{}", partition_of(day))).collect();
+    let mut conditions = String::new();
+    for ((target, metric), set) in late {
+        let or = if conditions.is_empty() { "" } else { " OR " };
+        let _ = write!(
+            conditions,
+            "{or}(kind = {} AND target_id = {} AND metric = {} AND at_us > {})",
+            target.kind, target.id, metric.0, set.at
+        );
+    }
+    format!(
+        "SELECT kind, target_id, metric, CAST(SUM(delta) AS CHAR) FROM recent_delta PARTITION ({}) \
+         WHERE {conditions} GROUP BY kind, target_id, metric",
+        partitions.join(", ")
+    )
+}
+
+/// Notes what numbers were set to and what was added to numbers that may be set, both sorted by key.
+///
+/// # Errors
+/// MySQL's.
+pub async fn note(
+    connection: &mut MySqlConnection,
+    sets: &[(CounterKey, LastSet)],
+    counts: &[CountEvent],
+) -> Result<()> {
+    const ACTION: &str = "note what was set and added";
+    for piece in sets.chunks(STATEMENT_ROWS) {
+        let rows = list(piece.iter(), |sql, ((target, metric), set)| {
+            let _ = write!(sql, "({},{},{},{},{})", target.kind, target.id, metric.0, set.at, set.value);
+        });
+        let sql = format!(
+            "INSERT INTO number_set (kind, target_id, metric, at_us, value) VALUES {rows} \
+             ON DUPLICATE KEY UPDATE at_us = VALUES(at_us), value = VALUES(value)"
+        );
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
+    }
+    for piece in counts.chunks(STATEMENT_ROWS) {
+        let rows = list(piece.iter(), |sql, count| {
+            let CountEvent { target, metric, delta, at, id } = count;
+            let id = u128::from_be_bytes(id.0);
+            let _ = write!(sql, "({},{},{},{at},x'{id:032x}',{delta})", target.kind, target.id, metric.0);
+        });
+        // The same as what was added to `counter`, also where somebody has emptied the ledger and it is added twice.
+        let sql = format!(
+            "INSERT INTO recent_delta (kind, target_id, metric, at_us, id, delta) VALUES {rows} \
+             ON DUPLICATE KEY UPDATE delta = delta + VALUES(delta)"
+        );
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await.context(ACTION)?;
+    }
+    Ok(())
+}
+
+/// `(1,42,3),(1,43,3)`
+fn keys<'a>(numbers: impl Iterator<Item = &'a CounterKey>) -> String {
+    list(numbers, |sql, (target, metric)| {
+        let _ = write!(sql, "({},{},{})", target.kind, target.id, metric.0);
+    })
+}
+
+fn list<T>(rows: impl Iterator<Item = T>, write: impl Fn(&mut String, T)) -> String {
+    let mut sql = String::new();
+    for row in rows {
+        if !sql.is_empty() {
+            sql.push(',');
+        }
+        write(&mut sql, row);
+    }
+    sql
+}
+
+fn number(row: &MySqlRow) -> std::result::Result<CounterKey, sqlx::Error> {
+    Ok((target(row, 0)?, Metric(row.try_get(2)?)))
+}
+
+fn sum(row: &MySqlRow) -> std::result::Result<i128, sqlx::Error> {
+    let text: String = row.try_get(3)?;
+    text.parse().map_err(|error: std::num::ParseIntError| sqlx::Error::Decode(error.into()))
+}

@@ -1,0 +1,226 @@
+//! The watch that a reconcile keeps on targets that are never quiet: begun, ended, and what the consumers have logged.
+
+use std::collections::HashMap;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::event::{EventId, LikeEvent};
+use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
+
+use super::counters::{Truth, begin_snapshot, read_counted, target};
+use super::partitions::read_noted;
+use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
+
+/// Everything known of the events of one watched (target, user) since the watch began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedEvent {
+    /// The event, or the state that the row had before it.
+    pub event: LikeEvent,
+    /// True for the state before.
+    pub is_former: bool,
+}
+
+/// A change of a watched number that isn't likes, since the watch began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchedCount {
+    /// Which number.
+    pub number: CounterKey,
+    /// The event's `at`.
+    pub at: Micros,
+    /// What was added; none where the number was set.
+    pub delta: Option<i64>,
+}
+
+/// The same, as it is logged.
+#[derive(Clone, Copy, Debug)]
+pub struct Logged {
+    /// Which number.
+    pub number: CounterKey,
+    /// The event's `at`.
+    pub at: Micros,
+    /// The event's id, and what was added; none where the number was set.
+    pub delta: Option<(EventId, i64)>,
+}
+
+/// Rows that one statement forgets.
+const UNWATCHED_ROWS: u64 = 10_000;
+
+/// What a watch has logged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Of likes: events, with the states before them.
+    pub likes: Vec<WatchedEvent>,
+    /// Of all else.
+    pub counts: Vec<WatchedCount>,
+}
+
+impl Store {
+    /// What the watch has logged so far and the counters of `numbers`, all as of one instant. None where one of the
+    /// `partitions` has not been watched all the time.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watched(
+        &self,
+        numbers: &[CounterKey],
+        watch: u64,
+        partitions: u16,
+    ) -> Result<Option<(HashMap<CounterKey, Truth>, Watched)>> {
+        let mut conn = self.acquire().await?;
+        conn.limit("read watched events", |connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            if !is_watched(&mut tx, watch, partitions).await? {
+                return Ok(None);
+            }
+            let truths = read_counted(&mut tx, numbers).await?;
+            let likes = read_watched(&mut tx, watch).await?;
+            let counts = read_watched_counts(&mut tx, watch).await?;
+            tx.commit().await.context("read watched events")?;
+            Ok(Some((truths, Watched { likes, counts })))
+        })
+        .await
+    }
+
+    /// Starts to log every event of `numbers` in every partition, as `watch`, a number never used before, until
+    /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
+    /// stays.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: u16, seconds: u64) -> Result<()> {
+        const ACTION: &str = "watch targets";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            let mut tx = connection.begin().await.context(ACTION)?;
+            for piece in in_shapes(numbers) {
+                let sql = format!(
+                    "INSERT INTO watched_target (watch, kind, target_id, metric) VALUES {}",
+                    placeholders(piece.len(), 4)
+                );
+                let mut query = sqlx::query(AssertSqlSafe(sql));
+                for (target, metric) in piece {
+                    query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
+                }
+                query.execute(&mut *tx).await.context(ACTION)?;
+            }
+            tx.commit().await.context(ACTION)?;
+            // One by one: each waits for the partition's open batch, which holds its row, and none for all. A partition
+            // that nobody ever held gets its row here.
+            for partition in 0..partitions {
+                sqlx::query(
+                    "INSERT INTO partition_owner (`partition`, epoch, taken_at, watch, watch_until) \
+                     VALUES (?, 0, NOW(6), ?, NOW(6) + INTERVAL ? SECOND) \
+                     ON DUPLICATE KEY UPDATE \
+                         watch_until = IF(COALESCE(watch, 0) < VALUES(watch), VALUES(watch_until), watch_until), \
+                         watch = GREATEST(COALESCE(watch, 0), VALUES(watch))",
+                )
+                .bind(partition)
+                .bind(watch)
+                .bind(seconds)
+                .execute(&mut *connection)
+                .await
+                .context(ACTION)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Ends the watches of `run` and of runs before it, and forgets what was logged for them, some rows at a time.
+    ///
+    /// # Errors
+    /// MySQL's.
+    pub async fn unwatch(&self, run: u64) -> Result<()> {
+        const ACTION: &str = "end the watch";
+        // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
+        let next = jobs::number_of(run + 1, 0);
+        for sql in [
+            "UPDATE partition_owner SET watch = NULL, watch_until = NULL WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_target WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_event WHERE watch < ? LIMIT ?",
+            "DELETE FROM watched_count WHERE watch < ? LIMIT ?",
+        ] {
+            let mut rows = UNWATCHED_ROWS;
+            while rows == UNWATCHED_ROWS {
+                let query = sqlx::query(sql).bind(next).bind(UNWATCHED_ROWS);
+                let mut conn = self.acquire().await?;
+                rows = conn
+                    .limit(ACTION, |connection| async move { query.execute(connection).await.context(ACTION) })
+                    .await?
+                    .rows_affected();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Logs changes of watched numbers.
+///
+/// # Errors
+/// MySQL's.
+pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[Logged]) -> Result<()> {
+    for piece in in_shapes(logged) {
+        let sql = format!(
+            "INSERT INTO watched_count (watch, kind, target_id, metric, update_at, id, delta) VALUES {} \
+             ON DUPLICATE KEY UPDATE watch = VALUES(watch)",
+            placeholders(piece.len(), 7)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for Logged { number: (target, metric), at, delta } in piece {
+            let id = delta.map_or([0; 16], |(id, _)| id.0);
+            query = query.bind(watch).bind(target.kind.0).bind(target.id.0).bind(metric.0);
+            query = query.bind(datetime(*at)).bind(id.to_vec()).bind(delta.map(|(_, delta)| delta));
+        }
+        query.execute(&mut *connection).await.context("log watched counts")?;
+    }
+    Ok(())
+}
+
+/// Whether each partition has been watched all the time.
+async fn is_watched(connection: &mut MySqlConnection, watch: u64, partitions: u16) -> Result<bool> {
+    let watching: i64 = sqlx::query_scalar(
+        "SELECT COUNT(*) FROM partition_owner WHERE `partition` < ? AND watch = ? AND watch_until > NOW(6)",
+    )
+    .bind(partitions)
+    .bind(watch)
+    .fetch_one(&mut *connection)
+    .await
+    .context("check the watch")?;
+    // A partition that was added meanwhile, whose events nobody logged.
+    let all = read_noted(connection).await?.is_none_or(|noted| noted.partitions <= partitions);
+    Ok(all && watching == i64::from(partitions))
+}
+
+async fn read_watched_counts(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedCount>> {
+    const ACTION: &str = "read watched counts";
+    let rows = sqlx::query("SELECT kind, target_id, metric, update_at, delta FROM watched_count WHERE watch = ?")
+        .bind(watch)
+        .fetch_all(connection)
+        .await
+        .context(ACTION)?;
+    let read = |row: &MySqlRow| {
+        let number = (target(row, 0)?, Metric(row.try_get(2)?));
+        Ok(WatchedCount { number, at: micros(row.try_get(3)?), delta: row.try_get(4)? })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+}
+
+async fn read_watched(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<WatchedEvent>> {
+    const ACTION: &str = "read watched events";
+    let rows =
+        sqlx::query("SELECT kind, target_id, user_id, update_at, is_del, is_former FROM watched_event WHERE watch = ?")
+            .bind(watch)
+            .fetch_all(connection)
+            .await
+            .context(ACTION)?;
+    let read = |row: &MySqlRow| {
+        let event = LikeEvent {
+            target: target(row, 0)?,
+            user: UserId(row.try_get(2)?),
+            at: micros(row.try_get(3)?),
+            liked: !row.try_get::<bool, _>(4)?,
+        };
+        Ok(WatchedEvent { event, is_former: row.try_get(5)? })
+    };
+    rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
+}
