@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use tallyd::cli;
 use tallyd::event::Reason;
@@ -252,16 +253,33 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
+/// Documents for those who change the code: they name its files.
+fn for_developers() -> Vec<PathBuf> {
+    let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];
+    documents()
+        .into_iter()
+        .filter(|path| named.map(Path::new).contains(&&**path) || path.starts_with("docs/decisions"))
+        .collect()
+}
+
 #[test]
-fn every_file_that_the_architecture_names_exists() {
-    let text = read("ARCHITECTURE.md");
-    for span in text.split('`').skip(1).step_by(2) {
-        let is_path =
-            ["src/", "lua/", "tests/", "torture/", "dev/", "migrations/", "docs/", "systemd/", "examples/", ".ci/"]
-                .iter()
-                .any(|folder| span.starts_with(folder))
-                && !span.contains([' ', '*', '{']);
-        assert!(!is_path || root().join(span).exists(), "there is no {span}");
+fn every_file_that_the_documents_for_developers_name_exists() {
+    let folders = "src crates lua tests torture benches dev migrations docs ops systemd examples fuzz .ci .config";
+    for document in for_developers() {
+        let text = read(&document);
+        for span in text.split('`').skip(1).step_by(2) {
+            // Of a command, the program.
+            let path = span.split(' ').next().unwrap();
+            let folder = path.split_once('/').map(|(folder, _)| folder);
+            let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
+            // Of many files, or of a file to be made.
+            let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
+            assert!(
+                !is_named || is_pattern || root().join(path).exists(),
+                "{}: there is no {path}",
+                document.display()
+            );
+        }
     }
 }
 

@@ -23,7 +23,7 @@ fn read(path: impl AsRef<Path>) -> String {
 
 /// The documents, by their paths.
 fn documents() -> Vec<PathBuf> {
-    let at_the_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"];
+    let at_the_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
     let mut found: Vec<PathBuf> = at_the_root.into_iter().map(PathBuf::from).collect();
     for folder in ["docs", "docs/decisions"] {
         for entry in fs::read_dir(root().join(folder)).unwrap() {
