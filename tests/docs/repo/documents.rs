@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use tallyd::cli;
 use tallyd::event::Reason;
@@ -19,7 +20,7 @@ fn the_documents_list_every_reason_of_refusal() {
 /// The events that the sources log, with their levels.
 fn logged_events() -> BTreeMap<String, String> {
     let mut events = BTreeMap::new();
-    for (path, text) in ["src", "crates"].into_iter().flat_map(sources) {
+    for (path, text) in sources("src") {
         for (place, _) in text.match_indices("event = \"") {
             let (before, after) = text.split_at(place);
             let name = after["event = \"".len()..].split('"').next().unwrap();
@@ -153,7 +154,7 @@ fn the_manual_gives_the_accounts_of_the_files_under_ops() {
 #[test]
 fn nothing_is_unsafe() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
-    for folder in ["src", "crates", "tests", "benches", "torture", "examples"] {
+    for folder in ["src", "tests", "benches", "torture", "examples"] {
         for (path, text) in sources(folder) {
             // This line names it, too.
             let named = text
@@ -196,8 +197,7 @@ fn slug(line: &str) -> String {
 
 #[test]
 fn every_test_that_the_documents_name_exists() {
-    let code: String =
-        ["src", "crates", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let mut named = 0;
     for document in documents() {
         let text = read(&document);
@@ -233,8 +233,7 @@ fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
 
 #[test]
 fn every_promise_and_every_defence_names_a_test_that_holds_it() {
-    let code: String =
-        ["src", "crates", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let (readme, security) = (read("README.md"), read("SECURITY.md"));
     let mut rows = rows_after(&readme, "## What it guarantees");
     assert!(rows.len() > 15, "{} promises", rows.len());
@@ -254,27 +253,33 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     }
 }
 
+/// Documents for those who change the code: they name its files.
+fn for_developers() -> Vec<PathBuf> {
+    let named = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/development.md"];
+    documents()
+        .into_iter()
+        .filter(|path| named.map(Path::new).contains(&&**path) || path.starts_with("docs/decisions"))
+        .collect()
+}
+
 #[test]
-fn every_file_that_the_architecture_names_exists() {
-    let text = read("ARCHITECTURE.md");
-    for span in text.split('`').skip(1).step_by(2) {
-        let is_path = [
-            "src/",
-            "crates/",
-            "lua/",
-            "tests/",
-            "torture/",
-            "dev/",
-            "migrations/",
-            "docs/",
-            "systemd/",
-            "examples/",
-            ".ci/",
-        ]
-        .iter()
-        .any(|folder| span.starts_with(folder))
-            && !span.contains([' ', '*', '{']);
-        assert!(!is_path || root().join(span).exists(), "there is no {span}");
+fn every_file_that_the_documents_for_developers_name_exists() {
+    let folders = "src crates lua tests torture benches dev migrations docs ops systemd examples fuzz .ci .config";
+    for document in for_developers() {
+        let text = read(&document);
+        for span in text.split('`').skip(1).step_by(2) {
+            // Of a command, the program.
+            let path = span.split(' ').next().unwrap();
+            let folder = path.split_once('/').map(|(folder, _)| folder);
+            let is_named = folder.is_some_and(|folder| folders.split(' ').any(|known| known == folder));
+            // Of many files, or of a file to be made.
+            let is_pattern = path.contains(['*', '{']) || path.contains("NNNN");
+            assert!(
+                !is_named || is_pattern || root().join(path).exists(),
+                "{}: there is no {path}",
+                document.display()
+            );
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+mod decisions;
 mod documents;
 mod settings;
 mod unit;
@@ -22,12 +23,14 @@ fn read(path: impl AsRef<Path>) -> String {
 
 /// The documents, by their paths.
 fn documents() -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> =
-        ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "SECURITY.md"].into_iter().map(PathBuf::from).collect();
-    for entry in fs::read_dir(root().join("docs")).unwrap() {
-        let path = Path::new("docs").join(entry.unwrap().file_name());
-        if path.extension().is_some_and(|extension| extension == "md") {
-            found.push(path);
+    let at_the_root = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
+    let mut found: Vec<PathBuf> = at_the_root.into_iter().map(PathBuf::from).collect();
+    for folder in ["docs", "docs/decisions"] {
+        for entry in fs::read_dir(root().join(folder)).unwrap() {
+            let path = Path::new(folder).join(entry.unwrap().file_name());
+            if path.extension().is_some_and(|extension| extension == "md") {
+                found.push(path);
+            }
         }
     }
     found
