@@ -25,7 +25,7 @@ pub(super) enum DeadCommand {
     /// Lists the newest ones, after it has taken in those that RabbitMQ itself has set aside.
     List(ListArgs),
     /// Shows all that is known of some, and what would become of them now.
-    ProgressSink {
+    Show {
         /// Their numbers.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<u64>,
@@ -133,18 +133,18 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     match &command {
         DeadCommand::Replay(args) => args.check()?,
         DeadCommand::Purge(args) => args.check()?,
-        DeadCommand::ProgressSink { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
+        DeadCommand::Show { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
         _ => {}
     }
     let servers = Servers::new(config)?;
     match &command {
         // They name no code, and what is wrong with the configuration may be what made the letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
-        DeadCommand::ProgressSink { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
+        DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
     match command {
         DeadCommand::List(args) => list(config, &servers, args).await,
-        DeadCommand::ProgressSink { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
+        DeadCommand::Show { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
         DeadCommand::Replay(args) if args.edit => edited(config, &servers, &args).await,
         DeadCommand::Replay(args) => replay(config, &servers, args).await,
         DeadCommand::Purge(args) => purge_them(&servers, args).await,
