@@ -10,7 +10,6 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
-use crate::app::Servers;
 use crate::config::Config;
 use crate::dead_letters::replay::Replay;
 use crate::dead_letters::text::printable_json;
@@ -18,6 +17,7 @@ use crate::dead_letters::{self, Which, purge, returned};
 use crate::event::{Reason, Terms};
 use crate::model::Micros;
 use crate::runtime::shutdown;
+use crate::servers::Servers;
 use crate::store::letters::Selection;
 
 #[derive(Debug, Subcommand)]
