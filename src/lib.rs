@@ -16,24 +16,23 @@
 //!
 //! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], and the
 //! [`jobs`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
-//! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
+//! on, as [`servers`] has them; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
 pub mod admin;
 pub mod app;
 pub mod boards;
 pub mod broker;
 pub mod cache;
-pub mod check;
 pub mod cli;
 pub mod client;
-pub mod code_registry;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;
+pub mod job_name;
 pub mod jobs;
 pub mod outbox;
 pub mod runtime;
-pub mod show;
+pub mod servers;
 pub mod telemetry;
 
 pub use tallyd_core::{event, model, outbox_offsets, repair_limits};

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    ExitCode::from(tallyd::cli::main())
+    ExitCode::from(tallyd::cli::main(tallyd::app::run))
 }

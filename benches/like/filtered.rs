@@ -2,9 +2,10 @@
 
 use anyhow::{Result, ensure};
 use sqlx::AssertSqlSafe;
-use tallyd::app::Servers;
 use tallyd::config::Config;
 use tallyd::jobs::runner::Ran;
+use tallyd::jobs::runs;
+use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
 use crate::TARGETS;
@@ -38,7 +39,7 @@ pub async fn prepare(world: &World) -> Result<Config> {
     let mut config = world.config.clone();
     config.filter.likes_min = LIKERS;
     let servers = Servers::new(&config)?;
-    let Ran::Ended(report) = servers.filters(&config, &CancellationToken::new()).await? else {
+    let Ran::Ended(report) = runs::filters(&servers, &config, &CancellationToken::new()).await? else {
         anyhow::bail!("another one builds filters")
     };
     ensure!(report.built == TARGETS, "not all filters were built: {report}");

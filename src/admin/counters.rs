@@ -8,7 +8,7 @@ use super::{Asked, busy, json, refused};
 use crate::cache::CacheError;
 use crate::event::ID_MAX;
 use crate::model::{Target, TargetId};
-use crate::show;
+use crate::servers::numbers;
 use crate::store::StoreError;
 
 pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(String, String)>) -> Response {
@@ -24,7 +24,7 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
         return busy("too many ask at once");
     };
     let target = Target { kind, id: TargetId(id) };
-    match show::show(&config, &asked.store, &asked.cache.named(&config.metrics), target).await {
+    match numbers::of(&config, &asked.store, &asked.cache.named(&config.metrics), target).await {
         Ok(shown) => json(StatusCode::OK, &shown),
         Err(error) => busy(&reason(&error)),
     }

@@ -40,6 +40,7 @@ use tracing::{debug, info};
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{ConfigError, ConfigHandle};
+use crate::jobs;
 use crate::model::Micros;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::store::Store;
@@ -128,7 +129,8 @@ impl Admin {
         let cache = Cache::new(&config.redis, &config.metrics)?;
         // Its own: whoever asks for numbers must not make servers seem away.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
-        let (observer, sight) = Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone());
+        let (observer, sight) =
+            Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
         let asked = Asked {
             live: live.clone(),
             store,
@@ -143,7 +145,7 @@ impl Admin {
     }
 
     /// Answers until `end`, when all else has stopped, and then what is under way.
-    pub async fn run(self, beat: Heartbeat, end: CancellationToken) -> String {
+    pub async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
             match accepted {
@@ -159,7 +161,6 @@ impl Admin {
         let _ =
             tokio::time::timeout(DRAIN_MAX, beat.during(async { while connections.join_next().await.is_some() {} }))
                 .await;
-        "admin port".to_owned()
     }
 
     /// The next connection, once there is room for one.

@@ -4,30 +4,28 @@
 //! systemd starts it again (invariant 8).
 
 mod reload;
-mod servers;
-mod start;
+mod schedules;
+mod startup;
 mod tasks;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
-
-pub use servers::Servers;
 
 use crate::admin::Admin;
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
+use crate::servers::Servers;
 use crate::telemetry::telemetry;
 use reload::Reloader;
-use tasks::Task;
+use tasks::{Running, TaskName, Tasks};
 
-/// How long those who are looked at may take to end, once all else has.
+/// How long the admin port and the observer can take to end, once all else has.
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
@@ -35,55 +33,58 @@ const LASTING_MAX: Duration = Duration::from_secs(5);
 /// # Errors
 /// The schema or the meaning of a code is wrong, the admin port is taken, a task ended early, or the drain took longer than
 /// `[daemon] drain_max_s`.
-pub async fn run(path: &Path, config: Config) -> Result<()> {
+pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;
     let hangups = shutdown::hangups()?;
     let servers = Servers::new(&config)?;
     let (sender, live) = ConfigHandle::new(config);
     let liveness = Liveness::default();
-    let (mut tasks, mut lasting): (JoinSet<String>, JoinSet<String>) = Default::default();
-    // The watchdog is fed, and whoever asks is told how the daemon stands, until the drain has ended.
+    // The watchdog is fed, and the admin port answers, until the drain has ended.
     let drained = CancellationToken::new();
     let ends = drained.clone().drop_guard();
+    let mut lasting = Running::new(&liveness);
     if let Some((admin, observer)) = Admin::bind(&live, &servers.broker, &servers.owner, &liveness).await? {
-        lasting.spawn(admin.run(liveness.register("admin"), drained.clone()));
-        lasting.spawn(observer.run(liveness.register("observer"), drained.clone()));
+        lasting.start(TaskName::Admin, admin.run(liveness.register("admin"), drained.clone()));
+        lasting.start_loop(TaskName::Observer, |beat| observer.run(beat, drained.clone()));
     }
-    let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
-    tasks.spawn(reloader.run(stop.clone()));
+    let mut running = Running::new(&liveness);
+    let reloader = Reloader { path, sender, store: servers.store.clone(), hangups };
+    running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
     tokio::spawn(systemd::tell_status(drained));
+    let tasks = Tasks { live: live.clone(), servers: servers.clone(), stop: stop.clone() };
     let ended = tokio::select! {
-        ready = start::servers_are_ready(&servers, &live) => match ready {
-            Ok(()) => work(Task { live: live.clone(), servers: servers.clone(), stop: stop.clone() }, &liveness, &mut tasks).await,
+        ready = startup::servers_are_ready(&servers, &live) => match ready {
+            Ok(()) => work(tasks, &mut running).await,
             wrong => wrong,
         },
-        ended = supervise(&mut tasks, &stop) => ended,
+        ended = supervise(&mut running, &stop) => ended,
         // While it works, these are watched here.
         ended = supervise(&mut lasting, &stop), if !lasting.is_empty() => ended,
     };
-    // A start that failed was not told to stop.
+    // A start that failed has cancelled nothing.
     stop.cancel();
     telemetry().draining.store(true, Ordering::Relaxed);
     systemd::stopping();
     let drain_max = Duration::from_secs(live.current().daemon.drain_max_s);
-    let drained = drain(&mut tasks, drain_max).await;
+    let drained = drain(&mut running, drain_max).await;
     drop(ends);
-    let told = drain(&mut lasting, LASTING_MAX).await;
+    let lasting_drained = drain(&mut lasting, LASTING_MAX).await;
     if drained.is_ok() {
         servers.store.close().await;
     }
-    ended.and(drained).and(told)?;
+    ended.and(drained).and(lasting_drained)?;
     info!(event = "stopped", "tallyd has stopped, nothing is open");
     Ok(())
 }
 
-/// Starts the tasks that stand on the servers, and waits for the stop.
-async fn work(task: Task, liveness: &Liveness, tasks: &mut JoinSet<String>) -> Result<()> {
-    let (partitions, owner, stop) =
-        (task.live.current().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
-    task.start_all(liveness, tasks).await?;
+/// Starts the tasks that work with the servers, and waits for the stop.
+async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
+    let partitions = tasks.live.current().amqp.partitions;
+    let owner = tasks.servers.owner.clone();
+    let stop = tasks.stop.clone();
+    tasks.start_all(running).await?;
     systemd::ready();
     telemetry().working.store(true, Ordering::Relaxed);
     info!(
@@ -94,14 +95,14 @@ async fn work(task: Task, liveness: &Liveness, tasks: &mut JoinSet<String>) -> R
         "tallyd {} started, partitions: {partitions}",
         env!("CARGO_PKG_VERSION")
     );
-    supervise(tasks, &stop).await
+    supervise(running, &stop).await
 }
 
 /// Waits for the stop. Any task that ends before it is a fault, and stops the others.
-async fn supervise(tasks: &mut JoinSet<String>, stop: &CancellationToken) -> Result<()> {
+async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()> {
     let ended = tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        ended = tasks.join_next() => ended,
+        ended = running.next_end() => ended,
     };
     if stop.is_cancelled() {
         return Ok(());
@@ -117,9 +118,9 @@ async fn supervise(tasks: &mut JoinSet<String>, stop: &CancellationToken) -> Res
 }
 
 /// Waits for all tasks, but no longer than `limit`.
-async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
+async fn drain(running: &mut Running, limit: Duration) -> Result<()> {
     let all = async {
-        while let Some(ended) = tasks.join_next().await {
+        while let Some(ended) = running.next_end().await {
             ended.context("a task panicked while stopping")?;
         }
         Ok(())
@@ -137,25 +138,21 @@ async fn drain(tasks: &mut JoinSet<String>, limit: Duration) -> Result<()> {
 mod tests {
     use super::*;
 
-    async fn supervised(task: impl Future<Output = String> + Send + 'static) -> (Result<()>, bool) {
+    async fn supervised(task: impl Future<Output = ()> + Send + 'static) -> (Result<()>, bool) {
         let stop = CancellationToken::new();
-        let mut tasks = JoinSet::new();
-        let told = stop.clone();
-        tasks.spawn(async move {
-            told.cancelled().await;
-            "patient".to_owned()
-        });
-        tasks.spawn(task);
-        let ended = supervise(&mut tasks, &stop).await;
-        assert!(drain(&mut tasks, Duration::from_secs(10)).await.is_ok(), "the others were told to stop");
+        let mut running = Running::new(&Liveness::default());
+        running.start(TaskName::Outbox, stop.clone().cancelled_owned());
+        running.start(TaskName::Ledger, task);
+        let ended = supervise(&mut running, &stop).await;
+        assert!(drain(&mut running, Duration::from_secs(10)).await.is_ok(), "the other one was told to stop");
         (ended, stop.is_cancelled())
     }
 
     #[tokio::test]
     async fn a_task_that_ends_early_stops_the_others_and_is_a_failure() {
-        let (ended, stopped) = supervised(async { "hasty".to_owned() }).await;
+        let (ended, stopped) = supervised(async {}).await;
         assert!(stopped);
-        assert_eq!(ended.unwrap_err().to_string(), "the hasty ended without being told to");
+        assert_eq!(ended.unwrap_err().to_string(), "the ledger ended without being told to");
     }
 
     #[tokio::test]
@@ -167,9 +164,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_drain_that_takes_too_long_is_given_up() {
-        let mut tasks = JoinSet::new();
-        tasks.spawn(std::future::pending());
-        let error = drain(&mut tasks, Duration::from_millis(10)).await.unwrap_err();
+        let mut running = Running::new(&Liveness::default());
+        running.start(TaskName::Outbox, std::future::pending());
+        let error = drain(&mut running, Duration::from_millis(10)).await.unwrap_err();
         assert!(error.to_string().contains("drain_max_s"), "{error}");
     }
 }

@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::start;
-use crate::code_registry;
+use super::startup;
 use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
+use crate::servers::code_registry;
 use crate::store::Store;
 use crate::telemetry::telemetry;
 
@@ -30,7 +30,7 @@ pub(super) struct Reloader {
 
 impl Reloader {
     /// Reloads at each SIGHUP until the stop.
-    pub async fn run(mut self, stop: CancellationToken) -> String {
+    pub async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
             systemd::reloading();
             if let Err(error) = self.reload().await {
@@ -43,7 +43,6 @@ impl Reloader {
             }
             systemd::ready();
         }
-        "reloader".to_owned()
     }
 
     async fn reload(&self) -> Result<()> {
@@ -55,7 +54,7 @@ impl Reloader {
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
             let noted = code_registry::agree(&self.store, &config).await;
-            start::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
+            startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
             })?);

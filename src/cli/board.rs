@@ -6,15 +6,16 @@ use anyhow::{Context, Result};
 use clap::{Subcommand, ValueEnum};
 use tokio_util::sync::CancellationToken;
 
-use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, to_whom};
-use crate::app::Servers;
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink};
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
 use crate::jobs::archive::{self, Restore, Scope};
 use crate::jobs::runner::{Ran, Report};
+use crate::jobs::runs::{self, Snapshots};
 use crate::model::Micros;
 use crate::runtime::shutdown;
+use crate::servers::Servers;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {
@@ -111,12 +112,13 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
         }
         BoardCommand::Snapshot { name, period, force, format } => {
             let scope = Scope { board: name, period, dry_run: false };
-            let ran = servers.snapshot(config, Some(&scope), force, to_whom(), &stopped()?).await?;
+            let of = Snapshots::Of { scope: &scope, force };
+            let ran = runs::snapshot(&servers, config, of, progress_sink(), &stopped()?).await?;
             return report(ran, false, format);
         }
         BoardCommand::Restore { name, period, dry_run, add, format } => {
             let how = Restore { dry_run, add };
-            let ran = servers.restore(config, (&name, &period), how, to_whom(), &stopped()?).await?;
+            let ran = runs::restore(&servers, config, (&name, &period), how, progress_sink(), &stopped()?).await?;
             return report(ran, dry_run, format);
         }
     }

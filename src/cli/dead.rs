@@ -10,7 +10,6 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
-use crate::app::Servers;
 use crate::config::Config;
 use crate::dead_letters::replay::Replay;
 use crate::dead_letters::text::printable_json;
@@ -18,6 +17,7 @@ use crate::dead_letters::{self, Which, purge, returned};
 use crate::event::{Reason, Terms};
 use crate::model::Micros;
 use crate::runtime::shutdown;
+use crate::servers::Servers;
 use crate::store::letters::Selection;
 
 #[derive(Debug, Subcommand)]
@@ -25,7 +25,7 @@ pub(super) enum DeadCommand {
     /// Lists the newest ones, after it has taken in those that RabbitMQ itself has set aside.
     List(ListArgs),
     /// Shows all that is known of some, and what would become of them now.
-    ProgressSink {
+    Show {
         /// Their numbers.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<u64>,
@@ -133,18 +133,18 @@ pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     match &command {
         DeadCommand::Replay(args) => args.check()?,
         DeadCommand::Purge(args) => args.check()?,
-        DeadCommand::ProgressSink { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
+        DeadCommand::Show { ids, raw: true, .. } => only_one(ids, "--raw prints one body").map(drop)?,
         _ => {}
     }
     let servers = Servers::new(config)?;
     match &command {
         // They name no code, and what is wrong with the configuration may be what made the letters.
         DeadCommand::List(_) | DeadCommand::Purge(_) => servers.check_schema().await.map(drop)?,
-        DeadCommand::ProgressSink { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
+        DeadCommand::Show { .. } | DeadCommand::Replay(_) => servers.check(config).await?,
     }
     match command {
         DeadCommand::List(args) => list(config, &servers, args).await,
-        DeadCommand::ProgressSink { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
+        DeadCommand::Show { ids, raw, format } => show(config, &servers, &ids, raw, format).await,
         DeadCommand::Replay(args) if args.edit => edited(config, &servers, &args).await,
         DeadCommand::Replay(args) => replay(config, &servers, args).await,
         DeadCommand::Purge(args) => purge_them(&servers, args).await,

@@ -1,13 +1,15 @@
 //! How a command ends: its exit code.
 
+use std::error::Error;
+
 use crate::admin::ask::NoDaemon;
 use crate::boards::NotShown;
 use crate::broker::NoAnswer;
 use crate::cache::CacheError;
 use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
+use crate::jobs::JobError;
 use crate::jobs::archive::ScopeError;
-use crate::jobs::fence::{NotNow, TooFew};
 use crate::runtime::tls::TlsFault;
 use crate::store::migrate::MigrateError;
 use crate::store::{Fate, StoreError};
@@ -32,33 +34,47 @@ pub struct Usage(pub String);
 
 /// The exit code that says what kind of failure it was.
 pub(super) fn exit_code(error: &anyhow::Error) -> u8 {
-    for cause in error.chain() {
-        if cause.is::<ConfigError>()
-            || cause.is::<TooFew>()
-            || matches!(cause.downcast_ref::<MigrateError>(), Some(MigrateError::TooNew))
-            || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_of_the_configuration)
-        {
-            return EXIT_CONFIG;
-        }
-        if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
-            return EXIT_USAGE;
-        }
-        let passes = cause.downcast_ref::<StoreError>().is_some_and(|error| error.fate() == Fate::Passing)
-            || matches!(
-                cause.downcast_ref::<MigrateError>(),
-                Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
-            )
-            || cause.is::<NoAnswer>()
-            || cause.is::<TlsFault>()
-            || cause.is::<NoDaemon>()
-            || cause.is::<CacheError>()
-            || cause.is::<NotNow>()
-            || cause.is::<lapin::Error>();
-        if passes {
-            return EXIT_TRY_LATER;
-        }
+    error.chain().find_map(code_of).unwrap_or(EXIT_FAILED)
+}
+
+/// The code that one of the causes has.
+fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
+    match cause.downcast_ref() {
+        Some(JobError::NotNow(_)) => return Some(EXIT_TRY_LATER),
+        Some(JobError::TooFewPartitions { .. }) => return Some(EXIT_CONFIG),
+        Some(JobError::Other(error)) => return error.chain().find_map(code_of),
+        Some(JobError::Refused(_) | JobError::LimitExceeded(_)) => return None,
+        None => {}
     }
-    EXIT_FAILED
+    if is_of_configuration(cause) {
+        Some(EXIT_CONFIG)
+    } else if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
+        Some(EXIT_USAGE)
+    } else if is_passing(cause) {
+        Some(EXIT_TRY_LATER)
+    } else {
+        None
+    }
+}
+
+fn is_of_configuration(cause: &(dyn Error + 'static)) -> bool {
+    cause.is::<ConfigError>()
+        || matches!(cause.downcast_ref(), Some(MigrateError::TooNew))
+        || cause.downcast_ref().is_some_and(CacheError::is_of_the_configuration)
+}
+
+/// A server does not answer, or is not trusted at the moment.
+fn is_passing(cause: &(dyn Error + 'static)) -> bool {
+    cause.downcast_ref().is_some_and(|error: &StoreError| error.fate() == Fate::Passing)
+        || matches!(
+            cause.downcast_ref(),
+            Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
+        )
+        || cause.is::<NoAnswer>()
+        || cause.is::<TlsFault>()
+        || cause.is::<NoDaemon>()
+        || cause.is::<CacheError>()
+        || cause.is::<lapin::Error>()
 }
 
 #[cfg(test)]
@@ -70,7 +86,12 @@ mod tests {
         let code = |error: anyhow::Error| exit_code(&error.context("outside"));
         assert_eq!(code(ConfigError(vec![]).into()), EXIT_CONFIG);
         assert_eq!(code(Usage(String::new()).into()), EXIT_USAGE);
-        assert_eq!(code(NotNow(String::new()).into()), EXIT_TRY_LATER);
+        assert_eq!(code(JobError::NotNow(String::new()).into()), EXIT_TRY_LATER);
+        assert_eq!(code(JobError::Refused(String::new()).into()), EXIT_FAILED);
+        let taken_over = anyhow::Error::from(StoreError::TakenOver(String::new())).context("archive it");
+        assert_eq!(code(JobError::from(taken_over).into()), EXIT_TRY_LATER);
+        let config = anyhow::Error::from(ConfigError(vec![]));
+        assert_eq!(code(JobError::from(config).into()), EXIT_CONFIG);
         assert_eq!(code(StoreError::TakenOver(String::new()).into()), EXIT_TRY_LATER);
         assert_eq!(code(anyhow::anyhow!("other")), EXIT_FAILED);
     }

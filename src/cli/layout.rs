@@ -7,8 +7,7 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use tokio_util::sync::CancellationToken;
 
-use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, to_whom};
-use crate::app::Servers;
+use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink};
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::cache::layout::Layout;
@@ -16,7 +15,9 @@ use crate::config::{Also, Config, ConfigError, Redis};
 use crate::jobs::reconcile::report::{End, Report};
 use crate::jobs::reconcile::{Mode, RunOptions};
 use crate::jobs::runner::Ran;
+use crate::jobs::runs;
 use crate::runtime::shutdown;
+use crate::servers::Servers;
 
 /// Runs until one finds nothing: what API servers count late in the second layout is off at first.
 const RUNS_MAX: u32 = 4;
@@ -174,7 +175,7 @@ async fn run_when_free(
     waits: bool,
 ) -> Result<Ran<Report>> {
     loop {
-        match servers.reconcile(config, options, to_whom(), stop).await? {
+        match runs::reconcile(servers, config, options, progress_sink(), stop).await? {
             Ran::Held { .. } if waits && !stop.is_cancelled() => {
                 stop.run_until_cancelled(tokio::time::sleep(FREE_EVERY)).await;
             }

@@ -8,12 +8,15 @@ use clap::Args;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, to_whom};
-use crate::app::Servers;
+use super::{
+    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, progress_sink,
+};
 use crate::config::{Config, Recount};
 use crate::jobs::recount::RunOptions;
 use crate::jobs::recount::report::{End, Report};
+use crate::jobs::runs;
 use crate::runtime::shutdown;
+use crate::servers::Servers;
 
 #[derive(Debug, Args)]
 pub(super) struct RecountArgs {
@@ -50,7 +53,7 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
             codes.push(EXIT_FAILED);
             break;
         }
-        match servers.recount(config, recount, options, to_whom(), &stop).await {
+        match runs::recount(&servers, config, recount, options, progress_sink(), &stop).await {
             Ok(ran) => match ended(ran)? {
                 Some(report) => {
                     codes.push(code(&report));
@@ -61,7 +64,7 @@ pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
             // What is wrong with one of them keeps no other from being done.
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "tallyd: {error:#}");
-                codes.push(exit_code(&error));
+                codes.push(exit_code(&error.into()));
             }
         }
     }

@@ -13,38 +13,25 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::info;
 
+use super::JobError;
 use crate::broker::{Broker, Depth, Publisher};
 use crate::event::encode_fence;
+use crate::job_name::JobName;
 use crate::runtime::fault;
 use crate::store::Store;
 use crate::store::partitions::Noted;
 use crate::telemetry::{WaitsFor, telemetry};
 
-/// A run can't be done now, through no fault of the data: the same call may do later.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct NotNow(pub String);
-
-/// More partitions are in use than the configuration says: what would be read after a fence might lack events of the others.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "[amqp] partitions is {known}, and {noted} partitions are in use since {raised_by} came with so many: set it to {noted} here, too, \
-     and restart; lower it only as docs/operations.md says"
-)]
-pub struct TooFew {
-    known: u16,
-    noted: u16,
-    raised_by: String,
-}
-
-/// Whether the configuration knows all partitions that are in use.
+/// Checks that the configuration knows all partitions that are in use.
 ///
 /// # Errors
-/// [`TooFew`]; MySQL's.
+/// [`JobError::TooFewPartitions`]; MySQL fails.
 pub async fn knows_all(store: &Store, broker: &Broker) -> Result<()> {
     let known = broker.partitions();
     match store.noted_partitions().await? {
-        Some(Noted { partitions: noted, raised_by }) if noted > known => Err(TooFew { known, noted, raised_by }.into()),
+        Some(Noted { partitions: noted, raised_by }) if noted > known => {
+            Err(JobError::TooFewPartitions { known, noted, raised_by }.into())
+        }
         _ => Ok(()),
     }
 }
@@ -53,10 +40,10 @@ const LOOK_MIN: Duration = Duration::from_millis(4);
 const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// Sends fences. One per run.
+/// Sends the fences of one run.
 pub struct Fences<'a> {
     /// The job whose run sends them.
-    pub job: &'static str,
+    pub job: JobName,
     /// Where they are noted.
     pub store: &'a Store,
     /// Which queues there are.
@@ -67,30 +54,21 @@ pub struct Fences<'a> {
     pub fence_max: Duration,
 }
 
-/// How one partition stands.
-enum Standing {
-    /// The fence is committed.
+/// How far the fence is in one partition.
+enum FenceState {
+    /// It is committed.
     Passed,
-    /// No consumer and an empty queue.
+    /// There is no consumer, and the queue is empty.
     Idle,
-    /// The reason it is waited for.
+    /// It is waited for, for this reason.
     Waiting(String),
 }
 
-/// Whoever looks at the process is told that a run waits for a fence, until this is dropped.
-struct Waits(&'static str);
-
-impl Drop for Waits {
-    fn drop(&mut self) {
-        telemetry().jobs.waits(self.0, None);
-    }
-}
-
 impl Fences<'_> {
-    /// How many messages the partitions hold that nobody has taken.
+    /// How many messages the partitions hold that no consumer has taken.
     ///
     /// # Errors
-    /// The broker's.
+    /// The broker fails.
     pub async fn waiting(&self) -> Result<u64> {
         let mut waiting = 0;
         for partition in 0..self.broker.partitions() {
@@ -102,65 +80,74 @@ impl Fences<'_> {
     /// Returns once every event that the broker took before this call is committed.
     ///
     /// # Errors
-    /// [`NotNow`] with the reason when that takes longer than `fence_max`; [`TooFew`]; the servers'.
+    /// [`JobError::NotNow`] with the reason when that takes longer than `fence_max`; [`JobError::TooFewPartitions`]; a server fails.
     pub async fn pass(&self, number: u64) -> Result<()> {
         let began = Instant::now();
         // A number is noted before its queues are bound: an event that was taken before now is in one of these, or it is seen here.
         knows_all(self.store, self.broker).await?;
-        let _waits = Waits(self.job);
+        let _shown = ShownWait(self.job);
         let mut sent = vec![false; usize::from(self.broker.partitions())];
-        let mut look = LOOK_MIN;
+        let mut pause = LOOK_MIN;
         let mut said = began;
         loop {
-            let waiting = self.look(number, &mut sent).await?;
-            let Some(reason) = waiting else { return Ok(()) };
+            let Some(reason) = self.waits_for(number, &mut sent).await? else { return Ok(()) };
             if began.elapsed() > self.fence_max {
-                return Err(NotNow(format!("gave up after {} s of waiting: {reason}", self.fence_max.as_secs())).into());
+                let seconds = self.fence_max.as_secs();
+                return Err(JobError::NotNow(format!("gave up after {seconds} s of waiting: {reason}")).into());
             }
             if said.elapsed() > SAY_EVERY {
                 info!(event = "fence-waiting", reason, "waiting for the events on the way: {reason}");
                 said = Instant::now();
             }
-            telemetry().jobs.waits(self.job, Some((WaitsFor::Fence, reason)));
-            tokio::time::sleep(look).await;
-            look = (look * 2).min(LOOK_MAX);
+            telemetry().jobs.waits(self.job.name(), Some((WaitsFor::Fence, reason)));
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LOOK_MAX);
         }
     }
 
-    /// Looks at every partition once; the reason of the first that is waited for, none when all are through.
-    async fn look(&self, number: u64, sent: &mut [bool]) -> Result<Option<String>> {
-        let fences = self.store.fences(self.job, self.broker.partitions()).await?;
+    /// Looks at every partition once: the reason of the first one that is waited for; `None` when all are through.
+    async fn waits_for(&self, number: u64, sent: &mut [bool]) -> Result<Option<String>> {
+        let noted = self.store.fences(self.job.name(), self.broker.partitions()).await?;
         let mut waiting = None;
-        for (partition, (fence, sent)) in (0_u16..).zip(fences.into_iter().zip(sent)) {
-            let standing = self.stand(partition, (number, fence), sent).await?;
-            if let Standing::Waiting(reason) = standing {
+        for (partition, (noted, sent)) in (0_u16..).zip(noted.into_iter().zip(sent)) {
+            if let FenceState::Waiting(reason) = self.state(partition, number, noted, sent).await? {
                 waiting = waiting.or(Some(reason));
             }
         }
         Ok(waiting)
     }
 
-    async fn stand(&self, partition: u16, (number, fence): (u64, u64), sent: &mut bool) -> Result<Standing> {
-        if *sent && fence == number {
-            return Ok(Standing::Passed);
+    /// Sends the fence where that is needed. `noted` is the newest one that was committed there.
+    async fn state(&self, partition: u16, number: u64, noted: u64, sent: &mut bool) -> Result<FenceState> {
+        if *sent && noted == number {
+            return Ok(FenceState::Passed);
         }
-        if fence > number {
+        if noted > number {
             // Only a later run's fence is higher: ours can no longer be seen to pass.
-            return Err(NotNow("another run has taken over".to_owned()).into());
+            return Err(JobError::NotNow("another run has taken over".to_owned()).into());
         }
         let queue = self.broker.queue(partition);
         let Depth { messages, consumers } = self.publisher.depth(&queue).await?;
         if consumers == 0 && messages == 0 && !*sent {
-            return Ok(Standing::Idle);
+            return Ok(FenceState::Idle);
         }
         if consumers == 0 {
-            return Ok(Standing::Waiting(format!("{queue} has {messages} messages and no consumer")));
+            return Ok(FenceState::Waiting(format!("{queue} has {messages} messages and no consumer")));
         }
         if !*sent {
             self.publisher.publish_behind(&queue, &encode_fence(number)).await?;
             *sent = true;
             fault::point("fence:sent");
         }
-        Ok(Standing::Waiting(format!("{queue} has {messages} messages before the fence")))
+        Ok(FenceState::Waiting(format!("{queue} has {messages} messages before the fence")))
+    }
+}
+
+/// The status says that a run waits for a fence, until this is dropped.
+struct ShownWait(JobName);
+
+impl Drop for ShownWait {
+    fn drop(&mut self) {
+        telemetry().jobs.waits(self.0.name(), None);
     }
 }

@@ -1,27 +1,26 @@
-//! A run of a job under its lock: what the reconciler and the archiver share.
+//! A run of a job under its lock, and the loop that runs what is due: shared by all jobs.
 //!
-//! The way of a run: take the lock -> work while the lease is renewed -> note the report -> give the lock back. A job
-//! runs once over all daemons and shells. The loop in a daemon only hears a bell; whether there is work is computed
-//! from the last run that was done, so that a run missed while down is made up for.
+//! The way of a run: take the lock -> work while the lease is renewed -> note the report -> release the lock. A job
+//! runs once over all daemons and shells. A cron trigger only wakes the loop; [`super::schedule`] decides what is due.
 
 use std::fmt::Display;
 use std::future::Future;
-use std::sync::{Arc, OnceLock};
-
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, anyhow};
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
-use crate::config::{Config, ConfigHandle};
+use super::schedule::{RetryAfter, Schedule, Wait};
+use super::{JobError, JobSpec, Work};
+use crate::config::ConfigHandle;
+use crate::job_name::JobName;
 use crate::model::Micros;
-use crate::runtime::cron;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use crate::servers::Servers;
 pub use crate::store::jobs::Outcome;
 use crate::store::jobs::{LEASE, Lock};
 use crate::store::{Store, StoreError};
@@ -36,11 +35,11 @@ const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 /// A job and the way it is run this time.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Its name: `reconcile`, `archive`, `recount`.
-    pub name: &'static str,
+    /// Which lock it takes.
+    pub name: JobName,
     /// What kind of run: `full`, `changed`. What is due is computed per mode.
     pub mode: &'a str,
-    /// Who runs it: shown to whoever finds the lock held.
+    /// Who runs it: shown to those who find the lock held.
     pub owner: &'a str,
     /// How long its runs are kept in `job_run`.
     pub keep: Duration,
@@ -62,19 +61,14 @@ pub trait Report: Serialize + Display {
     }
 }
 
-/// A run can't be done before a person has mended something: not due before its time comes again.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Refused(pub String);
-
-/// What came of asking for a run.
+/// The answer to a request for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
     /// It ran to its end; the report says what it found.
     Ended(R),
-    /// Another one runs.
+    /// Another run holds the lock.
     Held {
-        /// Who: host and process.
+        /// Its host and process.
         owner: String,
         /// Seconds until its lease ends unless it is renewed.
         lease_s: i64,
@@ -84,54 +78,43 @@ pub enum Ran<R> {
 /// Runs `work` once under the job's lock. It gets the run's number, which grows from run to run: the fencing token.
 ///
 /// # Errors
-/// Those of `work`; MySQL's; the lease was lost.
-pub async fn run_once<R: Report, F>(store: &Store, job: Job<'_>, work: impl FnOnce(u64) -> F) -> Result<Ran<R>>
+/// Those of `work`; MySQL fails; the lease was lost.
+pub async fn run_once<R: Report, F, E>(
+    store: &Store,
+    job: Job<'_>,
+    work: impl FnOnce(u64) -> F,
+) -> Result<Ran<R>, JobError>
 where
-    F: Future<Output = Result<R>>,
+    F: Future<Output = Result<R, E>>,
+    JobError: From<E>,
 {
-    let run = match store.take_job(job.name, job.mode, job.owner).await? {
+    let (name, mode) = (job.name.name(), job.mode);
+    let run = match store.take_job(name, mode, job.owner).await? {
         Lock::Taken(run) => run,
         Lock::Held { owner, lease_s } => {
-            telemetry().jobs.waits(job.name, Some((WaitsFor::Lock, format!("{owner} is at it"))));
+            telemetry().jobs.waits(name, Some((WaitsFor::Lock, format!("{owner} is at it"))));
             return Ok(Ran::Held { owner, lease_s });
         }
     };
-    info!(
-        event = "job-started",
-        job = job.name,
-        mode = job.mode,
-        run,
-        "{} ({}) started as run {run}",
-        job.name,
-        job.mode
-    );
+    info!(event = "job-started", job = name, mode, run, "{name} ({mode}) started as run {run}");
     let started = Instant::now();
-    let _running = telemetry().jobs.begin(job.name, job.mode);
+    let _running = telemetry().jobs.begin(name, mode);
     let worked = tokio::select! {
-        worked = work(run) => worked,
-        lost = keep_lease(store, job.name, run) => Err(lost),
+        worked = work(run) => worked.map_err(JobError::from),
+        lost = keep_lease(store, name, run) => Err(lost),
     };
     let seconds = started.elapsed().as_secs_f32();
-    let (outcome, cut, report) = match &worked {
-        Ok(report) => (report.outcome(), report.cut(), serde_json::to_string(report).context("write the report")?),
-        Err(error) => {
-            let outcome = if error.is::<Refused>() { Outcome::Refused } else { Outcome::Failed };
-            (outcome, None, serde_json::json!({ "error": format!("{error:#}") }).to_string())
-        }
-    };
-    let done = outcome == Outcome::Done;
-    let noted = store.finish_job(job.name, run, outcome, cut, &report).await;
+    let noted = note_end(store, name, run, &worked).await;
     if let Ok(report) = &worked {
+        let done = report.outcome() == Outcome::Done;
         info!(
             event = "job-ended",
-            job = job.name,
-            mode = job.mode,
+            job = name,
+            mode,
             run,
             done,
             seconds,
-            "{} ({}) ended after {seconds:.1} s: {report}",
-            job.name,
-            job.mode
+            "{name} ({mode}) ended after {seconds:.1} s: {report}"
         );
     }
     noted?;
@@ -139,193 +122,118 @@ where
     worked.map(Ran::Ended)
 }
 
+/// Renews the lease until it is lost; the answer says why.
+async fn keep_lease(store: &Store, job: &str, run: u64) -> JobError {
+    let mut renewed = Instant::now();
+    loop {
+        tokio::time::sleep(RENEW_EVERY.min(GIVE_UP_AFTER.saturating_sub(renewed.elapsed()))).await;
+        let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());
+        let began = Instant::now();
+        match tokio::time::timeout(left, store.renew_job(job, run)).await {
+            Ok(Ok(())) => renewed = began,
+            Ok(Err(error @ StoreError::TakenOver(_))) => return error.into(),
+            Ok(Err(_)) if renewed.elapsed() < GIVE_UP_AFTER => {}
+            Ok(Err(_)) | Err(_) => {
+                let text = "MySQL could not be told that the run is alive: giving up its lease";
+                return JobError::Other(anyhow!(text));
+            }
+        }
+    }
+}
+
+async fn note_end<R: Report>(store: &Store, job: &str, run: u64, worked: &Result<R, JobError>) -> Result<(), JobError> {
+    let noted = match worked {
+        Ok(report) => {
+            let text = serde_json::to_string(report).context("write the report")?;
+            store.finish_job(job, run, report.outcome(), report.cut(), &text).await
+        }
+        Err(error) => {
+            let text = serde_json::json!({ "error": error.text() }).to_string();
+            store.finish_job(job, run, error.outcome(), None, &text).await
+        }
+    };
+    Ok(noted?)
+}
+
 /// Not worth failing a run for: the next one does it.
 async fn forget_old_runs(store: &Store, job: Job<'_>) {
-    if let Err(error) = store.forget_runs(job.name, job.mode, job.keep).await {
+    if let Err(error) = store.forget_runs(job.name.name(), job.mode, job.keep).await {
         let error = format!("{:#}", anyhow::Error::from(error));
         warn!(event = "prune-failed", error, "old runs could not be forgotten: {error}");
     }
 }
 
-/// Renews the lease until it is lost; the answer says why.
-async fn keep_lease(store: &Store, job: &str, run: u64) -> anyhow::Error {
-    let mut renewed = Instant::now();
-    loop {
-        tokio::time::sleep(RENEW_EVERY.min(GIVE_UP_AFTER.saturating_sub(renewed.elapsed()))).await;
-        let left = GIVE_UP_AFTER.saturating_sub(renewed.elapsed());
-        let asked = Instant::now();
-        match tokio::time::timeout(left, store.renew_job(job, run)).await {
-            Ok(Ok(())) => renewed = asked,
-            Ok(Err(error @ StoreError::TakenOver(_))) => return error.into(),
-            Ok(Err(_)) if renewed.elapsed() < GIVE_UP_AFTER => {}
-            Ok(Err(_)) | Err(_) => {
-                return anyhow!("MySQL could not be told that the run is alive: giving up its lease");
-            }
-        }
-    }
-}
-
-/// A key of the configuration that is a pattern of times; empty for never.
-type Pattern = Box<dyn Fn(&Config) -> &str + Send + Sync>;
-
-/// When a mode of a job is due.
-pub struct Timetable {
-    live: ConfigHandle,
-    /// Its pattern, which a reload may change.
-    pattern: Pattern,
-    /// Where only what comes from now on is due: since when it is looked at, by MySQL's clock.
-    since: Option<OnceLock<Micros>>,
-    /// Set when it is asked for whatever the pattern says.
-    pub asked: Arc<AtomicBool>,
-    /// The job.
-    pub name: &'static str,
-    /// Its mode.
-    pub mode: String,
-}
-
-impl Timetable {
-    /// A timetable of that pattern.
-    pub fn new(
-        name: &'static str,
-        mode: &str,
-        live: &ConfigHandle,
-        pattern: impl Fn(&Config) -> &str + Send + Sync + 'static,
-    ) -> Self {
-        let (live, pattern) = (live.clone(), Box::new(pattern));
-        Self { live, pattern, since: None, asked: Arc::default(), name, mode: mode.to_owned() }
-    }
-
-    /// The same, of a mode that waits for its time when it never ran, instead of running at once.
-    pub fn from_now_on(self) -> Self {
-        Self { since: Some(OnceLock::new()), ..self }
-    }
-
-    /// Whether a run is missing: the pattern has fired since the last one that was done began.
-    ///
-    /// # Errors
-    /// MySQL's.
-    pub async fn is_due(&self, store: &Store, now: Micros) -> Result<bool, StoreError> {
-        let since = self.since.as_ref().map(|since| *since.get_or_init(|| now));
-        if self.asked.load(Ordering::Relaxed) {
-            return Ok(true);
-        }
-        // Empty, or refused when it was loaded.
-        let Ok(cron) = cron::parse((self.pattern)(&self.live.current())) else { return Ok(false) };
-        let last = store.last_done(self.name, &self.mode).await?;
-        Ok(match (last, cron::last_fired(&cron, now)) {
-            (_, None) => false,
-            (None, Some(fired)) => since.is_none_or(|since| since < fired),
-            (Some(started_at), Some(fired)) => started_at < fired,
-        })
-    }
-}
-
-/// What a daemon's loop does after a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// All was done: look again when the bell rings.
-    Bell,
-    /// It failed, or another one runs: look again after a while.
-    Soon,
-    /// It ended, and could not do all that should be done: look again after a while, and after a longer one each time.
-    Later,
-}
-
-/// How long after a run that failed, or that another one holds the lock of, it is looked again.
-const SOON: Duration = Duration::from_secs(30);
-
-/// How long at most.
-const LATER_MAX: Duration = Duration::from_secs(900);
-
-/// A mode that was not done.
-#[derive(Clone)]
-struct Undone {
-    /// How often in a row.
-    times: u32,
-    until: Instant,
-}
-
-impl Undone {
-    /// After one more run of it.
-    fn again(former: Option<Self>, next: Next) -> Self {
-        let times = former.filter(|_| next == Next::Later).map_or(0, |former| former.times + 1);
-        let pause = SOON.saturating_mul(1 << times.min(8)).min(LATER_MAX);
-        Self { times, until: Instant::now() + pause }
-    }
-}
-
-/// A job's loop in a daemon: at start, as soon as MySQL answers, and at each bell, it runs the first mode that is due.
-/// `work` gets that mode's place in `timetables`.
-pub async fn serve<F>(
-    store: &Store,
-    timetables: &[Timetable],
-    bell: &Notify,
+/// The loop of one job in a daemon: at start, as soon as MySQL answers, and whenever it is woken, it runs the first mode that is due.
+/// `specs` says which modes there are; a reload can change that.
+pub async fn serve(
+    specs: impl Fn() -> Vec<JobSpec>,
+    servers: &Servers,
+    live: &ConfigHandle,
+    wake: &Notify,
     beat: &Heartbeat,
     stop: &CancellationToken,
-    work: impl Fn(usize) -> F,
-) where
-    F: Future<Output = Next>,
-{
+) {
     let mut outage = Outage::new("asking MySQL which jobs are due");
-    let mut undone: Vec<Option<Undone>> = vec![None; timetables.len()];
+    let mut schedule = Schedule::default();
     while !stop.is_cancelled() {
-        let next = match beat.during(first_due(store, timetables, &undone)).await {
-            Ok(Some(place)) => {
+        schedule.set(specs());
+        let wait = match beat.during(schedule.ask(&servers.store, &live.current())).await {
+            Ok(now) => {
                 outage.over();
-                // Then at once the next mode, which may be due too; a mode that failed lets the others go first.
-                // First, so that one that is asked for again meanwhile is due again.
-                let asked =
-                    timetables.get(place).is_some_and(|timetable| timetable.asked.swap(false, Ordering::Relaxed));
-                let next = beat.during(work(place)).await;
-                if let Some(timetable) = timetables.get(place).filter(|_| asked && next != Next::Bell) {
-                    timetable.asked.store(true, Ordering::Relaxed);
+                let instant = Instant::now();
+                match schedule.next_due(now, instant) {
+                    Some(entry) => {
+                        // Cleared first, so that a request that comes during the run makes the mode due again.
+                        let requested = entry.spec.request.take();
+                        let work = Work { servers, config: live.current(), mode: &entry.spec.mode, stop };
+                        let retry = retry_after(beat.during((entry.spec.run)(work)).await);
+                        entry.ran(retry, requested);
+                        match retry {
+                            RetryAfter::Pause => Some(Wait::AFTER_RUN),
+                            // Another mode can be due, too.
+                            RetryAfter::NextTime | RetryAfter::LongerPause => None,
+                        }
+                    }
+                    None => {
+                        // The run that held the lock has done what was due here.
+                        schedule.jobs().for_each(|job| telemetry().jobs.waits(job.name(), None));
+                        Some(schedule.wait(instant))
+                    }
                 }
-                if let Some(undone) = undone.get_mut(place) {
-                    *undone = if next == Next::Bell { None } else { Some(Undone::again(undone.take(), next)) };
-                }
-                if next == Next::Soon { SOON } else { Duration::ZERO }
             }
-            Ok(None) => {
-                outage.over();
-                // Whoever held the lock has done what was due here.
-                timetables.iter().for_each(|timetable| telemetry().jobs.waits(timetable.name, None));
-                let until = undone.iter().flatten().map(|undone| undone.until).min();
-                until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()))
-            }
-            Err(error) => outage.failed(&format!("{:#}", anyhow::Error::from(error))),
+            Err(error) => Some(Wait::Woken(outage.failed(&format!("{:#}", anyhow::Error::from(error))))),
         };
-        let woken = async {
-            tokio::select! {
-                () = bell.notified(), if next != SOON => {}
-                () = tokio::time::sleep(next.min(LOOK_EVERY)) => {}
-            }
-        };
-        if stop.run_until_cancelled(beat.during(woken)).await.is_none() {
+        if let Some(wait) = wait
+            && stop.run_until_cancelled(beat.during(wait.over(wake))).await.is_none()
+        {
             return;
         }
     }
 }
 
-/// A bell that was missed (the clock was set, the machine slept) is made up for within this time.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
-
-/// The first mode that is due; one that is `undone` only when no other is, and its pause is over.
-async fn first_due(
-    store: &Store,
-    timetables: &[Timetable],
-    undone: &[Option<Undone>],
-) -> Result<Option<usize>, StoreError> {
-    // MySQL's clock, because the runs' starts are told by it.
-    let (now, _) = store.clock().await?;
-    let mut last = None;
-    for (place, timetable) in timetables.iter().enumerate() {
-        if timetable.is_due(store, now).await? {
-            match undone.get(place).and_then(Option::as_ref) {
-                None => return Ok(Some(place)),
-                Some(undone) if undone.until <= Instant::now() => last = Some(place),
-                Some(_) => {}
-            }
+/// When the mode is due again that ran, which is logged where it failed.
+fn retry_after(ran: Result<RetryAfter, JobError>) -> RetryAfter {
+    let error = match ran {
+        Ok(retry) => return retry,
+        Err(error) => error,
+    };
+    let text = error.text();
+    match error {
+        JobError::TooFewPartitions { .. } => {
+            warn!(
+                event = "partitions-behind",
+                error = text,
+                "jobs that wait for events on the way are left to other daemons: {text}"
+            );
+            RetryAfter::LongerPause
+        }
+        JobError::Refused(_) => {
+            error!(event = "job-failed", error = text, "a job failed, not tried again before its next time: {text}");
+            RetryAfter::NextTime
+        }
+        JobError::NotNow(_) | JobError::LimitExceeded(_) | JobError::Other(_) => {
+            error!(event = "job-failed", error = text, "a job failed, trying again soon: {text}");
+            RetryAfter::Pause
         }
     }
-    Ok(last)
 }

@@ -1,12 +1,9 @@
 //! What time it is for boards, when a snapshot is due, and whether Redis has lost a board.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -16,6 +13,7 @@ use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;
 use crate::config::ConfigHandle;
+use crate::jobs::Request;
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::progress::spoken;
@@ -36,10 +34,8 @@ pub struct SnapshotClock {
     pub store: Store,
     /// Where boards are.
     pub cache: Cache,
-    /// Set when a snapshot is due.
-    pub asked: Arc<AtomicBool>,
-    /// Rung then.
-    pub bell: Arc<Notify>,
+    /// Made when a snapshot is due.
+    pub request: Request,
 }
 
 /// What it knows from its last look.
@@ -67,8 +63,7 @@ impl SnapshotClock {
                     Ok(due) => {
                         outage.over();
                         if due {
-                            self.asked.store(true, Ordering::Relaxed);
-                            self.bell.notify_one();
+                            self.request.make();
                         }
                     }
                     Err(error) => drop(outage.failed(&format!("{error:#}"))),

@@ -8,7 +8,9 @@ use tracing::debug;
 use super::Run;
 use crate::cache::bloom::{Shape, Window};
 use crate::cache::filters::Built;
-use crate::jobs::fence::{Fences, NotNow};
+use crate::job_name::JobName;
+use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
 use crate::model::{Target, UserId};
 use crate::runtime::fault;
 use crate::store::jobs::number_of;
@@ -27,14 +29,14 @@ impl Run<'_> {
             return Ok(());
         }
         if let Some(reason) = &self.report.left_because {
-            return Err(NotNow(reason.clone()).into());
+            return Err(JobError::NotNow(reason.clone()).into());
         }
         let on = self.on;
         let names: Vec<Target> = targets.iter().map(|(target, _)| *target).collect();
         let begun = on.cache.begin_filters(&on.names, self.number, &names).await?;
         fault::point("filters:begun");
         if begun < names.len() {
-            return Err(NotNow("another run builds filters".to_owned()).into());
+            return Err(JobError::NotNow("another run builds filters".to_owned()).into());
         }
         self.fence().await?;
         fault::point("filters:fenced");
@@ -60,7 +62,7 @@ impl Run<'_> {
         }
         let publisher = self.publisher.take().context("there is no publisher")?;
         let fences =
-            Fences { job: super::JOB, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
+            Fences { job: JobName::Filters, store: &on.store, broker: &on.broker, publisher, fence_max: on.fence_max };
         self.fences_sent += 1;
         let number = number_of(self.number, self.fences_sent);
         let grace: Duration = on.publish_grace;
@@ -68,7 +70,7 @@ impl Run<'_> {
             tokio::time::sleep(grace).await;
             fences.pass(number).await
         };
-        let stopped = || Err(NotNow("told to stop".to_owned()).into());
+        let stopped = || Err(JobError::NotNow("told to stop".to_owned()).into());
         let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(stopped);
         self.publisher = Some(fences.publisher);
         passed

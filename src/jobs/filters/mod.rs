@@ -74,7 +74,8 @@ use crate::cache::Cache;
 use crate::cache::bloom::{self, Shape};
 use crate::cache::keys::KindNames;
 use crate::config::Config;
-use crate::jobs::fence::NotNow;
+use crate::job_name::JobName;
+use crate::jobs::JobError;
 use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
@@ -86,10 +87,7 @@ use crate::store::run_state::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
 
-/// The job's name.
-pub const JOB: &str = "filters";
-
-/// Its only mode.
+/// The only mode of the job.
 pub const MODE: &str = "keep";
 
 /// Where a test may end the process: between any two steps, in their order.
@@ -171,7 +169,8 @@ impl Filters {
     /// # Errors
     /// The servers'. What was built stays.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
-        let LastMarks { newest, newest_age, done, done_age } = self.store.last_marks(JOB, MODE, number).await?;
+        let LastMarks { newest, newest_age, done, done_age } =
+            self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
         // One of an older version may look otherwise: then all is looked at.
         let read = |mark: Option<String>| serde_json::from_str::<Mark>(&mark?).ok();
         let newest = read(newest).filter(|_| newest_age <= GAP_MAX && done_age.is_none_or(|age| age <= UNDONE_MAX));
@@ -233,7 +232,7 @@ impl Filters {
 pub async fn stay_off(store: Store, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("forgetting filters");
     while !stop.is_cancelled() {
-        let Err(error) = beat.during(store.forget_marks(JOB, MODE)).await else {
+        let Err(error) = beat.during(store.forget_marks(JobName::Filters.name(), MODE)).await else {
             outage.over();
             break;
         };
@@ -321,7 +320,7 @@ impl Run<'_> {
         for builds in builds.chunks(BUILDS) {
             match self.build_all(builds).await {
                 // Others may still be kept up.
-                Err(error) if error.is::<NotNow>() => {
+                Err(error) if matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {
                     self.report.left += builds.len() as u64;
                     self.report.left_because = Some(error.to_string());
                 }

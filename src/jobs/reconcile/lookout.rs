@@ -4,17 +4,15 @@
 //! looked at each time, all of them in turn; those that readers have found missing; and all at once when Redis has become
 //! another one, or one master of a Cluster has.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::cache::keys::KindNames;
 use crate::cache::{Cache, CacheError};
 use crate::config::ConfigHandle;
+use crate::jobs::Request;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 
@@ -30,10 +28,8 @@ pub struct Lookout {
     pub cache: Cache,
     /// Whose buckets, and how often: zero for never.
     pub live: ConfigHandle,
-    /// Set when something is lost.
-    pub asked: Arc<AtomicBool>,
-    /// Rung then.
-    pub bell: Arc<Notify>,
+    /// Made when something is lost.
+    pub request: Request,
 }
 
 /// What it knows from its last look.
@@ -56,8 +52,7 @@ impl Lookout {
                     Ok(0) => outage.over(),
                     Ok(_) => {
                         outage.over();
-                        self.asked.store(true, Ordering::Relaxed);
-                        self.bell.notify_one();
+                        self.request.make();
                     }
                     Err(error) => drop(outage.failed(&format!("{:#}", anyhow::Error::from(error)))),
                 }

@@ -59,7 +59,9 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
 use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
-use crate::jobs::fence::{Fences, NotNow};
+use crate::job_name::JobName;
+use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
 use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::repair_limits::{LimitExceeded, RepairLimits};
 use crate::runtime::progress::{ProgressSink, follow};
@@ -74,7 +76,7 @@ use run_options::WAIT_MAX;
 pub use run_options::{Mode, RunOptions};
 
 /// The name of the job in `job_lock` and `job_run`.
-pub const JOB: &str = "reconcile";
+pub const JOB: &str = JobName::Reconcile.name();
 
 /// What a reconcile stands on.
 #[derive(Clone)]
@@ -157,7 +159,7 @@ impl Reconciler {
     /// cancelled.
     ///
     /// # Errors
-    /// [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
+    /// [`JobError::NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
     pub async fn run(
         &self,
         number: u64,
@@ -187,7 +189,7 @@ impl Reconciler {
         self.unwatch(number).await;
         let publisher = self.broker.connect_publisher("reconcile").await?;
         let fences = Fences {
-            job: JOB,
+            job: JobName::Reconcile,
             store: &self.store,
             broker: &self.broker,
             publisher,
@@ -221,7 +223,7 @@ impl Reconciler {
         let result = run.compare_all().await;
         self.unwatch(number).await;
         match result {
-            Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {}
+            Err(error) if stop.is_cancelled() && matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {}
             Err(error) if error.is::<LimitExceeded>() => {
                 warn!(event = "reconcile-braked", reason = %error, "nothing more is repaired: {error}");
                 run.report.end(End::LimitExceeded, error.to_string());
@@ -331,7 +333,7 @@ impl Run<'_> {
             self.fences.pass(number).await
         };
         // The daemon's own consumers stop too: then nobody lets the fence pass.
-        let stopped = || NotNow("told to stop".to_owned()).into();
+        let stopped = || JobError::NotNow("told to stop".to_owned()).into();
         let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
         Steps::add(&mut self.report.steps_ms.fence, began.elapsed());
         passed

@@ -15,7 +15,7 @@ use super::look::{Look, Looks};
 use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
-use crate::jobs::fence::NotNow;
+use crate::jobs::JobError;
 use crate::model::{CounterKey, Micros, Target};
 use crate::repair_limits::confirmed_delta;
 use crate::runtime::fault;
@@ -199,7 +199,7 @@ impl Run<'_> {
         if self.on.cache.data_set().await? == self.data_set {
             return Ok(());
         }
-        Err(NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
+        Err(JobError::NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
     }
 
     /// `counter` must equal the rows in every snapshot (invariant 3); where it doesn't, a hand or a bug was at it. What was not recounted has no

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::{JOB, Run};
 use crate::cache::Cache;
-use crate::jobs::runner::Refused;
+use crate::jobs::JobError;
 
 impl Run<'_> {
     /// A run that lacked a layout of the daemon's would note that nobody keeps it up, and the next one would take it for lost.
@@ -18,7 +18,7 @@ impl Run<'_> {
             std::iter::once(&self.on.cache).chain(&self.on.also).map(|cache| cache.keys.layout().full_name()).collect();
         match self.on.store.daemon_layouts().await?.into_iter().find(|layout| !ours.contains(layout)) {
             None => Ok(()),
-            Some(layout) => Err(Refused(format!(
+            Some(layout) => Err(JobError::Refused(format!(
                 "the daemon that started last counts in {layout}, and this configuration has {} only: give both the same [redis]",
                 ours.join(" and ")
             ))

@@ -5,8 +5,9 @@ use tracing::warn;
 
 use super::page::Sight;
 use super::report::{LISTED_MAX, Report, TargetReport};
-use super::{JOB, Run, stopped};
+use super::{Run, stopped};
 use crate::config::Reconcile as Limits;
+use crate::job_name::JobName;
 use crate::model::Target;
 use crate::repair_limits::{LimitExceeded, RepairLimits};
 use crate::runtime::fault;
@@ -60,7 +61,7 @@ impl Run<'_> {
                 return Err(stopped());
             }
             fault::point("recount:correcting");
-            let (on, fencing) = (self.on, (JOB, self.number, pass));
+            let (on, fencing) = (self.on, (JobName::Recount.name(), self.number, pass));
             self.report.untold += on.store.correct_counters(fencing, on.metric, on.writer, chunk).await?;
             self.report.corrected += chunk.len() as u64;
             fault::point("recount:corrected");

@@ -30,15 +30,16 @@ pub mod report;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::broker::Broker;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
-use crate::jobs::fence::{Fences, NotNow};
-use crate::jobs::runner::Refused;
+use crate::job_name::JobName;
+use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
 use crate::model::{Kind, Metric, TargetId};
 use crate::repair_limits::LimitExceeded;
 use crate::runtime::fault;
@@ -51,9 +52,6 @@ use crate::store::repairs::Intent;
 use page::{Sight, Verdict, judge, sights};
 use report::{End, Progress, Report};
 use tallyd_core::recount_query::Query;
-
-/// The name of the job in `job_lock` and `job_run`. Its modes are the names of the `[[recount]]`s.
-pub const JOB: &str = "recount";
 
 /// Where a test may end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 4] =
@@ -146,27 +144,27 @@ impl Recounter {
     /// How MySQL would run the query, a line for each table; it is not run.
     ///
     /// # Errors
-    /// [`Refused`] with what is wrong with it; MySQL's.
-    pub async fn explain(&self) -> Result<Vec<String>> {
-        self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.told(error))
+    /// [`JobError::Refused`] with what is wrong with it; MySQL fails.
+    pub async fn explain(&self) -> Result<Vec<String>, JobError> {
+        self.store.explain_recount(&self.question(TargetId(0))).await.map_err(|error| self.job_error(error))
     }
 
     /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends within a look when `stop` is
     /// cancelled.
     ///
     /// # Errors
-    /// [`Refused`]; [`NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was corrected stays corrected.
+    /// [`JobError::Refused`]; [`JobError::NotNow`] when events on the way can't be waited for; a server fails. Whatever was corrected stays corrected.
     pub async fn run(
         &self,
         number: u64,
         options: RunOptions,
         to: ProgressSink,
         stop: &CancellationToken,
-    ) -> Result<Report> {
+    ) -> Result<Report, JobError> {
         let (progress, shown) = watch::channel(Progress { recount: self.name.clone(), ..Progress::default() });
         tokio::select! {
             ran = self.run_showing(number, options, progress, stop) => ran,
-            () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
+            () = follow(to, shown) => Err(JobError::Other(anyhow!("nobody is shown the run any longer"))),
         }
     }
 
@@ -176,10 +174,10 @@ impl Recounter {
         options: RunOptions,
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
-    ) -> Result<Report> {
+    ) -> Result<Report, JobError> {
         let publisher = self.broker.connect_publisher("recount").await?;
         let fences = Fences {
-            job: JOB,
+            job: JobName::Recount,
             store: &self.store,
             broker: &self.broker,
             publisher,
@@ -199,18 +197,19 @@ impl Recounter {
             largest: 0,
             report,
         };
-        match run.compare_all().await {
-            Err(error) if stop.is_cancelled() && error.is::<NotNow>() => {
-                run.end(End::Stopped, "told to stop".to_owned())
-            }
-            Err(error) if error.is::<LimitExceeded>() => {
-                let (recount, reason) = (&self.name, error.to_string());
+        match run.compare_all().await.map_err(JobError::from) {
+            Err(JobError::NotNow(_)) if stop.is_cancelled() => run.end(End::Stopped, "told to stop".to_owned()),
+            Err(JobError::LimitExceeded(LimitExceeded(reason))) => {
+                let recount = &self.name;
                 warn!(event = "recount-braked", recount, reason, "nothing more of {recount} is corrected: {reason}");
                 run.end(End::LimitExceeded, reason);
             }
             Err(error) if run.report.corrected > 0 => {
                 let corrected = run.report.corrected;
-                return Err(error.context(format!("{corrected} numbers were corrected until then, and stay so")));
+                let error = error.into_error();
+                return Err(error
+                    .context(format!("{corrected} numbers were corrected until then, and stay so"))
+                    .into());
             }
             ended => ended?,
         }
@@ -222,12 +221,12 @@ impl Recounter {
         Question { sql: self.query.sql(after.0, limit), after, limit, query_max: self.query_max }
     }
 
-    fn told(&self, error: RecountError) -> anyhow::Error {
+    fn job_error(&self, error: RecountError) -> JobError {
         match error {
             RecountError::Query(sentence) => {
-                Refused(format!("[[recount]] of {}: {sentence}", self.name.replace(':', " "))).into()
+                JobError::Refused(format!("[[recount]] of {}: {sentence}", self.name.replace(':', " ")))
             }
-            RecountError::Store(error) => error.into(),
+            RecountError::Store(error) => JobError::Other(error.into()),
         }
     }
 }
@@ -263,7 +262,7 @@ impl Run<'_> {
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
         // A query may take minutes: a stop drops its connection.
         let answer = self.stop.run_until_cancelled(asked).await.ok_or_else(stopped)?;
-        let answer = answer.map_err(|error| self.on.told(error))?;
+        let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;
         let mut page = Page { checked: 0, off: Vec::new(), until: answer.until };
         for sight in sights(&answer) {
@@ -371,7 +370,7 @@ struct Page {
 }
 
 fn stopped() -> anyhow::Error {
-    NotNow("told to stop".to_owned()).into()
+    JobError::NotNow("told to stop".to_owned()).into()
 }
 
 fn millis(time: Duration) -> u64 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
+use crate::job_name::JobName;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 
@@ -132,7 +133,7 @@ pub(super) struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = super::JOB;
+    const JOB: &'static str = JobName::Recount.name();
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.checked, None)

@@ -5,11 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::config::Config;
-use crate::jobs::archive;
-use crate::jobs::filters;
-use crate::jobs::reconcile::{self, Mode};
-use crate::jobs::recount;
+use crate::job_name::{JobMode, JobName};
 use crate::model::Micros;
 use crate::runtime::cron;
 use crate::store::Store;
@@ -52,11 +48,12 @@ struct Found {
 }
 
 impl Runs {
-    /// Reads what is new; how each mode stands that is configured.
-    pub async fn look(&mut self, store: &Store, config: &Config, now: Micros) -> Result<Vec<Job>> {
+    /// Reads what is new of these modes, and says how each stands.
+    pub async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();
-        for (name, mode, pattern) in modes(config) {
+        for JobMode { job, mode, pattern } in modes {
+            let name = job.name();
             let last = self.0.entry((name.to_owned(), mode.clone())).or_default();
             last.read(store, name, &mode).await?;
             let next = cron::parse(&pattern).ok().and_then(|cron| cron::next_run(&cron, now));
@@ -80,13 +77,13 @@ impl Runs {
 
     /// What the last run of each mode found.
     pub fn last_reconciles(&self) -> Vec<Reconciled> {
-        let of = self.0.iter().filter(|((job, _), _)| job == reconcile::JOB);
+        let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         of.filter_map(|((_, mode), last)| last.last(mode)).collect()
     }
 
     /// What the reconciler's last runs found, the oldest first.
     pub fn reconciles(&self) -> Vec<Reconciled> {
-        let of = self.0.iter().filter(|((job, _), _)| job == reconcile::JOB);
+        let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         let mut all: Vec<Reconciled> =
             of.flat_map(|((_, mode), last)| last.runs.iter().map(|read| reconciled(mode, read))).collect();
         all.sort_by_key(|run| (run.ended_at, run.run));
@@ -122,27 +119,6 @@ impl Last {
         }
         Ok(())
     }
-}
-
-/// Every job and mode that may run by the configuration, with its schedule.
-pub(crate) fn modes(config: &Config) -> Vec<(&'static str, String, String)> {
-    let limits = &config.reconcile;
-    let mut modes: Vec<(&'static str, String, String)> = [
-        (reconcile::JOB, Mode::Changed.name(), limits.changed_cron.as_str()),
-        (reconcile::JOB, Mode::Full.name(), &limits.full_cron),
-        (reconcile::JOB, Mode::Scrub.name(), &limits.scrub_cron),
-        (reconcile::JOB, Mode::Rebuild.name(), ""),
-        (archive::JOB, archive::MODE, &config.archive.cron),
-        (archive::JOB, archive::SNAPSHOT_MODE, ""),
-    ]
-    .map(|(job, mode, pattern)| (job, mode.to_owned(), pattern.to_owned()))
-    .into();
-    if config.filter.is_on() {
-        modes.push((filters::JOB, filters::MODE.to_owned(), config.filter.cron.clone()));
-    }
-    let recounts = config.recounts.iter().map(|recount| (recount::JOB, recount.name(), recount.cron.clone()));
-    modes.extend(recounts);
-    modes
 }
 
 fn run(row: &RunningRow) -> Run {

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{self, Config, ConfigHandle};
+use crate::job_name::JobMode;
 use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
@@ -89,6 +90,8 @@ pub struct Observer {
     store: Store,
     cache: Cache,
     queues: Queues,
+    /// The jobs that a configuration has.
+    modes: fn(&Config) -> Vec<JobMode>,
     runs: Runs,
     failing: Failing,
     letters: Rest,
@@ -98,7 +101,13 @@ pub struct Observer {
 
 impl Observer {
     /// With what it will have seen.
-    pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
+    pub fn new(
+        live: &ConfigHandle,
+        store: Store,
+        cache: Cache,
+        broker: Broker,
+        modes: fn(&Config) -> Vec<JobMode>,
+    ) -> (Self, Sight) {
         // What is written while it looks for the first time is in the first point.
         telemetry().pulse.beat(
             (Instant::now(), Micros::now()),
@@ -112,6 +121,7 @@ impl Observer {
             store,
             cache,
             queues: Queues::new(broker),
+            modes,
             runs: Runs::default(),
             failing: Failing::default(),
             letters: Rest::default(),
@@ -122,7 +132,7 @@ impl Observer {
     }
 
     /// Looks until the stop.
-    pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) -> String {
+    pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
             let began = Instant::now();
@@ -149,7 +159,6 @@ impl Observer {
             self.sender.send_replace(Arc::new(self.seen.clone()));
             beat.pause(LOOK_EVERY.saturating_sub(began.elapsed()), &stop).await;
         }
-        "observer".to_owned()
     }
 
     /// Asks all servers at once.
@@ -209,7 +218,7 @@ impl Observer {
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
-        let (jobs, _) = timed(self.runs.look(&self.store, config, Micros::now())).await;
+        let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), Micros::now())).await;
         if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();

@@ -30,6 +30,8 @@ use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd::cache::Cache;
+use tallyd::job_name::JobName;
+use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
@@ -179,8 +181,8 @@ impl Stage {
     }
 
     async fn run_once(&self, scope: &Scope, now: Micros) -> anyhow::Result<Ran<Report>> {
-        let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: DAY };
-        run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await
+        let job = Job { name: JobName::Archive, mode: scope.mode(), owner: "test", keep: DAY };
+        run_once(&self.store, job, |run| self.archive_as(run, scope, now)).await.map_err(JobError::into_error)
     }
 
     /// A whole run, as a daemon does it.

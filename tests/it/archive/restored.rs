@@ -1,6 +1,8 @@
 //! A board that Redis has lost comes back with what was added since, once.
 
 use redis::AsyncCommands;
+use tallyd::job_name::JobName;
+use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::Micros;
@@ -8,7 +10,7 @@ use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
 
 use super::saved::{add, open};
-use super::{Board, DAY, JOB, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
+use super::{Board, DAY, NOW, Stage, Stored, WEEKLY, board, outcomes, reason, week};
 
 impl Stage {
     pub async fn restore(&self, period: &str, now: Micros) -> anyhow::Result<Report> {
@@ -16,12 +18,17 @@ impl Stage {
     }
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
-        let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
+        let job = Job {
+            name: JobName::Archive,
+            mode: RESTORE_MODE,
+            owner: "test",
+            keep: std::time::Duration::from_secs(86_400),
+        };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
         let work =
             |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
-        match run_once(&self.store, job, work).await? {
+        match run_once(&self.store, job, work).await.map_err(JobError::into_error)? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),
         }

@@ -2,13 +2,14 @@
 
 use redis::AsyncCommands;
 use sqlx::Row;
+use tallyd::job_name::JobName;
 use tallyd::jobs::archive::{Outcome, Report, SNAPSHOT_MODE, Scope};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
 
-use super::{Board, DAY, JOB, NOW, Stage, WEEKLY, board, outcomes, reason, week};
+use super::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
 use crate::common::eventually;
 
 /// Week 47 is open at [`NOW`].
@@ -28,7 +29,12 @@ impl Stage {
     }
 
     async fn save(&self, scope: Option<&Scope>, force: bool, now: Micros) -> Report {
-        let job = Job { name: JOB, mode: SNAPSHOT_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
+        let job = Job {
+            name: JobName::Archive,
+            mode: SNAPSHOT_MODE,
+            owner: "test",
+            keep: std::time::Duration::from_secs(86_400),
+        };
         let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
         let work = |run| async move { archiver.snapshot(run, scope, force, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await.unwrap() {

@@ -8,7 +8,7 @@ use lapin::types::FieldTable;
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
 use tallyd::broker::probe::Found;
-use tallyd::check::What;
+use tallyd::cli::check::What;
 
 use crate::common::{World, private::Private, proxy::Proxy, stderr, stdout};
 

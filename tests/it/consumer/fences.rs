@@ -7,6 +7,7 @@ use lapin::BasicProperties;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::{AMQPValue, FieldTable};
 use tallyd::event::{LikeEvent, encode_fence};
+use tallyd::job_name::JobName;
 use tallyd::jobs::fence::Fences;
 use tallyd::model::{Micros, UserId};
 use tallyd::store::Store;
@@ -45,7 +46,8 @@ async fn a_fence_goes_to_its_queue_with_the_lowest_priority() {
     let consume = link.channel.basic_consume(queue.as_str().into(), "test".into(), options, FieldTable::default());
     let mut deliveries = consume.await.unwrap();
     let store = Store::new(&world.config.mysql, 1).unwrap();
-    let fences = Fences { job: "reconcile", store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
+    let fences =
+        Fences { job: JobName::Reconcile, store: &store, broker: &world.broker, publisher, fence_max: DEADLINE };
     let delivery = tokio::select! {
         passed = fences.pass(number_of(1, 1)) => panic!("nobody has committed it: {passed:?}"),
         delivery = deliveries.next() => delivery.unwrap().unwrap(),
@@ -108,7 +110,7 @@ async fn a_fence_that_comes_through_an_exchange_passes_nothing() {
     publisher.publish(&world.broker.exchange(), "1", &encode_fence(number_of(run, 1))).await.unwrap();
     world.drained(&publisher).await;
     let fences = Fences {
-        job: "reconcile",
+        job: JobName::Reconcile,
         store: &store,
         broker: &world.broker,
         publisher,

@@ -8,7 +8,6 @@ mod trusted;
 
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
-use tallyd::app::Servers;
 use tallyd::cache::bloom::Shape;
 use tallyd::cache::filters::FilterState;
 use tallyd::cache::keys::KindNames;
@@ -17,7 +16,9 @@ use tallyd::config::{Config, ServerUrl};
 use tallyd::event::LikeEvent;
 use tallyd::jobs::filters::report::Report;
 use tallyd::jobs::runner::Ran;
+use tallyd::jobs::runs;
 use tallyd::model::{Micros, Target, UserId};
+use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;
@@ -35,7 +36,7 @@ async fn run(world: &World) -> Report {
 
 async fn run_with(config: &Config) -> Report {
     let servers = Servers::new(config).unwrap();
-    match servers.filters(config, &CancellationToken::new()).await.unwrap() {
+    match runs::filters(&servers, config, &CancellationToken::new()).await.unwrap() {
         Ran::Ended(report) => report,
         Ran::Held { owner, .. } => panic!("{owner} holds the lock"),
     }

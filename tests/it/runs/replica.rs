@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlPool;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::app::Servers;
 use tallyd::jobs::reconcile::{Mode, RunOptions};
 use tallyd::jobs::runner::{Ran, Report};
+use tallyd::jobs::runs;
 use tallyd::runtime::progress::ProgressSink;
+use tallyd::servers::Servers;
 use tokio_util::sync::CancellationToken;
 
 use super::common::{World, drift, eventually, stack, stderr, stdout, target};
@@ -154,7 +155,8 @@ async fn a_run_waits_for_a_replica_that_is_behind_and_goes_on_when_it_is_not() {
     // One that has others behind it waits for so long and no longer, and stays due.
     let servers = Servers::new(&world.config).unwrap();
     let options = RunOptions { wait_max: Some(Duration::from_secs(1)), ..RunOptions::scheduled(Mode::Full) };
-    let ran = servers.reconcile(&world.config, &options, ProgressSink::Log, &CancellationToken::new()).await.unwrap();
+    let ran =
+        runs::reconcile(&servers, &world.config, &options, ProgressSink::Log, &CancellationToken::new()).await.unwrap();
     let Ran::Ended(report) = ran else { panic!("{ran:?}") };
     assert!(!report.is_done() && report.ended_early.unwrap().contains("is behind"));
     run(&pool, format!("START {} SQL_THREAD", dialect.replica)).await;

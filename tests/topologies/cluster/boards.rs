@@ -7,8 +7,9 @@ use redis::Value;
 use sqlx::Row;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
+use tallyd::job_name::JobName;
 use tallyd::jobs::archive::period::PeriodKind;
-use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
+use tallyd::jobs::archive::{Archiver, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
@@ -74,7 +75,8 @@ async fn a_thousand_friends_on_a_cluster_are_placed_among_themselves() {
 async fn archive(world: &World, store: &Store, now: Micros) -> Report {
     let archiver = &Archiver::new(&world.config, store.clone(), world.cache.clone());
     let (scope, stop) = (&Scope::default(), &CancellationToken::new());
-    let job = Job { name: JOB, mode: scope.mode(), owner: "test", keep: std::time::Duration::from_secs(86_400) };
+    let job =
+        Job { name: JobName::Archive, mode: scope.mode(), owner: "test", keep: std::time::Duration::from_secs(86_400) };
     match run_once(store, job, |run| async move { archiver.run(run, scope, now, ProgressSink::Log, stop).await })
         .await
         .unwrap()

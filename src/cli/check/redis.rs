@@ -1,14 +1,14 @@
 //! Redis: is it there, may the account use it, and what could be lost or become large.
 
-use crate::app::Servers;
 use crate::cache::Cache;
 use crate::cache::keys::{KindNames, fields_beside};
 use crate::cache::probe::Persistence;
 use crate::cache::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 use crate::config::Config;
 use crate::model::Micros;
+use crate::servers::Servers;
 
-use super::{Check, What, clock};
+use super::finding::{Check, Status, What, clock};
 
 /// Buckets of each kind whose fields are counted.
 const CHECKED_BUCKETS: u32 = 4_096;
@@ -65,7 +65,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         Ok((slowest, fastest)) => {
             let after = Micros::now();
             let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
-            if slow.status == super::Status::Warning { slow } else { fast }
+            if slow.status == Status::Warning { slow } else { fast }
         }
         Err(error) => Check::untold(What::RedisClock, &error.into(), SILENT),
     });

@@ -1,15 +1,15 @@
 //! MySQL: is it there, as it must be and as it should be.
 
-use crate::app::Servers;
-use crate::code_registry;
-use crate::config::{Config, ConfigError, Key, Problem};
+use crate::config::{Config, ConfigError, Key, Problem, Recount};
+use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
-use crate::jobs::runner::Refused;
 use crate::model::Micros;
+use crate::servers::Servers;
+use crate::servers::code_registry;
 use crate::store::Store;
 use crate::store::schema::Schema;
 
-use super::{Check, What, clock};
+use super::finding::{Check, What, clock};
 
 /// Twice what one statement may hold.
 const PACKET_MIN: u64 = 4 << 20;
@@ -186,28 +186,26 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
 async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     for (place, recount) in config.recounts.iter().enumerate() {
         let key = Key::from("recount").then(place).then("query");
-        let asked =
-            async { Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await };
-        match asked.await {
+        match explained(config, recount, servers).await {
             Ok(lines) => checks.extend(
                 lines.into_iter().map(|line| Check::ok(What::MysqlRecounts, format!("{}: {line}", recount.name()))),
             ),
-            Err(error) if error.is::<Refused>() => checks.push(Check {
-                at: Some(Problem { origin: None, key: Some(key), text: error.to_string() }),
-                ..Check::error(
-                    What::MysqlRecounts,
-                    error.to_string(),
-                    "mend the query, or give the account SELECT on what it reads",
-                )
+            Err(JobError::Refused(text)) => checks.push(Check {
+                at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
+                ..Check::error(What::MysqlRecounts, text, "mend the query, or give the account SELECT on what it reads")
             }),
-            Err(error) => checks.push(Check::failed(What::MysqlRecounts, &error, AWAY, REFUSED)),
+            Err(error) => checks.push(Check::failed(What::MysqlRecounts, &error.into_error(), AWAY, REFUSED)),
         }
     }
 }
 
+async fn explained(config: &Config, recount: &Recount, servers: &Servers) -> Result<Vec<String>, JobError> {
+    Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?.explain().await
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::Status;
+    use super::super::finding::Status;
     use super::*;
 
     #[test]

@@ -1,4 +1,13 @@
-//! `tallyd check-config`: what the configuration says, and what is wrong with it or with the servers that it names.
+//! `tallyd check-config`: what the configuration says, and what is wrong with it or with the servers that it names. Nothing here
+//! changes anything, and each server is asked whatever became of the others.
+//!
+//! What an account may not ask is reported as not known; that is no mistake. A server that has answered and then does not any more is one
+//! that is away.
+
+mod finding;
+mod mysql;
+mod rabbitmq;
+mod redis;
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -9,11 +18,15 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_runtime};
-use crate::app::Servers;
-use crate::check::{self, Check, Status};
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
+use crate::job_name::JobName;
+use crate::jobs::reconcile::Mode;
 use crate::model::Micros;
 use crate::runtime::{cron, log};
+use crate::servers::Servers;
+use finding::{Check, Status};
+
+pub use finding::What;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -69,9 +82,18 @@ fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>),
     runtime.block_on(async {
         let servers = servers(&config)?;
         let told = told(&config, &servers);
-        let checks = if offline { Vec::new() } else { check::servers(&config, &servers).await };
+        let checks = if offline { Vec::new() } else { ask_servers(&config, &servers).await };
         Ok((told, checks))
     })
+}
+
+async fn ask_servers(config: &Config, servers: &Servers) -> Vec<Check> {
+    let (rabbitmq, mysql, redis) = tokio::join!(
+        rabbitmq::check(config, &servers.broker),
+        mysql::check(config, servers),
+        redis::check(config, servers)
+    );
+    [rabbitmq, mysql, redis].concat()
 }
 
 /// What is wrong goes to stderr.
@@ -108,11 +130,11 @@ fn told(config: &Config, servers: &Servers) -> String {
     line("MySQL", config.mysql.url.to_string());
     line("Redis", config.redis.url.to_string());
     for (job, cron) in [
-        ("changed", config.reconcile.changed_cron.as_str()),
-        ("full", &config.reconcile.full_cron),
-        ("scrub", &config.reconcile.scrub_cron),
-        ("archive", &config.archive.cron),
-        ("filters", config.filter.schedule()),
+        (Mode::Changed.name(), config.reconcile.changed_cron.as_str()),
+        (Mode::Full.name(), &config.reconcile.full_cron),
+        (Mode::Scrub.name(), &config.reconcile.scrub_cron),
+        (JobName::Archive.name(), &config.archive.cron),
+        (JobName::Filters.name(), config.filter.schedule()),
     ] {
         line(job, next_runs(cron).unwrap_or_else(|| "never".to_owned()));
     }

@@ -1,21 +1,12 @@
-//! What `tallyd check-config` asks: whether the configuration is right, and whether the servers are as tallyd needs them. Nothing here
-//! changes anything, and each server is asked whatever became of the others.
-//!
-//! What an account may not ask is said to be not known; that is no mistake. A server that has answered and then does not any more is one
-//! that is away.
-
-mod mysql;
-mod rabbitmq;
-mod redis;
+//! One thing that `check-config` looked at, and how well it stands.
 
 use std::fmt;
 
 use anyhow::Error;
 use serde::Serialize;
 
-use crate::app::Servers;
 use crate::cache::CacheError;
-use crate::config::{Config, ConfigError, Problem};
+use crate::config::{ConfigError, Problem};
 use crate::model::Micros;
 use crate::runtime::tls::TlsFault;
 use crate::store::StoreError;
@@ -126,16 +117,16 @@ pub enum Status {
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
     #[serde(rename = "check")]
-    what: What,
-    server: String,
+    pub(super) what: What,
+    pub(super) server: String,
     /// How well it stands.
     pub status: Status,
-    found: String,
+    pub(super) found: String,
     #[serde(rename = "do", skip_serializing_if = "Option::is_none")]
-    advice: Option<String>,
+    pub(super) advice: Option<String>,
     /// Where in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
-    at: Option<Problem>,
+    pub(super) at: Option<Problem>,
     /// The server is away: later it may be as it should.
     #[serde(skip)]
     pub passes: bool,
@@ -146,24 +137,24 @@ impl Check {
         Self { what, server: what.server(), status, found: found.into(), advice: None, at: None, passes: false }
     }
 
-    fn ok(what: What, found: impl Into<String>) -> Self {
+    pub(super) fn ok(what: What, found: impl Into<String>) -> Self {
         Self::new(what, Status::Ok, found)
     }
 
-    fn unknown(what: What, why: impl fmt::Display) -> Self {
+    pub(super) fn unknown(what: What, why: impl fmt::Display) -> Self {
         Self::new(what, Status::Ok, format!("not known: {why}"))
     }
 
-    fn warning(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(super) fn warning(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Warning, found) }
     }
 
-    fn error(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
+    pub(super) fn error(what: What, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { advice: Some(advice.into()), ..Self::new(what, Status::Error, found) }
     }
 
     /// A server that is away, or one that refuses.
-    fn failed(what: What, error: &Error, away: &str, refused: &str) -> Self {
+    pub(super) fn failed(what: What, error: &Error, away: &str, refused: &str) -> Self {
         let passes = !is_refusal(error);
         let refused = if is_distrust(error) { DISTRUSTED } else { refused };
         let advice = if passes { away } else { refused };
@@ -171,7 +162,7 @@ impl Check {
     }
 
     /// What was not told: the account may not ask, or the server, which answered before, doesn't any more.
-    fn untold(what: What, error: &Error, away: &str) -> Self {
+    pub(super) fn untold(what: What, error: &Error, away: &str) -> Self {
         match is_refusal(error) {
             true => Self::unknown(what, format_args!("{error:#}")),
             false => Self { passes: true, ..Self::error(what, format!("{error:#}"), away) },
@@ -220,18 +211,8 @@ fn is_distrust(error: &Error) -> bool {
     })
 }
 
-/// Asks all servers.
-pub async fn servers(config: &Config, servers: &Servers) -> Vec<Check> {
-    let (rabbitmq, mysql, redis) = tokio::join!(
-        rabbitmq::check(config, &servers.broker),
-        mysql::check(config, servers),
-        redis::check(config, servers)
-    );
-    [rabbitmq, mysql, redis].concat()
-}
-
 /// A server's clock, which told `clock` at some instant between `before` and `after` of this machine's.
-fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
+pub(super) fn clock(what: What, clock: Micros, before: Micros, after: Micros) -> Check {
     let apart = if clock < before { clock.0 - before.0 } else { (clock.0 - after.0).max(0) };
     let seconds = apart.unsigned_abs() as f64 / 1e6;
     match apart {

@@ -4,7 +4,7 @@ use crate::broker::probe::Found;
 use crate::broker::{Broker, Link};
 use crate::config::Config;
 
-use super::{Check, What};
+use super::finding::{Check, What};
 
 const AWAY: &str = "start RabbitMQ, or mend [amqp] url; the daemon waits for it meanwhile";
 

@@ -13,9 +13,9 @@ use crate::config::Config;
 use crate::model::{Metric, Target};
 use crate::store::Store;
 
-/// What is known of a target.
+/// A target with all its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct RunProgress {
+pub struct TargetNumbers {
     /// `video:42`.
     pub target: String,
     /// By metric, in the order of their codes.
@@ -39,7 +39,7 @@ pub struct Number {
 ///
 /// # Errors
 /// The servers'.
-pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<RunProgress> {
+pub async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;
     let redis: BTreeMap<Metric, i64> = match found.into_iter().next() {
@@ -58,10 +58,10 @@ pub async fn show(config: &Config, store: &Store, cache: &Cache, target: Target)
         rows: (metric == like).then(|| rows.unwrap_or(0)),
     };
     let numbers = names.into_iter().map(number).collect();
-    Ok(RunProgress { target: format!("{}:{}", config.kinds.name(target.kind), target.id), numbers })
+    Ok(TargetNumbers { target: format!("{}:{}", config.kinds.name(target.kind), target.id), numbers })
 }
 
-impl fmt::Display for RunProgress {
+impl fmt::Display for TargetNumbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let or = |number: &Option<i64>, word: &str| number.map_or_else(|| word.to_owned(), |number| number.to_string());
         writeln!(f, "{}", self.target)?;

@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use tracing::{info, warn};
 
-use super::Servers;
-use crate::code_registry::{self, Change};
 use crate::config::{Config, ConfigError, ConfigHandle};
 use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
+use crate::servers::Servers;
+use crate::servers::code_registry::{self, Change};
 use crate::store::schema::Schema;
 
 /// How long the start waits for Redis: systemd gives up on one that takes minutes.

@@ -1,0 +1,61 @@
+//! The cron triggers of the schedules that are in force. They only wake the loops of the jobs, which decide what is due.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+use crate::config::{Config, ConfigHandle};
+use crate::job_name::{JobMode, JobName};
+use crate::jobs::{self, Wakes};
+use crate::runtime::cron::CronTriggers;
+
+/// The triggers that run.
+pub(super) struct Schedules {
+    wakes: Wakes,
+    cron: CronTriggers,
+    modes: Vec<JobMode>,
+}
+
+impl Schedules {
+    /// Starts those of the configuration.
+    ///
+    /// # Errors
+    /// A pattern can't be used.
+    pub async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
+        let modes = jobs::modes(&live.current());
+        Ok(Self { cron: start(&modes, &wakes).await?, wakes, modes })
+    }
+
+    /// Follows the configuration until the stop.
+    pub async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
+        while stop.run_until_cancelled(live.changed()).await.is_some() {
+            self.follow(&live.current()).await;
+        }
+        self.cron.stop().await;
+    }
+
+    async fn follow(&mut self, config: &Config) {
+        let wanted = jobs::modes(config);
+        if wanted == self.modes {
+            return;
+        }
+        match start(&wanted, &self.wakes).await {
+            Ok(new) => std::mem::replace(&mut self.cron, new).stop().await,
+            Err(error) => {
+                let error = format!("{error:#}");
+                error!(event = "schedules-kept", error, "schedules stay as they were: {error}");
+                return;
+            }
+        }
+        self.modes = wanted;
+        // A run can be due by a new pattern already.
+        JobName::ALL.into_iter().for_each(|job| self.wakes.of(job).notify_one());
+    }
+}
+
+async fn start(modes: &[JobMode], wakes: &Wakes) -> Result<CronTriggers> {
+    let wakes = modes.iter().map(|mode| (mode.pattern.clone(), Arc::clone(wakes.of(mode.job))));
+    CronTriggers::start(wakes.collect()).await
+}

@@ -1,0 +1,78 @@
+//! `tallyd reconcile`: compares Redis with MySQL once.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, parse_target, parse_time, print, progress_sink,
+};
+use crate::config::Config;
+use crate::jobs::reconcile::report::End;
+use crate::jobs::reconcile::{Mode, RunOptions};
+use crate::jobs::runs;
+use crate::runtime::shutdown;
+use crate::servers::Servers;
+
+#[derive(Debug, Default, Args)]
+pub(super) struct ReconcileArgs {
+    /// Recounts every target (the default).
+    #[arg(long, conflicts_with_all = ["scrub", "changed", "target"])]
+    full: bool,
+    /// Recounts the next slice of all targets, of which there are [reconcile] scrub_parts.
+    #[arg(long, conflicts_with_all = ["changed", "target"])]
+    scrub: bool,
+    /// Compares what changed since the last run.
+    #[arg(long, conflicts_with = "target")]
+    changed: bool,
+    /// Compares this target alone; may be given several times.
+    #[arg(long, value_name = "KIND:ID")]
+    target: Vec<String>,
+    /// Changes nothing; exits with 2 when something has drifted.
+    #[arg(long)]
+    dry_run: bool,
+    /// Repairs however much it is: the limits repair_targets_max_percent and repair_abs_max don't hold.
+    #[arg(long)]
+    force: bool,
+    /// Ends after so long, between two pages: 90s, 30m, 2h. What was not looked at is said, and --resume goes on there.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    run_time: Option<Duration>,
+    /// Goes on where the last full run ended that was not done: it was stopped, killed, or its time was over.
+    #[arg(long, conflicts_with_all = ["scrub", "changed", "target", "dry_run"])]
+    resume: bool,
+    /// Make all numbers in Redis unknown and load them from MySQL again. Use it where most numbers are wrong: readers ask MySQL meanwhile.
+    #[arg(long, conflicts_with_all = ["full", "scrub", "changed", "target", "dry_run", "resume"])]
+    reload: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
+
+pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
+    let mode = match (args, args.target.as_slice()) {
+        (ReconcileArgs { reload: true, .. }, _) => Mode::Rebuild,
+        (ReconcileArgs { changed: true, .. }, _) => Mode::Changed,
+        (ReconcileArgs { scrub: true, .. }, _) => Mode::Scrub,
+        (_, []) => Mode::Full,
+        (_, targets) => {
+            Mode::Targets(targets.iter().map(|text| parse_target(text, &config.kinds)).collect::<Result<_>>()?)
+        }
+    };
+    let stop = CancellationToken::new();
+    shutdown::on_signals(&stop)?;
+    let servers = Servers::new(config)?;
+    servers.check(config).await?;
+    let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;
+    let options = RunOptions { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
+    let ran = runs::reconcile(&servers, config, &options, progress_sink(), &stop).await?;
+    let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
+    print(&report, args.format)?;
+    Ok(match report {
+        _ if matches!(report.ended, End::Stopped | End::LimitExceeded) => EXIT_FAILED,
+        // What is unknown would be loaded.
+        _ if args.dry_run && report.drifted + report.counters_off + report.unknown > 0 => EXIT_DRIFT,
+        _ => EXIT_DONE,
+    })
+}

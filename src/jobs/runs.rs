@@ -1,0 +1,167 @@
+//! One run of each job under its lock: what the schedule, the commands and the tests call.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::JobError;
+use super::archive::{self, Archiver, RESTORE_MODE, Restore, SNAPSHOT_MODE, Scope};
+use super::fence;
+use super::filters::{self, Filters};
+use super::reconcile::{self, Reconciler};
+use super::recount::{self, Recounter};
+use super::runner::{Job, Ran, run_once};
+use crate::config::{Config, Recount};
+use crate::job_name::JobName;
+use crate::runtime::progress::ProgressSink;
+use crate::servers::Servers;
+
+/// How long runs of jobs are kept that come every minute.
+const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
+
+/// Compares Redis with MySQL, and repairs.
+///
+/// # Errors
+/// Those of [`Reconciler::run`]; this configuration knows too few partitions.
+pub async fn reconcile(
+    servers: &Servers,
+    config: &Config,
+    options: &reconcile::RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<reconcile::report::Report>, JobError> {
+    fence::knows_all(&servers.store, &servers.broker).await?;
+    let cache = servers.cache.named(&config.metrics);
+    let reconciler = Reconciler::new(config, servers.store.clone(), cache, servers.broker.clone())?;
+    let job = Job {
+        name: JobName::Reconcile,
+        mode: options.mode.name(),
+        owner: &servers.owner,
+        keep: config.reconcile.repair_keep.0,
+    };
+    run_once(&servers.store, job, |run| async move { reconciler.run(run, options, to, stop).await }).await
+}
+
+/// Archives the boards in `scope`.
+///
+/// # Errors
+/// Those of [`Archiver::run`].
+pub async fn archive(
+    servers: &Servers,
+    config: &Config,
+    scope: &Scope,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<archive::Report>, JobError> {
+    let archiver = archiver(servers, config);
+    let job = archive_job(servers, scope.mode(), config.reconcile.repair_keep.0);
+    run_once(&servers.store, job, |run| async move {
+        match archiver.begin().await? {
+            Ok(now) => archiver.run(run, scope, now, to, stop).await,
+            Err(problem) => Ok(problem),
+        }
+    })
+    .await
+}
+
+/// Which boards a run takes snapshots of.
+#[derive(Clone, Copy, Debug)]
+pub enum Snapshots<'a> {
+    /// Those that are due.
+    Due,
+    /// Those in the scope.
+    Of {
+        /// Which.
+        scope: &'a Scope,
+        /// Even where Redis has lost the board, or most of it.
+        force: bool,
+    },
+}
+
+/// Takes snapshots of boards, under the archiver's lock.
+///
+/// # Errors
+/// Those of [`Archiver::snapshot`].
+pub async fn snapshot(
+    servers: &Servers,
+    config: &Config,
+    of: Snapshots<'_>,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<archive::Report>, JobError> {
+    let (scope, force) = match of {
+        Snapshots::Due => (None, false),
+        Snapshots::Of { scope, force } => (Some(scope), force),
+    };
+    let archiver = archiver(servers, config);
+    run_once(&servers.store, archive_job(servers, SNAPSHOT_MODE, OFTEN_KEEP), |run| async move {
+        match archiver.begin().await? {
+            Ok(now) => archiver.snapshot(run, scope, force, now, to, stop).await,
+            Err(problem) => Ok(problem),
+        }
+    })
+    .await
+}
+
+/// Puts one period of a board back into Redis, under the archiver's lock.
+///
+/// # Errors
+/// Those of [`Archiver::restore`].
+pub async fn restore(
+    servers: &Servers,
+    config: &Config,
+    board: (&str, &str),
+    how: Restore,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<archive::Report>, JobError> {
+    let archiver = archiver(servers, config);
+    let (now, _) = servers.store.clock().await?;
+    let job = archive_job(servers, RESTORE_MODE, config.reconcile.repair_keep.0);
+    let work = |run| async move { archiver.restore(run, board, how, now, to, stop).await };
+    run_once(&servers.store, job, work).await
+}
+
+fn archiver(servers: &Servers, config: &Config) -> Archiver {
+    Archiver::new(config, servers.store.clone(), servers.cache.clone())
+}
+
+fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'a> {
+    Job { name: JobName::Archive, mode, owner: &servers.owner, keep }
+}
+
+/// Builds Bloom filters, and keeps them up.
+///
+/// # Errors
+/// Those of [`Filters::run`]; this configuration knows too few partitions.
+pub async fn filters(
+    servers: &Servers,
+    config: &Config,
+    stop: &CancellationToken,
+) -> Result<Ran<filters::report::Report>, JobError> {
+    fence::knows_all(&servers.store, &servers.broker).await?;
+    let cache = servers.cache.named(&config.metrics);
+    let filters = Filters::new(config, servers.store.clone(), cache, servers.broker.clone());
+    let job = Job { name: JobName::Filters, mode: filters::MODE, owner: &servers.owner, keep: OFTEN_KEEP };
+    run_once(&servers.store, job, |run| async move { filters.run(run, stop).await }).await
+}
+
+/// Compares `counter` with what one `[[recount]]` says, and corrects it.
+///
+/// # Errors
+/// Those of [`Recounter::run`]; this configuration knows too few partitions.
+pub async fn recount(
+    servers: &Servers,
+    config: &Config,
+    recount: &Recount,
+    options: recount::RunOptions,
+    to: ProgressSink,
+    stop: &CancellationToken,
+) -> Result<Ran<recount::report::Report>, JobError> {
+    fence::knows_all(&servers.store, &servers.broker).await?;
+    let recounter = Recounter::new(config, recount, servers.store.clone(), servers.broker.clone())?;
+    let mode = recount.name();
+    let keep = config.reconcile.repair_keep.0;
+    let job = Job { name: JobName::Recount, mode: &mode, owner: &servers.owner, keep };
+    run_once(&servers.store, job, |run| async move { recounter.run(run, options, to, stop).await }).await
+}

@@ -1,0 +1,342 @@
+//! Which mode of a job is due, and when one that was not done is tried again.
+//!
+//! What is due is computed from the last run that was done, so that a run that was missed while the daemon was down is done later.
+
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::{FirstRun, JobSpec};
+use crate::config::Config;
+use crate::job_name::JobName;
+use crate::model::Micros;
+use crate::runtime::cron;
+use crate::store::{Store, StoreError};
+
+/// The pause after a run that failed, or that found the lock held.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// The longest pause after runs that were not done.
+const PAUSE_MAX: Duration = Duration::from_secs(900);
+
+/// A cron trigger that was missed (the clock was set, the machine slept) is noticed within this time.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// When a mode is due again after a run of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryAfter {
+    /// When its time comes: all was done, or a person must act first.
+    NextTime,
+    /// After a pause: the run failed, or another process runs the job.
+    Pause,
+    /// After a pause that grows with each such run: it ended, and could not do all that should be done.
+    LongerPause,
+}
+
+/// What the loop of a job waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The end of a pause, whatever is triggered or requested meanwhile.
+    Pause(Duration),
+    /// A cron trigger or a request, for no longer than this.
+    Woken(Duration),
+}
+
+impl Wait {
+    /// After a run that failed, or that found the lock held.
+    pub const AFTER_RUN: Self = Self::Pause(PAUSE);
+
+    pub async fn over(self, wake: &Notify) {
+        match self {
+            Self::Pause(pause) => tokio::time::sleep(pause).await,
+            // An error would say that the time is over.
+            Self::Woken(limit) => drop(tokio::time::timeout(limit.min(LOOK_EVERY), wake.notified()).await),
+        }
+    }
+}
+
+/// The modes of one job, with what is known of their last runs.
+#[derive(Default)]
+pub(super) struct Schedule(Vec<Entry>);
+
+/// One mode.
+pub(super) struct Entry {
+    pub spec: JobSpec,
+    /// Since when this daemon has it, by MySQL's clock.
+    since: Option<Micros>,
+    /// The pattern of times that is in force; empty for never.
+    pattern: String,
+    /// When the last run began that was done.
+    last: Option<Micros>,
+    backoff: Option<Backoff>,
+}
+
+/// A mode was not done.
+#[derive(Clone, Copy)]
+struct Backoff {
+    /// How often in a row it could not do all that should be done.
+    times: u32,
+    until: Instant,
+}
+
+impl Schedule {
+    /// Takes these modes, and keeps what is known of those that it had.
+    pub fn set(&mut self, specs: Vec<JobSpec>) {
+        let mut had = std::mem::take(&mut self.0);
+        for spec in specs {
+            let same = had.iter().position(|entry| (entry.spec.job, &entry.spec.mode) == (spec.job, &spec.mode));
+            self.0.push(match same {
+                Some(place) => Entry { spec, ..had.swap_remove(place) },
+                None => Entry { spec, since: None, pattern: String::new(), last: None, backoff: None },
+            });
+        }
+    }
+
+    /// Asks MySQL for the last runs and for the time, by which the runs' starts are noted.
+    pub async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
+        if self.0.is_empty() {
+            return Ok(Micros(0));
+        }
+        let (now, _) = store.clock().await?;
+        for Entry { spec, since, pattern, last, .. } in &mut self.0 {
+            since.get_or_insert(now);
+            spec.pattern(config).clone_into(pattern);
+            if !pattern.is_empty() {
+                *last = store.last_done(spec.job.name(), &spec.mode).await?;
+            }
+        }
+        Ok(now)
+    }
+
+    /// The mode to run: of those that are due the first one that was not tried in vain; else one whose pause is over.
+    pub fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
+        let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
+        let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
+        ready.min_by_key(|entry| match entry.backoff {
+            None => (false, entry.spec.rank),
+            // The last one, because those before it have been tried already.
+            Some(_) => (true, usize::MAX - entry.spec.rank),
+        })
+    }
+
+    /// What is waited for where nothing is due at `instant`.
+    pub fn wait(&self, instant: Instant) -> Wait {
+        let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
+        // A pause that is over is of a mode that another daemon has done meanwhile.
+        let until = pauses.filter(|until| *until > instant).min();
+        Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
+    }
+
+    pub fn jobs(&self) -> impl Iterator<Item = JobName> {
+        self.0.iter().map(|entry| entry.spec.job)
+    }
+}
+
+impl Entry {
+    /// Whether a run is missing: it was requested, or the pattern has fired since the last one that was done began.
+    fn is_due(&self, now: Micros) -> bool {
+        if self.spec.request.is_made() {
+            return true;
+        }
+        // Empty, or refused when it was loaded.
+        let Ok(cron) = cron::parse(&self.pattern) else { return false };
+        let Some(fired) = cron::last_fired(&cron, now) else { return false };
+        match (self.last, self.spec.first_run) {
+            (Some(last), _) => last < fired,
+            (None, FirstRun::Immediately) => true,
+            (None, FirstRun::AtItsTime) => self.since.is_some_and(|since| since < fired),
+        }
+    }
+
+    /// Notes how a run of it ended, which had taken a request or not.
+    pub fn ran(&mut self, retry: RetryAfter, requested: bool) {
+        if requested && retry != RetryAfter::NextTime {
+            self.spec.request.put_back();
+        }
+        self.backoff = match (retry, self.backoff) {
+            (RetryAfter::NextTime, _) => None,
+            (RetryAfter::LongerPause, Some(former)) => Some(Backoff::new(former.times + 1)),
+            (RetryAfter::LongerPause, None) | (RetryAfter::Pause, _) => Some(Backoff::new(0)),
+        };
+    }
+}
+
+impl Backoff {
+    fn new(times: u32) -> Self {
+        let pause = PAUSE.saturating_mul(1 << times.min(8)).min(PAUSE_MAX);
+        Self { times, until: Instant::now() + pause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::super::{Requests, Wakes, specs_of};
+    use super::*;
+
+    /// 2026-11-21 12:00:00 UTC.
+    const NOON: i64 = 1_795_262_400;
+
+    fn at(seconds: i64) -> Micros {
+        Micros((NOON + seconds) * 1_000_000)
+    }
+
+    fn config() -> Config {
+        let text = "[reconcile]\nchanged_cron = \"0 */5 * * * *\"\nfull_cron = \"0 0 * * * *\"\nscrub_cron = \"0 */10 * * * *\"\n\
+                    [archive]\ncron = \"0 */10 * * * *\"\n[filter]\nlikes_min = 10\n";
+        let recounts = ["comment", "share"].map(|metric| {
+            let query = "SELECT video_id, COUNT(*) FROM t WHERE video_id > :after GROUP BY video_id ORDER BY video_id LIMIT :limit";
+            format!("[[recount]]\nkind = \"video\"\nmetric = \"{metric}\"\nquery = \"{query}\"\ncron = \"0 0 * * * *\"\n")
+        });
+        let metrics = "[metrics]\nlike = 1\ncomment = 2\nshare = 3\n";
+        crate::config::parse(&format!("{text}{metrics}{}", recounts.concat()), "config.toml", []).unwrap()
+    }
+
+    /// What a daemon has of one job, with its rows in that order; every mode ran last a day ago.
+    fn scheduled(job: JobName, config: &Config, requests: &Requests, order: &[usize]) -> Schedule {
+        let mut specs: Vec<(usize, JobSpec)> = order.iter().copied().zip(specs_of(job, config, requests)).collect();
+        specs.sort_by_key(|(place, _)| *place);
+        let mut schedule = Schedule::default();
+        schedule.set(specs.into_iter().map(|(_, spec)| spec).collect());
+        for entry in &mut schedule.0 {
+            entry.pattern = entry.spec.pattern(config).to_owned();
+            (entry.last, entry.since) = (Some(at(-86_400)), Some(at(-86_400)));
+        }
+        schedule
+    }
+
+    /// Which modes run, one after the other, until nothing is due.
+    fn runs(schedule: &mut Schedule, now: Micros) -> Vec<String> {
+        let mut modes = Vec::new();
+        while let Some(entry) = schedule.next_due(now, Instant::now()) {
+            assert!(modes.len() < 10, "{modes:?} run for ever");
+            let requested = entry.spec.request.take();
+            modes.push(entry.spec.mode.clone());
+            entry.ran(RetryAfter::NextTime, requested);
+            entry.last = Some(now);
+        }
+        modes
+    }
+
+    fn order(rows: usize) -> impl Strategy<Value = Vec<usize>> {
+        Just((0..rows).collect::<Vec<_>>()).prop_shuffle()
+    }
+
+    proptest! {
+        /// Where the rows stand in the table means nothing: all that is due runs, in the same order, and a request is heard by the mode
+        /// that it is for.
+        #[test]
+        fn rows_in_another_order_run_all_the_same(reconcile in order(4), archive in order(2), recount in order(2)) {
+            let (config, wakes) = (config(), Wakes::default());
+            let requests = Requests::new(&wakes);
+            for (job, order, due, requested) in [
+                (JobName::Reconcile, &reconcile, vec!["full", "scrub", "changed"], Some((&requests.rebuild, "rebuild"))),
+                (JobName::Archive, &archive, vec!["closed"], Some((&requests.snapshot, "snapshot"))),
+                (JobName::Filters, &vec![0], vec!["keep"], None),
+                (JobName::Recount, &recount, vec!["video:comment", "video:share"], None),
+            ] {
+                let mut schedule = scheduled(job, &config, &requests, order);
+                prop_assert_eq!(runs(&mut schedule, at(0)), due);
+                if let Some((request, mode)) = requested {
+                    request.make();
+                    prop_assert_eq!(runs(&mut schedule, at(1)), [mode]);
+                    prop_assert!(Arc::strong_count(wakes.of(job)) > 1, "it wakes that loop");
+                }
+                prop_assert_eq!(runs(&mut schedule, at(2)), Vec::<String>::new());
+            }
+        }
+    }
+
+    #[test]
+    fn what_redis_has_lost_goes_before_what_is_due() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let mut schedule = scheduled(JobName::Reconcile, &config, &requests, &[0, 1, 2, 3]);
+        requests.rebuild.make();
+        assert_eq!(runs(&mut schedule, at(0)), ["rebuild", "full", "scrub", "changed"]);
+    }
+
+    #[test]
+    fn a_mode_that_never_ran_runs_at_once_or_waits_for_its_time() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        for (job, immediately) in [(JobName::Archive, vec!["closed"]), (JobName::Recount, vec![])] {
+            let mut schedule = scheduled(job, &config, &requests, &[0, 1]);
+            schedule.0.iter_mut().for_each(|entry| (entry.last, entry.since) = (None, Some(at(60))));
+            assert_eq!(runs(&mut schedule, at(60)), immediately, "{job}");
+        }
+        let mut schedule = scheduled(JobName::Recount, &config, &requests, &[0, 1]);
+        schedule.0.iter_mut().for_each(|entry| (entry.last, entry.since) = (None, Some(at(60))));
+        assert_eq!(runs(&mut schedule, at(3_600)), ["video:comment", "video:share"]);
+    }
+
+    #[test]
+    fn a_mode_that_was_not_done_lets_others_go_first_and_is_tried_again_after_a_pause() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let mut schedule = scheduled(JobName::Reconcile, &config, &requests, &[0, 1, 2, 3]);
+        requests.rebuild.make();
+        let rebuild = schedule.next_due(at(0), Instant::now()).unwrap();
+        let requested = rebuild.spec.request.take();
+        rebuild.ran(RetryAfter::Pause, requested);
+        assert_eq!(runs(&mut schedule, at(0)), ["full", "scrub", "changed"]);
+        let Wait::Woken(pause) = schedule.wait(Instant::now()) else { panic!("it waits for a trigger, too") };
+        assert!(pause <= PAUSE && pause > PAUSE / 2, "{pause:?}");
+        let later = Instant::now() + PAUSE;
+        assert_eq!(
+            schedule.next_due(at(30), later).map(|entry| entry.spec.mode.as_str()),
+            Some("rebuild"),
+            "still requested"
+        );
+    }
+
+    #[test]
+    fn pauses_grow_only_where_a_run_could_not_do_all() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let mut schedule = scheduled(JobName::Filters, &config, &requests, &[0]);
+        let mut pauses = |retry: RetryAfter| {
+            schedule.0[0].ran(retry, false);
+            schedule.0[0].backoff.map(|backoff| (backoff.until - Instant::now()).as_secs_f64().ceil() as u64)
+        };
+        let longer: Vec<_> = (0..7).map(|_| pauses(RetryAfter::LongerPause)).collect();
+        assert_eq!(longer, [30, 60, 120, 240, 480, 900, 900].map(Some));
+        assert_eq!((pauses(RetryAfter::Pause), pauses(RetryAfter::NextTime)), (Some(30), None));
+    }
+
+    #[test]
+    fn a_mode_that_another_daemon_has_done_meanwhile_keeps_the_loop_asleep() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let mut schedule = scheduled(JobName::Filters, &config, &requests, &[0]);
+        schedule.0[0].ran(RetryAfter::Pause, false);
+        schedule.0[0].last = Some(at(60));
+        let later = Instant::now() + PAUSE * 2;
+        assert!(schedule.next_due(at(60), later).is_none());
+        assert_eq!(schedule.wait(later), Wait::Woken(Duration::MAX));
+    }
+
+    #[test]
+    fn a_reload_keeps_what_is_known_of_modes_that_stay() {
+        let (config, requests) = (config(), Requests::new(&Wakes::default()));
+        let mut schedule = scheduled(JobName::Recount, &config, &requests, &[0, 1]);
+        schedule.0[1].ran(RetryAfter::Pause, false);
+        let mut fewer = config.clone();
+        fewer.recounts.remove(0);
+        schedule.set(specs_of(JobName::Recount, &fewer, &requests));
+        assert_eq!(schedule.0.len(), 1);
+        assert!(schedule.0[0].backoff.is_some() && schedule.0[0].last == Some(at(-86_400)));
+    }
+
+    #[tokio::test]
+    async fn a_trigger_ends_any_wait_but_a_pause() {
+        let wake = Notify::new();
+        wake.notify_one();
+        let began = Instant::now();
+        Wait::Woken(Duration::MAX).over(&wake).await;
+        assert!(began.elapsed() < LOOK_EVERY / 2);
+        wake.notify_one();
+        let began = Instant::now();
+        Wait::Pause(Duration::from_millis(50)).over(&wake).await;
+        assert!(began.elapsed() >= Duration::from_millis(50));
+        assert_eq!(Wait::AFTER_RUN, Wait::Pause(PAUSE));
+    }
+}

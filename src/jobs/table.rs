@@ -1,0 +1,145 @@
+//! The table of the jobs. The loops of the daemon, its cron triggers, the observer and `check-config` read it; the order of its rows is
+//! that in which they are shown, and means nothing else.
+
+use futures_util::FutureExt;
+
+use super::archive::{self, SNAPSHOT_MODE, Scope};
+use super::reconcile::{Mode, RunOptions};
+use super::runner::{Outcome, Ran, Report};
+use super::runs::{self, Snapshots};
+use super::schedule::RetryAfter;
+use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters, recount};
+use crate::config::Config;
+use crate::job_name::{JobMode, JobName};
+use crate::runtime::progress::ProgressSink;
+
+/// The runs that detectors ask for.
+#[derive(Clone, Debug, Default)]
+pub struct Requests {
+    /// Redis has lost buckets.
+    pub rebuild: Request,
+    /// A snapshot of a board is due.
+    pub snapshot: Request,
+}
+
+impl Requests {
+    /// Requests that wake the loops of their jobs.
+    pub fn new(wakes: &Wakes) -> Self {
+        Self { rebuild: Request::new(wakes.of(JobName::Reconcile)), snapshot: Request::new(wakes.of(JobName::Archive)) }
+    }
+}
+
+/// The modes of one job that this configuration has.
+pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
+    table(config, requests).into_iter().filter(|spec| spec.job == job).collect()
+}
+
+/// All modes of all jobs that this configuration has, and when they are due.
+pub fn modes(config: &Config) -> Vec<JobMode> {
+    let specs = table(config, &Requests::default()).into_iter();
+    specs.map(|spec| JobMode { job: spec.job, pattern: spec.pattern(config).to_owned(), mode: spec.mode }).collect()
+}
+
+/// All modes of all jobs that this configuration has.
+fn table(config: &Config, requests: &Requests) -> Vec<JobSpec> {
+    let mut table = reconcile(requests);
+    table.extend(archive(requests));
+    if config.filter.is_on() {
+        let (mode, cron): (&str, Cron) = (filters::MODE, |config, _| config.filter.schedule());
+        table.push(JobSpec::new(JobName::Filters, mode, cron, |work| filtered(work).boxed()));
+    }
+    table.extend(config.recounts.iter().enumerate().map(|(rank, recount)| JobSpec {
+        first_run: FirstRun::AtItsTime,
+        rank,
+        ..JobSpec::new(JobName::Recount, &recount.name(), recount_cron, |work| recounted(work).boxed())
+    }));
+    table
+}
+
+fn reconcile(requests: &Requests) -> Vec<JobSpec> {
+    let row = |mode: Mode, cron: Cron, run: Run| JobSpec::new(JobName::Reconcile, mode.name(), cron, run);
+    vec![
+        JobSpec {
+            rank: 3,
+            ..row(
+                Mode::Changed,
+                |config, _| &config.reconcile.changed_cron,
+                |work| reconciled(work, Mode::Changed).boxed(),
+            )
+        },
+        JobSpec {
+            rank: 1,
+            ..row(Mode::Full, |config, _| &config.reconcile.full_cron, |work| reconciled(work, Mode::Full).boxed())
+        },
+        JobSpec {
+            rank: 2,
+            ..row(Mode::Scrub, |config, _| &config.reconcile.scrub_cron, |work| reconciled(work, Mode::Scrub).boxed())
+        },
+        // First: readers ask MySQL until it is done.
+        JobSpec {
+            rank: 0,
+            request: requests.rebuild.clone(),
+            ..row(Mode::Rebuild, never, |work| reconciled(work, Mode::Rebuild).boxed())
+        },
+    ]
+}
+
+fn archive(requests: &Requests) -> [JobSpec; 2] {
+    let row = |mode: &str, cron: Cron, run: Run| JobSpec::new(JobName::Archive, mode, cron, run);
+    [
+        JobSpec { rank: 0, ..row(archive::MODE, |config, _| &config.archive.cron, |work| archived(work).boxed()) },
+        JobSpec {
+            rank: 1,
+            request: requests.snapshot.clone(),
+            ..row(SNAPSHOT_MODE, never, |work| saved(work).boxed())
+        },
+    ]
+}
+
+fn never<'a>(_: &'a Config, _: &str) -> &'a str {
+    ""
+}
+
+fn recount_cron<'a>(config: &'a Config, mode: &str) -> &'a str {
+    let found = config.recounts.iter().find(|recount| recount.name() == mode);
+    found.map_or("", |recount| &recount.cron)
+}
+
+async fn reconciled(Work { servers, config, stop, .. }: Work<'_>, mode: Mode) -> Result<RetryAfter, JobError> {
+    runs::reconcile(servers, &config, &RunOptions::scheduled(mode), ProgressSink::Log, stop).await.map(retry_after)
+}
+
+async fn archived(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
+    runs::archive(servers, &config, &Scope::default(), ProgressSink::Log, stop).await.map(retry_after)
+}
+
+async fn saved(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
+    Ok(match runs::snapshot(servers, &config, Snapshots::Due, ProgressSink::Log, stop).await? {
+        // However it ended: the clock of snapshots says when the next one is due.
+        Ran::Ended(_) => RetryAfter::NextTime,
+        held => retry_after(held),
+    })
+}
+
+async fn filtered(Work { servers, config, stop, .. }: Work<'_>) -> Result<RetryAfter, JobError> {
+    runs::filters(servers, &config, stop).await.map(retry_after)
+}
+
+async fn recounted(Work { servers, config, mode, stop }: Work<'_>) -> Result<RetryAfter, JobError> {
+    // A reload may have taken it away.
+    let Some(recount) = config.recounts.iter().find(|recount| recount.name() == mode) else {
+        return Ok(RetryAfter::NextTime);
+    };
+    let options = recount::RunOptions::default();
+    runs::recount(servers, &config, recount, options, ProgressSink::Log, stop).await.map(retry_after)
+}
+
+fn retry_after<R: Report>(ran: Ran<R>) -> RetryAfter {
+    match ran {
+        Ran::Held { .. } => RetryAfter::Pause,
+        Ran::Ended(report) => match report.outcome() {
+            Outcome::Done | Outcome::LimitExceeded => RetryAfter::NextTime,
+            Outcome::Failed | Outcome::Refused | Outcome::Stopped | Outcome::DryRun => RetryAfter::LongerPause,
+        },
+    }
+}

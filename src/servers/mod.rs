@@ -1,0 +1,81 @@
+//! The three servers as one configuration names them: what the tasks and the commands work with.
+//!
+//! It opens connections and asks what must be right before anybody writes. It knows of no task.
+
+pub mod code_registry;
+pub mod numbers;
+
+use anyhow::Result;
+
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::config::{Config, ConfigError};
+use crate::job_name::JobName;
+use crate::store::Store;
+use crate::store::schema::Schema;
+
+/// Connections to MySQL that the runs of jobs use at once: two of a reconcile, two of an archive, one of the filters, one of a recount.
+const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;
+
+/// Connections that renew leases: one for each job.
+const CONNECTIONS_OF_LEASES: u32 = JobName::ALL.len() as u32;
+
+/// One connection of the outbox, one of the clock of snapshots.
+const CONNECTIONS_OF_OTHERS: u32 = 2;
+
+/// Connections that are spare, so that a short read never waits for a run.
+const CONNECTIONS_SPARE: u32 = 2;
+
+/// What the tasks work with. Nothing is connected before it is used.
+#[derive(Clone)]
+pub struct Servers {
+    /// MySQL.
+    pub store: Store,
+    /// Redis.
+    pub cache: Cache,
+    /// RabbitMQ.
+    pub broker: Broker,
+    /// This process, for those who find a lock held by it: `host:pid`.
+    pub owner: String,
+}
+
+impl Servers {
+    /// The servers that the configuration names.
+    ///
+    /// # Errors
+    /// An address or a certificate can't be used.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        let connections = u32::from(config.amqp.partitions)
+            + CONNECTIONS_OF_RUNS
+            + CONNECTIONS_OF_LEASES
+            + CONNECTIONS_OF_OTHERS
+            + CONNECTIONS_SPARE;
+        // Not there where systemd hides it (ProcSubset=pid).
+        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "localhost".to_owned());
+        let wrong = |error: anyhow::Error| ConfigError(vec![format!("{error:#}")]);
+        Ok(Self {
+            store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
+            cache: Cache::new(&config.redis, &config.metrics).map_err(|error| wrong(error.into()))?,
+            broker: Broker::new(&config.amqp).map_err(wrong)?,
+            owner: format!("{}:{}", host.trim(), std::process::id()),
+        })
+    }
+
+    /// Checks that MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it hasn't; MySQL fails.
+    pub async fn check(&self, config: &Config) -> Result<()> {
+        self.check_schema().await?;
+        code_registry::compare(&self.store, config).await.map(drop)
+    }
+
+    /// Checks that MySQL has a schema that this version can work with.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it hasn't; MySQL fails.
+    pub async fn check_schema(&self) -> Result<Schema> {
+        let schema = self.store.schema().await?;
+        schema.problem().map_or(Ok(schema), |problem| Err(ConfigError(vec![problem]).into()))
+    }
+}
