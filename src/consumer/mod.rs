@@ -30,6 +30,7 @@ mod counts;
 mod dead;
 mod flush;
 pub mod forget;
+mod inbox;
 mod late;
 mod redelivery;
 mod room;
@@ -39,7 +40,6 @@ mod silence;
 mod sizes;
 mod transaction;
 mod vital;
-mod waiting;
 mod watch;
 
 use std::sync::Arc;
@@ -236,7 +236,7 @@ impl Partition {
     }
 
     /// With more bytes than that in no batch yet, the broker is asked for fewer messages: twice what is meant to be on the way.
-    fn waiting_bytes_max(&self) -> usize {
+    fn inbox_bytes_max(&self) -> usize {
         self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2)
     }
 

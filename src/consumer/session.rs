@@ -25,11 +25,11 @@ use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
 use super::dead;
 use super::flush::Writer;
+use super::inbox::{Arrived, Inbox};
 use super::redelivery::PrefetchLimit;
 use super::silence::Silence;
 use super::sizes::PREFETCH_MIN;
 use super::vital::{Oldest, ReceivedCounts};
-use super::waiting::{self, Waiting};
 use crate::broker::Link;
 use crate::config::Derived;
 use crate::event::{self, Message, Terms};
@@ -100,7 +100,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         deliveries,
         ends,
         is_cancelled: false,
-        waiting: Waiting::default(),
+        inbox: Inbox::default(),
         open: Open::default(),
         writer,
         writing: None,
@@ -172,7 +172,7 @@ struct Session<'a> {
     /// Nothing comes any more: it was asked for, or the queue is gone.
     is_cancelled: bool,
     /// Received and in no batch yet.
-    waiting: Waiting,
+    inbox: Inbox,
     open: Open,
     /// While idle. Exactly one of `writer` and `writing` is there.
     writer: Option<Writer>,
@@ -253,7 +253,7 @@ impl Session<'_> {
 
     /// Fewer than the least can't be asked for: they are taken as they come.
     fn is_overfull(&self) -> bool {
-        self.waiting.bytes > self.partition.waiting_bytes_max() && self.prefetch > PREFETCH_MIN
+        self.inbox.bytes > self.partition.inbox_bytes_max() && self.prefetch > PREFETCH_MIN
     }
 
     fn is_due(&self) -> bool {
@@ -269,14 +269,11 @@ impl Session<'_> {
                 self.is_cancelled = true;
                 break;
             };
-            self.waiting.push(delivery.context("receive")?);
+            self.inbox.push(delivery.context("receive")?);
             // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
             if self.is_overfull() {
-                self.partition.sizes.learn(self.waiting.sizes());
-                bail!(TakeFewer(format!(
-                    "messages of {} bytes wait, more than memory is meant for",
-                    self.waiting.bytes
-                )));
+                self.partition.sizes.learn(self.inbox.sizes());
+                bail!(TakeFewer(format!("messages of {} bytes wait, more than memory is meant for", self.inbox.bytes)));
             }
             next = self.deliveries.next().now_or_never();
         }
@@ -286,7 +283,7 @@ impl Session<'_> {
     /// Moves what waits into the open batch. Whether another number of messages should be taken at once.
     fn fill(&mut self) -> Result<bool> {
         while !self.is_full() {
-            let Some(message) = self.waiting.pop() else { break };
+            let Some(message) = self.inbox.pop() else { break };
             let returns = message.returns;
             self.limit.note(returns);
             ensure!(
@@ -312,9 +309,9 @@ impl Session<'_> {
         wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
-    fn push(&mut self, message: waiting::Arrived) {
+    fn push(&mut self, message: Arrived) {
         let bytes = message.bytes();
-        let waiting::Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
+        let Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);

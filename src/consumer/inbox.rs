@@ -40,13 +40,13 @@ impl From<Delivery> for Arrived {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct Inbox {
     messages: VecDeque<Arrived>,
     /// Of all of them.
     pub bytes: usize,
 }
 
-impl Waiting {
+impl Inbox {
     pub fn push(&mut self, delivery: Delivery) {
         let message = Arrived::from(delivery);
         self.bytes += message.bytes();
