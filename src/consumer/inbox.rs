@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use lapin::Acker;
 use lapin::message::Delivery;
 
-use super::dead::{self, Headers};
 use super::redelivery;
+use crate::dead_letters::letter::{self, Headers};
 
 /// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Arrived {
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
         let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
-        let (headers, returns) = (dead::headers(&properties), redelivery::returns(redelivered, &properties));
+        let (headers, returns) = (letter::headers(&properties), redelivery::returns(redelivered, &properties));
         Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
     }
 }

@@ -27,7 +27,6 @@ pub mod batch;
 mod clock;
 mod consumed;
 mod counts;
-mod dead;
 mod flush;
 pub mod forget;
 mod inbox;

@@ -23,7 +23,6 @@ use tracing::{debug, info, warn};
 use self::writing::{Writing, join};
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::dead;
 use super::flush::Writer;
 use super::inbox::{Arrived, Inbox};
 use super::redelivery::PrefetchLimit;
@@ -32,6 +31,7 @@ use super::sizes::PREFETCH_MIN;
 use super::vital::{Oldest, ReceivedCounts};
 use crate::broker::Link;
 use crate::config::Derived;
+use crate::dead_letters::letter;
 use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
@@ -340,7 +340,7 @@ impl Session<'_> {
                         reason = refusal.reason.code()
                     );
                     let body = origin.body.get(range).unwrap_or(&origin.body);
-                    let letter = dead::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
+                    let letter = letter::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
                     return open.batch.refused.push(letter);
                 }
             };
