@@ -26,8 +26,8 @@ use super::batch::{Batch, Event, Origin, Received};
 use super::flush::Writer;
 use super::inbox::{Arrived, Inbox};
 use super::redelivery::PrefetchLimit;
-use super::silence::Silence;
 use super::sizes::PREFETCH_MIN;
+use super::stall_detector::StallDetector;
 use super::vital::{Oldest, ReceivedCounts};
 use crate::broker::Link;
 use crate::config::Derived;
@@ -105,7 +105,7 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         writer,
         writing: None,
         refused: Flood::default(),
-        silence: Silence::default(),
+        stall_detector: StallDetector::default(),
         unacked: Oldest::default(),
         vitals: telemetry().partition(number),
     };
@@ -178,7 +178,7 @@ struct Session<'a> {
     writer: Option<Writer>,
     writing: Option<Writing>,
     refused: Flood,
-    silence: Silence,
+    stall_detector: StallDetector,
     unacked: Oldest,
     vitals: Arc<PartitionVitals>,
 }
@@ -229,11 +229,11 @@ impl Session<'_> {
             self.went_well();
         }
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
-        if is_idle && self.silence.is_long(Instant::now()) {
+        if is_idle && self.stall_detector.is_due(Instant::now()) {
             let queue = self.partition.queue();
             let messages = self.partition.beat.during(self.link.depth(&queue)).await?.messages;
             ensure!(
-                !self.silence.is_wrong(messages, Instant::now()),
+                !self.stall_detector.is_stalled(messages, Instant::now()),
                 "{queue} has {messages} messages, and the broker sends none of them"
             );
         }
@@ -262,7 +262,7 @@ impl Session<'_> {
 
     /// Takes one message, and those that are here already: what the library holds nobody counts.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<()> {
-        self.silence.broken(Instant::now());
+        self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
             let Some(delivery) = delivery else {
