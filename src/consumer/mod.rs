@@ -31,11 +31,11 @@ mod flush;
 pub mod forget;
 mod inbox;
 mod late;
+mod message_sizes;
 mod redelivery;
 mod room;
 mod session;
 pub mod settle;
-mod sizes;
 mod stall_detector;
 mod transaction;
 mod vital;
@@ -53,9 +53,9 @@ use tracing::{info, warn};
 use clock::Clock;
 use consumed::Consumed;
 use flush::Writer;
+use message_sizes::MessageSizes;
 use redelivery::PrefetchLimit;
 use room::Room;
-use sizes::Sizes;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
@@ -93,7 +93,7 @@ pub struct Partition {
     prefetch: u16,
     /// The server can't do the faster way of writing rows, or must not.
     reads_first: AtomicBool,
-    sizes: Sizes,
+    sizes: MessageSizes,
     stop: CancellationToken,
     beat: Heartbeat,
 }
@@ -121,7 +121,7 @@ impl Partition {
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             reads_first: AtomicBool::new(config.consumer.reads_first),
-            sizes: Sizes::default(),
+            sizes: MessageSizes::default(),
             stop,
             beat,
         }
