@@ -11,7 +11,7 @@ use tracing::{error, warn};
 use super::Servers;
 use crate::config::{Config, ConfigHandle, Recount};
 use crate::consumer::Partition;
-use crate::consumer::forget::forget;
+use crate::consumer::ledger_gc;
 use crate::jobs::archive::clock::SnapshotClock;
 use crate::jobs::archive::{self, Scope};
 use crate::jobs::fence::TooFew;
@@ -87,7 +87,7 @@ impl Task {
         let (store, beat) = (servers.store.clone(), liveness.register("ledger"));
         let (live, stop) = (live.clone(), stop.clone());
         tasks.spawn(async move {
-            forget(store, live, beat, stop).await;
+            ledger_gc::run(store, live, beat, stop).await;
             "ledger".to_owned()
         });
     }
