@@ -9,10 +9,10 @@ use tracing::{debug, info, warn};
 
 use super::batch::{Batch, Origin, Received};
 use super::clock::Clock;
-use super::consumed::Consumed;
 use super::room::Room;
+use super::telemetry as counted;
+use super::telemetry::Throughput;
 use super::transaction::Found;
-use super::vital;
 use super::watch::Watch;
 use crate::config::{Derived, Rules};
 use crate::dead_letters::letter;
@@ -55,7 +55,7 @@ pub(super) struct Writer {
     pub clock: Clock,
     /// Where its dead letters go.
     pub room: Room,
-    pub consumed: Consumed,
+    pub throughput: Throughput,
     /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
     pub beat: Heartbeat,
 }
@@ -144,7 +144,7 @@ impl Writer {
                     self.asks_ledger = self.asks_ledger.max(1);
                     let code = error.code();
                     let ended = self.recover(error, part, &mut tries, outage).await?;
-                    vital::again(code);
+                    counted::again(code);
                     ended
                 }
             };
@@ -193,13 +193,13 @@ impl Writer {
     /// Notes a part that is committed.
     fn note(&mut self, part: &Batch, found: &Found) {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
-        vital::committed(part, found.coalesced);
+        counted::committed(part, found.coalesced);
         self.remember(found.epoch);
         if found.outboxed {
             self.outbox.send_replace(());
         }
         self.beat.beat();
-        self.consumed.note(self.partition, part, found.coalesced);
+        self.throughput.note(self.partition, part, found.coalesced);
     }
 
     /// The dead letter of an event that MySQL refuses.

@@ -25,7 +25,6 @@
 
 pub mod batch;
 mod clock;
-mod consumed;
 mod counts;
 mod flush;
 mod inbox;
@@ -37,8 +36,8 @@ pub mod resolve_sets;
 mod room;
 mod session;
 mod stall_detector;
+mod telemetry;
 mod transaction;
-mod vital;
 mod watch;
 
 use std::sync::Arc;
@@ -51,11 +50,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use clock::Clock;
-use consumed::Consumed;
 use flush::Writer;
 use message_sizes::MessageSizes;
 use redelivery::PrefetchLimit;
 use room::Room;
+use telemetry::Throughput;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
@@ -269,7 +268,7 @@ impl Partition {
                 dropped: Flood::default(),
                 returned: Flood::default(),
             },
-            consumed: Consumed::default(),
+            throughput: Throughput::default(),
             beat: self.beat.clone(),
         }
     }

@@ -28,7 +28,7 @@ use super::inbox::{Arrived, Inbox};
 use super::message_sizes::PREFETCH_MIN;
 use super::redelivery::PrefetchLimit;
 use super::stall_detector::StallDetector;
-use super::vital::{Oldest, ReceivedCounts};
+use super::telemetry::{Oldest, ReceivedCounts};
 use crate::broker::Link;
 use crate::config::Derived;
 use crate::dead_letters::letter;
