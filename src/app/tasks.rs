@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::schedules::Schedules;
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
-use crate::consumer::forget::forget;
+use crate::consumer::ledger_gc;
 use crate::job_name::JobName;
 use crate::jobs::archive::clock::SnapshotClock;
 use crate::jobs::reconcile::lookout::Lookout;
@@ -144,7 +144,7 @@ impl Tasks {
             });
         }
         let (store, live, stop) = (servers.store.clone(), live.clone(), stop.clone());
-        running.start_loop(TaskName::Ledger, |beat| forget(store, live, beat, stop));
+        running.start_loop(TaskName::Ledger, |beat| ledger_gc::run(store, live, beat, stop));
     }
 
     /// The tasks that find out when a run is needed whatever the schedules say.

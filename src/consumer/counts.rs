@@ -1,5 +1,5 @@
 //! What a batch's counts and sets do, within its transaction: the ledger keeps what was applied before away, and numbers that
-//! may be set are locked and settled (`settle`).
+//! may be set are locked and resolved (`resolve_sets`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -7,7 +7,7 @@ use sqlx::MySqlConnection;
 
 use super::batch::{Received, distinct, entry, sums};
 use super::flush::Writer;
-use super::settle::{Settled, newest, settle};
+use super::resolve_sets::{Resolved, newest, resolve};
 use crate::event::CountEvent;
 use crate::model::CounterKey;
 use crate::store::StoreError;
@@ -36,8 +36,8 @@ impl Writer {
             true => counts.into_iter().partition(is_settable),
             false => (Vec::new(), counts),
         };
-        let (settled, differences) = self.settle(tx, sets, settable).await?;
-        self.log_watched_counts(tx, &added, &settled).await?;
+        let (resolved, differences) = self.resolve(tx, sets, settable).await?;
+        self.log_watched_counts(tx, &added, &resolved).await?;
         let mut all = sums(&added);
         if !differences.is_empty() {
             all.extend(differences);
@@ -64,25 +64,25 @@ impl Writer {
         Ok(counts)
     }
 
-    /// Settles numbers that may be set, and notes what holds. All of them are locked first, in one order: another partition may
+    /// Resolves numbers that may be set, and notes what holds. All of them are locked first, in one order: another partition may
     /// write the same number.
-    async fn settle(
+    async fn resolve(
         &self,
         tx: &mut MySqlConnection,
         sets: BTreeMap<CounterKey, LastSet>,
         counts: Vec<CountEvent>,
-    ) -> Result<(Settled, Vec<Difference>), StoreError> {
+    ) -> Result<(Resolved, Vec<Difference>), StoreError> {
         let counted = counts.iter().map(|count| (count.target, count.metric));
         let numbers: BTreeSet<CounterKey> = sets.keys().copied().chain(counted).collect();
         if numbers.is_empty() {
-            return Ok((Settled::default(), Vec::new()));
+            return Ok((Resolved::default(), Vec::new()));
         }
         let numbers: Vec<CounterKey> = numbers.into_iter().collect();
         let known = sets::lock(tx, &numbers).await?;
-        let settled = settle(&sets, counts, &known);
-        let standing = sets::standing(tx, &settled.won).await?;
-        let differences = settled.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
-        sets::note(tx, &settled.won, &settled.live).await?;
-        Ok((settled, differences))
+        let resolved = resolve(&sets, counts, &known);
+        let standing = sets::standing(tx, &resolved.won).await?;
+        let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
+        sets::note(tx, &resolved.won, &resolved.live).await?;
+        Ok((resolved, differences))
     }
 }

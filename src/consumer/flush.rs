@@ -7,15 +7,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::batch::{Batch, Received};
+use super::batch::{Batch, Origin, Received};
 use super::clock::Clock;
-use super::consumed::Consumed;
-use super::dead;
 use super::room::Room;
+use super::telemetry as counted;
+use super::telemetry::Throughput;
 use super::transaction::Found;
-use super::vital;
 use super::watch::Watch;
 use crate::config::{Derived, Rules};
+use crate::dead_letters::letter;
 use crate::dead_letters::text::instant;
 use crate::event::{Reason, Refusal};
 use crate::model::{Metric, Micros};
@@ -55,7 +55,7 @@ pub(super) struct Writer {
     pub clock: Clock,
     /// Where its dead letters go.
     pub room: Room,
-    pub consumed: Consumed,
+    pub throughput: Throughput,
     /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
     pub beat: Heartbeat,
 }
@@ -144,7 +144,7 @@ impl Writer {
                     self.asks_ledger = self.asks_ledger.max(1);
                     let code = error.code();
                     let ended = self.recover(error, part, &mut tries, outage).await?;
-                    vital::again(code);
+                    counted::again(code);
                     ended
                 }
             };
@@ -193,13 +193,13 @@ impl Writer {
     /// Notes a part that is committed.
     fn note(&mut self, part: &Batch, found: &Found) {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
-        vital::committed(part, found.coalesced);
+        counted::committed(part, found.coalesced);
         self.remember(found.epoch);
         if found.outboxed {
             self.outbox.send_replace(());
         }
         self.beat.beat();
-        self.consumed.note(self.partition, part, found.coalesced);
+        self.throughput.note(self.partition, part, found.coalesced);
     }
 
     /// The dead letter of an event that MySQL refuses.
@@ -213,7 +213,7 @@ impl Writer {
             "MySQL refuses one event, which is kept in dead_letter: {error}"
         );
         let refusal = Refusal { reason: Reason::RefusedByDatabase, error };
-        dead::refused_event(event, refusal, &self.queue, Micros::now())
+        letter_of(event, refusal, &self.queue)
     }
 
     /// The dead letter of an event of which nobody can say any more whether it was applied.
@@ -221,7 +221,7 @@ impl Writer {
         let error =
             format!("events before {} are forgotten: some daemon's applied_event_keep was shorter", instant(floor));
         let refusal = Refusal { reason: Reason::AtTooOld, error };
-        dead::refused_event(event, refusal, &self.queue, Micros::now())
+        letter_of(event, refusal, &self.queue)
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
@@ -251,6 +251,13 @@ impl Writer {
             );
         }
     }
+}
+
+/// The dead letter of an event that can be read and is refused all the same.
+fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
+    let Origin { body, headers } = received.origin.as_ref();
+    let body = body.get(received.range.clone()).unwrap_or(body);
+    letter::refused(refusal, body, headers, queue, Micros::now())
 }
 
 /// For everybody who looks: MySQL's own words about values may quote a key, with ids in it.

@@ -25,21 +25,19 @@
 
 pub mod batch;
 mod clock;
-mod consumed;
 mod counts;
-mod dead;
 mod flush;
-pub mod forget;
+mod inbox;
 mod late;
+pub mod ledger_gc;
+mod message_sizes;
 mod redelivery;
+pub mod resolve_sets;
 mod room;
 mod session;
-pub mod settle;
-mod silence;
-mod sizes;
+mod stall_detector;
+mod telemetry;
 mod transaction;
-mod vital;
-mod waiting;
 mod watch;
 
 use std::sync::Arc;
@@ -52,11 +50,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use clock::Clock;
-use consumed::Consumed;
 use flush::Writer;
+use message_sizes::MessageSizes;
 use redelivery::PrefetchLimit;
 use room::Room;
-use sizes::Sizes;
+use telemetry::Throughput;
 use watch::Watch;
 
 use crate::broker::{Broker, Link};
@@ -94,7 +92,7 @@ pub struct Partition {
     prefetch: u16,
     /// The server can't do the faster way of writing rows, or must not.
     reads_first: AtomicBool,
-    sizes: Sizes,
+    sizes: MessageSizes,
     stop: CancellationToken,
     beat: Heartbeat,
 }
@@ -122,7 +120,7 @@ impl Partition {
             limits: config.consumer.clone(),
             prefetch: config.amqp.prefetch,
             reads_first: AtomicBool::new(config.consumer.reads_first),
-            sizes: Sizes::default(),
+            sizes: MessageSizes::default(),
             stop,
             beat,
         }
@@ -236,7 +234,7 @@ impl Partition {
     }
 
     /// With more bytes than that in no batch yet, the broker is asked for fewer messages: twice what is meant to be on the way.
-    fn waiting_bytes_max(&self) -> usize {
+    fn inbox_bytes_max(&self) -> usize {
         self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2)
     }
 
@@ -270,7 +268,7 @@ impl Partition {
                 dropped: Flood::default(),
                 returned: Flood::default(),
             },
-            consumed: Consumed::default(),
+            throughput: Throughput::default(),
             beat: self.beat.clone(),
         }
     }

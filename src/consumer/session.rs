@@ -23,15 +23,15 @@ use tracing::{debug, info, warn};
 use self::writing::{Writing, join};
 use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::dead;
 use super::flush::Writer;
+use super::inbox::{Arrived, Inbox};
+use super::message_sizes::PREFETCH_MIN;
 use super::redelivery::PrefetchLimit;
-use super::silence::Silence;
-use super::sizes::PREFETCH_MIN;
-use super::vital::{Oldest, ReceivedCounts};
-use super::waiting::{self, Waiting};
+use super::stall_detector::StallDetector;
+use super::telemetry::{Oldest, ReceivedCounts};
 use crate::broker::Link;
 use crate::config::Derived;
+use crate::dead_letters::letter;
 use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
@@ -100,12 +100,12 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         deliveries,
         ends,
         is_cancelled: false,
-        waiting: Waiting::default(),
+        inbox: Inbox::default(),
         open: Open::default(),
         writer,
         writing: None,
         refused: Flood::default(),
-        silence: Silence::default(),
+        stall_detector: StallDetector::default(),
         unacked: Oldest::default(),
         vitals: telemetry().partition(number),
     };
@@ -172,13 +172,13 @@ struct Session<'a> {
     /// Nothing comes any more: it was asked for, or the queue is gone.
     is_cancelled: bool,
     /// Received and in no batch yet.
-    waiting: Waiting,
+    inbox: Inbox,
     open: Open,
     /// While idle. Exactly one of `writer` and `writing` is there.
     writer: Option<Writer>,
     writing: Option<Writing>,
     refused: Flood,
-    silence: Silence,
+    stall_detector: StallDetector,
     unacked: Oldest,
     vitals: Arc<PartitionVitals>,
 }
@@ -229,11 +229,11 @@ impl Session<'_> {
             self.went_well();
         }
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
-        if is_idle && self.silence.is_long(Instant::now()) {
+        if is_idle && self.stall_detector.is_due(Instant::now()) {
             let queue = self.partition.queue();
             let messages = self.partition.beat.during(self.link.depth(&queue)).await?.messages;
             ensure!(
-                !self.silence.is_wrong(messages, Instant::now()),
+                !self.stall_detector.is_stalled(messages, Instant::now()),
                 "{queue} has {messages} messages, and the broker sends none of them"
             );
         }
@@ -253,7 +253,7 @@ impl Session<'_> {
 
     /// Fewer than the least can't be asked for: they are taken as they come.
     fn is_overfull(&self) -> bool {
-        self.waiting.bytes > self.partition.waiting_bytes_max() && self.prefetch > PREFETCH_MIN
+        self.inbox.bytes > self.partition.inbox_bytes_max() && self.prefetch > PREFETCH_MIN
     }
 
     fn is_due(&self) -> bool {
@@ -262,21 +262,18 @@ impl Session<'_> {
 
     /// Takes one message, and those that are here already: what the library holds nobody counts.
     fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<()> {
-        self.silence.broken(Instant::now());
+        self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
             let Some(delivery) = delivery else {
                 self.is_cancelled = true;
                 break;
             };
-            self.waiting.push(delivery.context("receive")?);
+            self.inbox.push(delivery.context("receive")?);
             // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
             if self.is_overfull() {
-                self.partition.sizes.learn(self.waiting.sizes());
-                bail!(TakeFewer(format!(
-                    "messages of {} bytes wait, more than memory is meant for",
-                    self.waiting.bytes
-                )));
+                self.partition.sizes.learn(self.inbox.sizes());
+                bail!(TakeFewer(format!("messages of {} bytes wait, more than memory is meant for", self.inbox.bytes)));
             }
             next = self.deliveries.next().now_or_never();
         }
@@ -286,7 +283,7 @@ impl Session<'_> {
     /// Moves what waits into the open batch. Whether another number of messages should be taken at once.
     fn fill(&mut self) -> Result<bool> {
         while !self.is_full() {
-            let Some(message) = self.waiting.pop() else { break };
+            let Some(message) = self.inbox.pop() else { break };
             let returns = message.returns;
             self.limit.note(returns);
             ensure!(
@@ -312,9 +309,9 @@ impl Session<'_> {
         wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
-    fn push(&mut self, message: waiting::Arrived) {
+    fn push(&mut self, message: Arrived) {
         let bytes = message.bytes();
-        let waiting::Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
+        let Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
         let now = Micros::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
@@ -343,7 +340,7 @@ impl Session<'_> {
                         reason = refusal.reason.code()
                     );
                     let body = origin.body.get(range).unwrap_or(&origin.body);
-                    let letter = dead::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
+                    let letter = letter::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
                     return open.batch.refused.push(letter);
                 }
             };

@@ -6,7 +6,7 @@ use sqlx::{Connection, MySqlConnection};
 
 use super::batch::{Batch, Received, before, coalesce, differences};
 use super::flush::Writer;
-use super::vital::Steps;
+use super::telemetry::Steps;
 use crate::config::Writes;
 use crate::event::LikeEvent;
 use crate::model::Addition;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use sqlx::MySqlConnection;
 
 use super::flush::Writer;
-use super::settle::Settled;
+use super::resolve_sets::Resolved;
 use crate::event::{CountEvent, LikeEvent};
 use crate::model::{CounterKey, Metric};
 use crate::store::likes::{Pair, State};
@@ -61,15 +61,15 @@ impl Writer {
         &self,
         tx: &mut MySqlConnection,
         added: &[CountEvent],
-        settled: &Settled,
+        resolved: &Resolved,
     ) -> Result<(), StoreError> {
         let Some(watch) = self.watch.number else { return Ok(()) };
-        let counted = added.iter().chain(&settled.live).map(|count| Logged {
+        let counted = added.iter().chain(&resolved.live).map(|count| Logged {
             number: (count.target, count.metric),
             at: count.at,
             delta: Some((count.id, count.delta)),
         });
-        let set = settled.won.iter().map(|(number, set)| Logged { number: *number, at: set.at, delta: None });
+        let set = resolved.won.iter().map(|(number, set)| Logged { number: *number, at: set.at, delta: None });
         let is_watched = |logged: &Logged| self.watch.numbers.contains(&logged.number);
         let logged: Vec<Logged> = counted.chain(set).filter(is_watched).collect();
         watches::log_counts(tx, watch, &logged).await

@@ -7,7 +7,7 @@ use futures_util::{FutureExt, StreamExt};
 use tracing::debug;
 
 use super::super::flush::Writer;
-use super::super::waiting::Waiting;
+use super::super::inbox::Inbox;
 use super::writing::{Written, join};
 use super::{Open, REPLY_SUCCESS, Session};
 use crate::runtime::fault;
@@ -57,7 +57,7 @@ impl Session<'_> {
         self.open.received.note();
         fault::point("consumer:ending");
         // The broker has them again, and as many can be in flight, which nobody needs either.
-        (self.waiting, self.open) = (Waiting::default(), Open::default());
+        (self.inbox, self.open) = (Inbox::default(), Open::default());
         let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
         let mut closed = pin!(self.partition.beat.during(self.link.call("close the channel", closed)));
         let closed = loop {

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::cache::layout::Loaded;
     use crate::consumer::batch::{before as meets, coalesce};
-    use crate::consumer::settle::{newest, settle};
+    use crate::consumer::resolve_sets::{newest, resolve};
     use crate::event::{CountEvent, EventId, SetEvent};
     use crate::model::{Kind, Target, TargetId};
     use crate::outbox_offsets::OutboxOffsets;
@@ -284,7 +284,7 @@ mod tests {
                 at: Micros(*at),
                 id: EventId([0; 16]),
             });
-            let settled = settle(&newest(sets), counts.collect(), &self.known);
+            let settled = resolve(&newest(sets), counts.collect(), &self.known);
             let standing = |(number, set): &(_, LastSet)| {
                 let since =
                     self.recent.iter().filter(|(at, _)| *at > set.at).map(|(_, delta)| i128::from(*delta)).sum();

@@ -13,26 +13,26 @@ use tokio::time::Instant;
 const ASKED_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub(super) struct StallDetector {
     /// When something came, or it was last asked; none until something has come.
     since: Option<Instant>,
     /// The queue had messages when it was last asked.
     is_odd: bool,
 }
 
-impl Silence {
+impl StallDetector {
     /// A message came.
-    pub(super) fn broken(&mut self, now: Instant) {
+    pub(super) fn received(&mut self, now: Instant) {
         *self = Self { since: Some(now), is_odd: false };
     }
 
     /// Whether to ask how long the queue is.
-    pub(super) fn is_long(&self, now: Instant) -> bool {
+    pub(super) fn is_due(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now.duration_since(since) >= ASKED_EVERY)
     }
 
     /// So many messages wait in the queue: whether they should have come.
-    pub(super) fn is_wrong(&mut self, messages: u32, now: Instant) -> bool {
+    pub(super) fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
         let was_odd = std::mem::replace(&mut self.is_odd, messages > 0);
         self.since = Some(now);
         was_odd && self.is_odd
@@ -44,19 +44,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_wrong_when_a_queue_twice_has_messages_that_do_not_come() {
+    fn a_broker_has_stalled_when_a_queue_twice_has_messages_that_do_not_come() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut silence = Silence::default();
-        assert!(!silence.is_long(at(1_000)), "nothing has come yet: it may be another one's turn");
-        silence.broken(at(0));
-        assert!(!silence.is_long(at(4)));
-        assert!(silence.is_long(at(5)));
-        assert!(!silence.is_wrong(0, at(5)));
-        assert!(!silence.is_wrong(7, at(10)), "they may be on the way");
-        assert!(!silence.is_long(at(14)));
-        silence.broken(at(14));
-        assert!(!silence.is_wrong(7, at(19)));
-        assert!(silence.is_wrong(7, at(24)));
+        let mut detector = StallDetector::default();
+        assert!(!detector.is_due(at(1_000)), "nothing has come yet: it may be another one's turn");
+        detector.received(at(0));
+        assert!(!detector.is_due(at(4)));
+        assert!(detector.is_due(at(5)));
+        assert!(!detector.is_stalled(0, at(5)));
+        assert!(!detector.is_stalled(7, at(10)), "they may be on the way");
+        assert!(!detector.is_due(at(14)));
+        detector.received(at(14));
+        assert!(!detector.is_stalled(7, at(19)));
+        assert!(detector.is_stalled(7, at(24)));
     }
 }

@@ -13,7 +13,7 @@ use crate::store::sets::{LastSet, Standing};
 
 /// What of a batch holds.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Settled {
+pub struct Resolved {
     /// The sets that are newer than the one before, sorted by key.
     pub won: Vec<(CounterKey, LastSet)>,
     /// The counts that no set has made void, in the order of the ledger.
@@ -33,11 +33,11 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
 }
 
 /// Which events hold, where `known` says what each number was set to before.
-pub fn settle(
+pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
     known: &HashMap<CounterKey, LastSet>,
-) -> Settled {
+) -> Resolved {
     let is_newer = |(number, set): &(&CounterKey, &LastSet)| known.get(*number).is_none_or(|last| *set > last);
     let won: Vec<(CounterKey, LastSet)> = sets.iter().filter(is_newer).map(|(number, set)| (*number, *set)).collect();
     counts.retain(|count| {
@@ -45,10 +45,10 @@ pub fn settle(
         let last = known.get(&number).max(sets.get(&number));
         last.is_none_or(|last| count.at > last.at)
     });
-    Settled { won, live: counts }
+    Resolved { won, live: counts }
 }
 
-impl Settled {
+impl Resolved {
     /// What `counter` gains or loses, sorted by key, where `standing` says what the numbers that are set were before. None
     /// where a difference is more than 64 bits hold.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
@@ -96,7 +96,7 @@ mod tests {
             counts.retain(|count| self.ledger.insert(entry(count)));
             let sets =
                 newest(events.iter().filter_map(|event| if let Event::Set(set) = event { Some(*set) } else { None }));
-            let settled = settle(&sets, counts, &self.number_set);
+            let resolved = resolve(&sets, counts, &self.number_set);
             let standing = |(number, set): &(CounterKey, LastSet)| {
                 let counter = self.counter.get(number);
                 let counted = i128::from(counter.map_or(0, |(value, _)| *value));
@@ -104,13 +104,13 @@ mod tests {
                 let since = self.recent.iter().filter(after).map(|(_, delta)| i128::from(*delta)).sum();
                 (*number, Standing { counted, since, update_at: counter.map(|(_, at)| *at) })
             };
-            let standing: HashMap<CounterKey, Standing> = settled.won.iter().map(standing).collect();
-            for Difference { target, metric, delta, at } in settled.differences(&standing).expect("small numbers") {
+            let standing: HashMap<CounterKey, Standing> = resolved.won.iter().map(standing).collect();
+            for Difference { target, metric, delta, at } in resolved.differences(&standing).expect("small numbers") {
                 let counter = self.counter.entry((target, metric)).or_insert((0, at));
                 *counter = (counter.0 + delta, counter.1.max(at));
             }
-            self.number_set.extend(settled.won);
-            self.recent.extend(settled.live.iter().map(|it| (((it.target, it.metric), it.at, it.id), it.delta)));
+            self.number_set.extend(resolved.won);
+            self.recent.extend(resolved.live.iter().map(|it| (((it.target, it.metric), it.at, it.id), it.delta)));
         }
 
         fn values(&self) -> BTreeMap<CounterKey, i64> {
@@ -211,9 +211,10 @@ mod tests {
     #[test]
     fn a_difference_that_no_slot_holds_is_none() {
         let Event::Set(SetEvent { target, metric, .. }) = set(5, 7) else { panic!("a set") };
-        let settled = Settled { won: vec![((target, metric), LastSet { at: Micros(5), value: 7 })], live: Vec::new() };
+        let resolved =
+            Resolved { won: vec![((target, metric), LastSet { at: Micros(5), value: 7 })], live: Vec::new() };
         let differences = |counted: i128| {
-            settled.differences(&HashMap::from([((target, metric), Standing { counted, ..Standing::default() })]))
+            resolved.differences(&HashMap::from([((target, metric), Standing { counted, ..Standing::default() })]))
         };
         assert_eq!(differences(i128::from(i64::MIN)), None);
         let least = i128::from(i64::MIN) + 8;

@@ -11,9 +11,9 @@ pub(super) const PREFETCH_MIN: u16 = 2;
 /// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
 /// counts messages, not bytes.
 #[derive(Debug, Default)]
-pub(super) struct Sizes(AtomicUsize);
+pub(super) struct MessageSizes(AtomicUsize);
 
-impl Sizes {
+impl MessageSizes {
     /// Notes a message's size in a moving mean.
     pub fn note(&self, bytes: usize) {
         let mean = self.0.load(Ordering::Relaxed);
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn large_messages_are_taken_in_smaller_numbers() {
-        let sizes = Sizes::default();
+        let sizes = MessageSizes::default();
         assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
         sizes.note(120);
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn of_too_much_the_large_ones_are_what_is_learned() {
-        let sizes = Sizes::default();
+        let sizes = MessageSizes::default();
         sizes.learn([].into_iter());
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
         sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use lapin::Acker;
 use lapin::message::Delivery;
 
-use super::dead::{self, Headers};
 use super::redelivery;
+use crate::dead_letters::letter::{self, Headers};
 
 /// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
 #[derive(Debug)]
@@ -34,19 +34,19 @@ impl Arrived {
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
         let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
-        let (headers, returns) = (dead::headers(&properties), redelivery::returns(redelivered, &properties));
+        let (headers, returns) = (letter::headers(&properties), redelivery::returns(redelivered, &properties));
         Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct Inbox {
     messages: VecDeque<Arrived>,
     /// Of all of them.
     pub bytes: usize,
 }
 
-impl Waiting {
+impl Inbox {
     pub fn push(&mut self, delivery: Delivery) {
         let message = Arrived::from(delivery);
         self.bytes += message.bytes();
