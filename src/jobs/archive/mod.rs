@@ -63,8 +63,8 @@ mod raise;
 mod report;
 mod restore;
 mod scope;
-mod settle;
 mod snapshot;
+mod steps;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,7 +91,7 @@ use period::PeriodKind;
 use plan::Plan;
 use progress::Progress;
 use scope::{Candidate, instant};
-use settle::{Halt, Run};
+use steps::{Halt, Run};
 
 /// Where a test may end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 13] = [
@@ -164,12 +164,12 @@ impl Archiver {
         let (progress, shown) = watch::channel(Progress::default());
         let run = Run { archiver: self, number: run, now, stop, progress };
         tokio::select! {
-            report = self.settle_all(&run, scope, now) => report,
+            report = self.archive_all(&run, scope, now) => report,
             () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 
-    async fn settle_all(&self, run: &Run<'_>, scope: &Scope, now: Micros) -> Result<Report> {
+    async fn archive_all(&self, run: &Run<'_>, scope: &Scope, now: Micros) -> Result<Report> {
         let mut report = Report { dry_run: scope.dry_run, ..Report::default() };
         for (board, candidates) in self.candidates(scope, now, &mut report).await? {
             if !scope.dry_run {
@@ -177,13 +177,13 @@ impl Archiver {
                 fault::point("archive:claimed");
             }
             for candidate in candidates {
-                let settled = match scope.dry_run {
+                let taken = match scope.dry_run {
                     true => self.foresee(&candidate, now).await,
-                    false => run.settle(&candidate).await,
+                    false => run.take_steps(&candidate).await,
                 };
-                match settled {
-                    Ok(settled) if settled.outcome == Outcome::Nothing && scope.period.is_none() => {}
-                    Ok(settled) => report.periods.push(settled),
+                match taken {
+                    Ok(taken) if taken.outcome == Outcome::Nothing && scope.period.is_none() => {}
+                    Ok(taken) => report.periods.push(taken),
                     Err(Halt::Kept(reason)) => {
                         report.periods.push(PeriodReport::new(&candidate.at, Outcome::Kept).because(reason));
                     }
@@ -287,7 +287,7 @@ mod tests {
     fn every_fault_point_is_listed_once() {
         let sources = [
             include_str!("mod.rs"),
-            include_str!("settle.rs"),
+            include_str!("steps.rs"),
             include_str!("raise.rs"),
             include_str!("copy.rs"),
             include_str!("prune.rs"),

@@ -5,7 +5,7 @@ use tracing::info;
 use super::Archiver;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::Scope;
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 

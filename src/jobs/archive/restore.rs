@@ -30,7 +30,7 @@ use super::plan;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
 use super::scope::{Candidate, candidate_named, instant};
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::snapshots::Restoring;
 use crate::model::{BoardPeriod, Micros};

@@ -27,7 +27,7 @@ use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
 use super::restore::tag;
 use super::scope::Scope;
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use super::whole::Savable;
 use crate::cache::score::Rule;
 use crate::cache::snapshots::Scanned;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::Archiver;
 use super::plan::Saved;
 use super::scope::{Candidate, Scope, candidate_named};
-use super::settle::Halt;
+use super::steps::Halt;
 use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Micros};
 use crate::store::snapshots::Snapshot;
