@@ -10,8 +10,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::candidates::{Scope, instant};
 use super::plan::LOST_LIVE;
-use super::scope::{Scope, instant};
 use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;

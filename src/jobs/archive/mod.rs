@@ -53,6 +53,7 @@
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
+mod candidates;
 pub mod clock;
 mod copy;
 pub mod period;
@@ -62,7 +63,6 @@ mod prune;
 mod raise;
 mod report;
 mod restore;
-mod scope;
 mod snapshot;
 mod steps;
 mod whole;
@@ -73,9 +73,9 @@ use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use candidates::{MODE, Scope, ScopeError};
 pub use report::{Outcome, PeriodReport, Report};
 pub use restore::{NotRestored, RESTORE_MODE, Restore};
-pub use scope::{MODE, Scope, ScopeError};
 pub use snapshot::SNAPSHOT_MODE;
 
 pub use crate::store::boards::JOB;
@@ -87,10 +87,10 @@ use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
+use candidates::{Candidate, instant};
 use period::PeriodKind;
 use plan::Plan;
 use progress::Progress;
-use scope::{Candidate, instant};
 use steps::{Halt, Run};
 
 /// Where a test may end the process: between any two steps, in their order.

@@ -3,8 +3,8 @@
 use tracing::info;
 
 use super::Archiver;
+use super::candidates::Scope;
 use super::report::{Outcome, PeriodReport, Report};
-use super::scope::Scope;
 use super::steps::{Halt, Run, Step};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;

@@ -26,10 +26,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::Archiver;
+use super::candidates::{Candidate, candidate_named, instant};
 use super::plan;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
-use super::scope::{Candidate, candidate_named, instant};
 use super::steps::{Halt, Run, Step};
 use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::snapshots::Restoring;

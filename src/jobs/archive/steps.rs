@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
+use super::candidates::{Candidate, instant};
 use super::plan::{self, Plan};
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
-use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
 use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::score::Rule;
