@@ -10,9 +10,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::board_health::Savable;
 use super::candidates::{Scope, instant};
 use super::plan::LOST_LIVE;
-use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;
 use crate::config::ConfigHandle;

@@ -53,6 +53,7 @@
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
+mod board_health;
 mod candidates;
 pub mod clock;
 mod copy;
@@ -65,7 +66,6 @@ mod report;
 mod restore;
 mod snapshot;
 mod steps;
-mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 
