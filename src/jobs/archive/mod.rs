@@ -45,7 +45,7 @@
 //!   is noted as ended. Gone in the middle of a second copy (late writes): the first archive is whole, and the late writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: what it lacks is a step that was not done yet, and
 //!   the next run does it. Where it has a live zset that MySQL says was frozen, and Redis' older notes don't, that is no late write but the board as it was
-//!   (raise.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
+//!   (rollback_recovery.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
 //! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as ever. One that says "done" may be of before late
 //!   writes were archived. Redis counts what it moved into a frozen zset, and where it has moved more than MySQL has noted, the board is
 //!   archived again. A zset that has ended since the backup is gone, and what was late in it.
@@ -61,9 +61,9 @@ pub mod period;
 mod plan;
 mod progress;
 mod prune;
-mod raise;
 mod report;
 mod restore;
+mod rollback_recovery;
 mod snapshot;
 mod steps;
 
@@ -288,7 +288,7 @@ mod tests {
         let sources = [
             include_str!("mod.rs"),
             include_str!("steps.rs"),
-            include_str!("raise.rs"),
+            include_str!("rollback_recovery.rs"),
             include_str!("copy.rs"),
             include_str!("prune.rs"),
             include_str!("snapshot.rs"),

@@ -14,7 +14,7 @@
 //! nothing that is added meanwhile is lost, nothing twice. What was taken away since the loss from a member that the live zset didn't
 //! have is not known. One that dies after its note in MySQL leaves a period that is done and not in Redis: the next run ends it.
 //!
-//! All of the live zset came since the loss only where all data was lost, which a newer generation says (raise.rs). Otherwise Redis has an older
+//! All of the live zset came since the loss only where all data was lost, which a newer generation says (rollback_recovery.rs). Otherwise Redis has an older
 //! state of the board, as after a restart from a backup or a failover, or a part of it, and nobody can tell what of that came since. Then each
 //! member is raised to what the snapshot has of it, if that is higher: as often as one likes, and nothing counts twice.
 
