@@ -7,9 +7,9 @@ use anyhow::Result;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::board_health::Savable;
+use super::candidates::{Scope, instant};
 use super::plan::LOST_LIVE;
-use super::scope::{Scope, instant};
-use super::whole::Savable;
 use super::{Archiver, Report};
 use crate::cache::Cache;
 use crate::config::ConfigHandle;

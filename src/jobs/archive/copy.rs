@@ -3,7 +3,7 @@
 use tokio::task::JoinHandle;
 
 use super::Archiver;
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
 use crate::store::archive_rows::Places;

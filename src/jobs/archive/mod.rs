@@ -45,7 +45,7 @@
 //!   is noted as ended. Gone in the middle of a second copy (late writes): the first archive is whole, and the late writes are reported as lost.
 //! * A replica that lacks the last seconds takes over, or a server starts from an old dump: what it lacks is a step that was not done yet, and
 //!   the next run does it. Where it has a live zset that MySQL says was frozen, and Redis' older notes don't, that is no late write but the board as it was
-//!   (raise.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
+//!   (rollback_recovery.rs): added to its archive it would count twice. A mark that is undone looks like a board that was lost, and is reported.
 //! * MySQL goes back to a backup: a row that is missing, or says "frozen", is archived as ever. One that says "done" may be of before late
 //!   writes were archived. Redis counts what it moved into a frozen zset, and where it has moved more than MySQL has noted, the board is
 //!   archived again. A zset that has ended since the backup is gone, and what was late in it.
@@ -53,18 +53,18 @@
 //! * Something else changes the frozen zset, or the rows, between copy and verification, or until it is ended: the pages
 //!   differ; the zset is kept without an end, and the report names the first place that differs. The other boards go on.
 
+mod board_health;
+mod candidates;
 pub mod clock;
 mod copy;
 mod plan;
 mod progress;
 mod prune;
-mod raise;
 mod report;
 mod restore;
-mod scope;
-mod settle;
+mod rollback_recovery;
 mod snapshot;
-mod whole;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,9 +72,9 @@ use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use candidates::{MODE, Scope, ScopeError};
 pub use report::{Outcome, PeriodReport, Report};
 pub use restore::{NotRestored, RESTORE_MODE, Restore};
-pub use scope::{MODE, Scope, ScopeError};
 pub use snapshot::SNAPSHOT_MODE;
 
 pub use crate::store::boards::JOB;
@@ -86,11 +86,11 @@ use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
+use candidates::{Candidate, instant};
 use period::PeriodKind;
 use plan::Plan;
 use progress::Progress;
-use scope::{Candidate, instant};
-use settle::{Halt, Run};
+use steps::{Halt, Run};
 pub use tallyd_core::period;
 
 /// Where a test may end the process: between any two steps, in their order.
@@ -164,12 +164,12 @@ impl Archiver {
         let (progress, shown) = watch::channel(Progress::default());
         let run = Run { archiver: self, number: run, now, stop, progress };
         tokio::select! {
-            report = self.settle_all(&run, scope, now) => report,
+            report = self.archive_all(&run, scope, now) => report,
             () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 
-    async fn settle_all(&self, run: &Run<'_>, scope: &Scope, now: Micros) -> Result<Report> {
+    async fn archive_all(&self, run: &Run<'_>, scope: &Scope, now: Micros) -> Result<Report> {
         let mut report = Report { dry_run: scope.dry_run, ..Report::default() };
         for (board, candidates) in self.candidates(scope, now, &mut report).await? {
             if !scope.dry_run {
@@ -177,13 +177,13 @@ impl Archiver {
                 fault::point("archive:claimed");
             }
             for candidate in candidates {
-                let settled = match scope.dry_run {
+                let taken = match scope.dry_run {
                     true => self.foresee(&candidate, now).await,
-                    false => run.settle(&candidate).await,
+                    false => run.take_steps(&candidate).await,
                 };
-                match settled {
-                    Ok(settled) if settled.outcome == Outcome::Nothing && scope.period.is_none() => {}
-                    Ok(settled) => report.periods.push(settled),
+                match taken {
+                    Ok(taken) if taken.outcome == Outcome::Nothing && scope.period.is_none() => {}
+                    Ok(taken) => report.periods.push(taken),
                     Err(Halt::Kept(reason)) => {
                         report.periods.push(PeriodReport::new(&candidate.at, Outcome::Kept).because(reason));
                     }
@@ -287,8 +287,8 @@ mod tests {
     fn every_fault_point_is_listed_once() {
         let sources = [
             include_str!("mod.rs"),
-            include_str!("settle.rs"),
-            include_str!("raise.rs"),
+            include_str!("steps.rs"),
+            include_str!("rollback_recovery.rs"),
             include_str!("copy.rs"),
             include_str!("prune.rs"),
             include_str!("snapshot.rs"),

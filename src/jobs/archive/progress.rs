@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use super::settle::Run;
+use super::steps::Run;
 use crate::model::BoardPeriod;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 

@@ -3,9 +3,9 @@
 use tracing::info;
 
 use super::Archiver;
+use super::candidates::Scope;
 use super::report::{Outcome, PeriodReport, Report};
-use super::scope::Scope;
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 

@@ -14,7 +14,7 @@
 //! nothing that is added meanwhile is lost, nothing twice. What was taken away since the loss from a member that the live zset didn't
 //! have is not known. One that dies after its note in MySQL leaves a period that is done and not in Redis: the next run ends it.
 //!
-//! All of the live zset came since the loss only where all data was lost, which a newer generation says (raise.rs). Otherwise Redis has an older
+//! All of the live zset came since the loss only where all data was lost, which a newer generation says (rollback_recovery.rs). Otherwise Redis has an older
 //! state of the board, as after a restart from a backup or a failover, or a part of it, and nobody can tell what of that came since. Then each
 //! member is raised to what the snapshot has of it, if that is higher: as often as one likes, and nothing counts twice.
 
@@ -26,11 +26,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::Archiver;
+use super::candidates::{Candidate, candidate_named, instant};
 use super::plan;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
-use super::scope::{Candidate, candidate_named, instant};
-use super::settle::{Halt, Run, Step};
+use super::steps::{Halt, Run, Step};
 use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::snapshots::Restoring;
 use crate::model::{BoardPeriod, Micros};

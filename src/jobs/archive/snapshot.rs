@@ -22,13 +22,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
+use super::board_health::Savable;
+use super::candidates::Scope;
 use super::plan::LOST_LIVE;
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport, Report};
 use super::restore::tag;
-use super::scope::Scope;
-use super::settle::{Halt, Run, Step};
-use super::whole::Savable;
+use super::steps::{Halt, Run, Step};
 use crate::cache::score::Rule;
 use crate::cache::snapshots::Scanned;
 use crate::model::{BoardMember, BoardPeriod, Micros};

@@ -13,8 +13,8 @@ use anyhow::Result;
 use tracing::warn;
 
 use super::Archiver;
-use super::settle::{Run, Step};
 use super::snapshot::PAGE_MEMBERS;
+use super::steps::{Run, Step};
 use crate::model::{BoardMember, BoardPeriod, Freeze};
 use crate::runtime::fault;
 use crate::store::boards::PeriodRow;

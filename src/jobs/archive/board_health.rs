@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Archiver;
+use super::candidates::{Candidate, Scope, candidate_named};
 use super::plan::Saved;
-use super::scope::{Candidate, Scope, candidate_named};
-use super::settle::Halt;
+use super::steps::Halt;
 use crate::cache::score::Rule;
 use crate::model::{BoardPeriod, Micros};
 use crate::store::snapshots::Snapshot;

@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::Archiver;
+use super::candidates::{Candidate, instant};
 use super::plan::{self, Plan};
 use super::progress::Progress;
 use super::report::{Outcome, PeriodReport};
-use super::scope::{Candidate, instant};
 use crate::cache::CacheError;
 use crate::cache::boards::{BoardKeys, Changed};
 use crate::cache::score::Rule;
@@ -64,12 +64,12 @@ impl From<CacheError> for Halt {
 
 impl Run<'_> {
     /// Looks at one period and does what it needs.
-    pub(super) async fn settle(&self, candidate: &Candidate) -> Step<PeriodReport> {
+    pub(super) async fn take_steps(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let started = Instant::now();
-        let settled = self.do_what_is_missing(candidate).await.map(|settled| settled.after(started.elapsed()));
+        let taken = self.do_what_is_missing(candidate).await.map(|taken| taken.after(started.elapsed()));
         let BoardPeriod { board, period } = &candidate.at;
         let seconds = started.elapsed().as_secs_f32();
-        match &settled {
+        match &taken {
             Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => info!(
                 event = "board-archived",
                 board,
@@ -93,7 +93,7 @@ impl Run<'_> {
             }
             Ok(_) | Err(Halt::Stopped | Halt::Failed(_)) => {}
         }
-        settled
+        taken
     }
 
     async fn do_what_is_missing(&self, candidate: &Candidate) -> Step<PeriodReport> {

@@ -1,0 +1,213 @@
+//! Boards as an operator sees them: which periods there are and how far each is, and the first places of one.
+//!
+//! A board is read from Redis while it is open, and from MySQL once it is archived (`page`). What is shown is in `view`.
+
+mod page;
+mod view;
+
+use std::collections::BTreeMap;
+use std::iter;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::cache::ranks::Ranking;
+use crate::config::Board;
+use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
+use crate::model::{BoardPeriod, Micros};
+use crate::store::Store;
+use crate::store::boards::PeriodState;
+use crate::store::snapshots::Snapshot;
+
+pub(crate) use page::{Read, read};
+pub use view::{List, Listed, Row, Source, State, Top};
+
+/// Periods of a board that are listed from MySQL at most.
+const LISTED_MAX: usize = 20;
+
+/// Periods before the current one that are searched in Redis, if MySQL doesn't know them yet.
+const UNARCHIVED_LOOKED: usize = 20;
+
+/// A board can't be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum NotShown {
+    /// The configuration has no such board.
+    #[error("no board is called \"{name}\": the configuration has {known}")]
+    UnknownBoard {
+        /// The name that was asked for.
+        name: String,
+        /// The names of the configuration.
+        known: String,
+    },
+    /// Not a period.
+    #[error(transparent)]
+    Period(#[from] PeriodError),
+    /// The board has several lengths of period, and none was named.
+    #[error("{name} has boards by {periods}: name a period, for instance 2026-11-21, 2026-W47, 2026-11 or total")]
+    NoPeriod {
+        /// The board.
+        name: String,
+        /// The lengths of its periods.
+        periods: String,
+    },
+    /// The board has no periods of that length.
+    #[error("{name} has no board by {kind}")]
+    NoSuchPeriod {
+        /// The board.
+        name: String,
+        /// The length that was asked for.
+        kind: PeriodKind,
+    },
+    /// Its archive is deleted.
+    #[error("{0}: its archive is deleted, archive_keep is over")]
+    Pruned(BoardPeriod),
+    /// Redis lost it while it was archived.
+    #[error("{0}: Redis lost its frozen zset before it was archived")]
+    Lost(BoardPeriod),
+}
+
+/// The configured boards and where they are.
+pub struct Boards<'a> {
+    /// As configured.
+    pub boards: &'a [Board],
+    /// MySQL.
+    pub store: &'a Store,
+    /// Redis.
+    pub cache: &'a Cache,
+}
+
+/// The snapshots that there are.
+pub type Saved = BTreeMap<BoardPeriod, Snapshot>;
+
+impl Boards<'_> {
+    /// Each board's current period, then those that MySQL knows, newest first.
+    ///
+    /// # Errors
+    /// A server is away.
+    pub async fn list(&self, now: Micros) -> Result<List> {
+        let (saved, mut list) = (self.saved().await?, List::default());
+        for board in self.boards {
+            list.0.extend(self.list_of(board, &saved, now).await?);
+        }
+        Ok(list)
+    }
+
+    /// All snapshots, for [`Self::list_of`].
+    ///
+    /// # Errors
+    /// MySQL is away.
+    pub async fn saved(&self) -> Result<Saved> {
+        Ok(self.store.snapshots().await?.into_iter().collect())
+    }
+
+    /// The same of one board.
+    ///
+    /// # Errors
+    /// A server is away.
+    pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
+        let calendar = board.calendar()?;
+        let period = Period::containing(board.period, now, &calendar);
+        let mut open = self.in_redis(&board.name, period, State::Open, saved, now).await?;
+        let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
+        open.ends_in_s = if board.period == PeriodKind::Total { None } else { Some(left) };
+        let mut listed = vec![open];
+        listed.extend(self.closed(board, period, saved, now).await?);
+        Ok(listed)
+    }
+
+    /// A period that is not archived.
+    async fn in_redis(&self, board: &str, period: Period, state: State, saved: &Saved, now: Micros) -> Result<Listed> {
+        let at = BoardPeriod { board: board.to_owned(), period: period.to_string() };
+        let (members, _) = self.cache.count_board(&at).await?;
+        let mark = self.cache.board_marks(std::slice::from_ref(&at)).await?.pop().flatten();
+        let snapshot = saved.get(&at).filter(|snapshot| snapshot.taken_at.is_some());
+        let is_lost = snapshot.is_some_and(|snapshot| !snapshot.is_marked(mark));
+        let state = if is_lost { State::Lost } else { state };
+        let taken_at = snapshot.and_then(|snapshot| snapshot.taken_at);
+        let saved_s_ago = taken_at.map(|taken_at| (now.0 - taken_at.0).max(0).unsigned_abs() / 1_000_000);
+        Ok(Listed {
+            board: at.board,
+            period: at.period,
+            state,
+            members,
+            ends_in_s: None,
+            ended_s_ago: None,
+            saved_s_ago,
+        })
+    }
+
+    /// Those before the current period, newest first.
+    async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
+        let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
+        let calendar = board.calendar()?;
+        let ended_s_ago = |period: Period| (now.0 - period.end(&calendar).0).max(0).unsigned_abs() / 1_000_000;
+        let mut listed = Vec::new();
+        let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
+        for period in previous.filter(|period| rows.iter().all(|(at, _)| at.period != period.to_string())) {
+            let mut closed = self.in_redis(&board.name, period, State::Closed, saved, now).await?;
+            closed.ended_s_ago = Some(ended_s_ago(period));
+            if closed.members > 0 || closed.saved_s_ago.is_some() {
+                listed.push(closed);
+            }
+        }
+        for (at, row) in rows.into_iter().take(LISTED_MAX) {
+            let members = match row.state {
+                PeriodState::Frozen => self.cache.count_board(&at).await?.1,
+                PeriodState::Done | PeriodState::Ended | PeriodState::Pruned => row.tally.members,
+            };
+            let BoardPeriod { board, period } = at;
+            let mut before = iter::successors(current.previous(), |period| period.previous()).take(LOOK_BACK);
+            let ended_s_ago = before.find(|other| other.to_string() == period).map(ended_s_ago);
+            let state = row.state.into();
+            listed.push(Listed { board, period, state, members, ends_in_s: None, ended_s_ago, saved_s_ago: None });
+        }
+        Ok(listed)
+    }
+
+    /// The first `count` places of a board; of its current period where none is named. Where the configuration has the
+    /// board for several lengths of period, one must be.
+    ///
+    /// # Errors
+    /// [`NotShown`]; a server is away.
+    pub async fn top(
+        &self,
+        name: &str,
+        period: Option<&str>,
+        count: u64,
+        ranking: Ranking,
+        now: Micros,
+    ) -> Result<Top> {
+        let board = self.find(name, period)?;
+        let period = match period {
+            Some(period) => period.to_owned(),
+            None => Period::containing(board.period, now, &board.calendar()?).to_string(),
+        };
+        let at = BoardPeriod { board: name.to_owned(), period };
+        let Read { from, placed, .. } = read(self.store, self.cache, &at, 0, count, ranking).await?;
+        let rule = board.rule();
+        let entries = placed.into_iter().map(|placed| Row::new(placed, rule)).collect();
+        Ok(Top { board: at.board, period: at.period, from, entries })
+    }
+
+    fn find(&self, name: &str, period: Option<&str>) -> Result<&Board> {
+        let named: Vec<&Board> = self.boards.iter().filter(|board| board.name == name).collect();
+        let kind = period.map(|period| period.parse().map(Period::kind)).transpose().map_err(NotShown::from)?;
+        match (named.as_slice(), kind) {
+            ([], _) => {
+                let mut known: Vec<&str> = self.boards.iter().map(|board| board.name.as_str()).collect();
+                known.dedup();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                Err(NotShown::UnknownBoard { name: name.to_owned(), known }.into())
+            }
+            ([board], None) => Ok(board),
+            (_, None) => {
+                let periods: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
+                Err(NotShown::NoPeriod { name: name.to_owned(), periods: periods.join(", ") }.into())
+            }
+            (_, Some(kind)) => {
+                let board = named.into_iter().find(|board| board.period == kind);
+                board.ok_or_else(|| NotShown::NoSuchPeriod { name: name.to_owned(), kind }.into())
+            }
+        }
+    }
+}

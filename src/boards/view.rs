@@ -1,0 +1,233 @@
+//! What an operator is shown of boards. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::cache::ranks::Placed;
+use crate::cache::score::Rule;
+use crate::store::boards::PeriodState;
+
+/// How far a period is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Writers still add to it.
+    Open,
+    /// Redis has lost it since its snapshot.
+    Lost,
+    /// It is over and waits for the archive.
+    Closed,
+    /// It is being archived.
+    Frozen,
+    /// It is archived, and in Redis for a while.
+    Done,
+    /// It is archived, and gone from Redis.
+    Ended,
+    /// Its archive is deleted.
+    Pruned,
+}
+
+impl State {
+    /// The name that users see.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Lost => "lost",
+            Self::Closed => "closed",
+            Self::Frozen => "frozen",
+            Self::Done => "done",
+            Self::Ended => "ended",
+            Self::Pruned => "pruned",
+        }
+    }
+}
+
+impl From<PeriodState> for State {
+    fn from(state: PeriodState) -> Self {
+        match state {
+            PeriodState::Frozen => Self::Frozen,
+            PeriodState::Done => Self::Done,
+            PeriodState::Ended => Self::Ended,
+            PeriodState::Pruned => Self::Pruned,
+        }
+    }
+}
+
+/// One period of a board.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    /// The board.
+    pub board: String,
+    /// The period.
+    pub period: String,
+    /// How far it is.
+    pub state: State,
+    /// Its members: in Redis until it is archived, in MySQL after that.
+    pub members: u64,
+    /// Seconds until it ends; `None` if it has ended, or never will.
+    pub ends_in_s: Option<u64>,
+    /// Seconds since it ended; `None` while it is open, and for a period that is too old to know.
+    pub ended_s_ago: Option<u64>,
+    /// Seconds since its last snapshot; `None` without one, and once it is archived.
+    pub saved_s_ago: Option<u64>,
+}
+
+/// All boards.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct List(pub Vec<Listed>);
+
+/// The server that a board was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// Redis.
+    Redis,
+    /// MySQL.
+    MySql,
+}
+
+/// The first places of a board.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Top {
+    /// The board.
+    pub board: String,
+    /// The period.
+    pub period: String,
+    /// The server that it was read from.
+    pub from: Source,
+    /// The first place first.
+    pub entries: Vec<Row>,
+}
+
+/// One place of a board.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// From 1.
+    pub place: u64,
+    /// As text; bytes that are not UTF-8 are replaced.
+    pub member: String,
+    /// As the zset has it.
+    pub score: f64,
+    /// The number that is ranked by, if the board's `tie` packs two numbers into its scores.
+    pub primary: Option<u64>,
+    /// The number that decides between equals, in the same case.
+    pub second: Option<u64>,
+}
+
+impl Row {
+    pub(super) fn new(placed: Placed, rule: Rule) -> Self {
+        let columns = rule.columns(placed.score);
+        Self {
+            place: placed.place,
+            member: String::from_utf8_lossy(&placed.member).into_owned(),
+            score: placed.score,
+            primary: columns.map(|columns| columns.primary),
+            second: columns.map(|columns| columns.low),
+        }
+    }
+}
+
+impl Top {
+    /// As comma-separated values with a header.
+    ///
+    /// # Errors
+    /// A row can't be written, which doesn't happen in memory.
+    pub fn to_csv(&self) -> Result<String> {
+        let mut csv = csv::Writer::from_writer(Vec::new());
+        for row in &self.entries {
+            csv.serialize(row)?;
+        }
+        Ok(String::from_utf8(csv.into_inner()?)?)
+    }
+}
+
+/// `2 d 3 h`, `3 h 10 min`, `9 min`.
+fn spoken(time: Duration) -> String {
+    let minutes = time.as_secs() / 60;
+    match (minutes / 1_440, minutes / 60 % 24, minutes % 60) {
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+impl fmt::Display for List {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no [[board]] is configured");
+        }
+        write!(f, "{:<20} {:<12} {:<8} {:>12}  {:<14}  SNAPSHOT", "BOARD", "PERIOD", "STATE", "MEMBERS", "ENDS")?;
+        for Listed { board, period, state, members, ends_in_s, saved_s_ago, .. } in &self.0 {
+            let state = state.text();
+            let time = |seconds: &u64| spoken(Duration::from_secs(*seconds));
+            let ends = ends_in_s.as_ref().map_or_else(String::new, |seconds| format!("in {}", time(seconds)));
+            let saved = saved_s_ago.as_ref().map_or_else(String::new, |seconds| format!("{} ago", time(seconds)));
+            let line = format!("{board:<20} {period:<12} {state:<8} {members:>12}  {ends:<14}  {saved}");
+            write!(f, "\n{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Top {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = match self.from {
+            Source::Redis => "Redis",
+            Source::MySql => "MySQL",
+        };
+        write!(f, "{} {}, from {from}", self.board, self.period)?;
+        for Row { place, member, score, primary, second } in &self.entries {
+            match (primary, second) {
+                (Some(primary), Some(second)) => write!(f, "\n{place:>8}  {member:<24} {primary:>12} {second:>12}")?,
+                _ => write!(f, "\n{place:>8}  {member:<24} {score:>12}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_read_the_same_names_as_people() {
+        use State::{Closed, Done, Ended, Frozen, Lost, Open, Pruned};
+        for state in [Open, Lost, Closed, Frozen, Done, Ended, Pruned] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.text());
+        }
+        for (source, name) in [(Source::Redis, "redis"), (Source::MySql, "mysql")] {
+            assert_eq!(serde_json::to_value(source).unwrap(), name);
+        }
+    }
+
+    #[test]
+    fn a_list_and_a_top_read_as_tables() {
+        let listed = |period: &str, state, ends_in_s, saved_s_ago| Listed {
+            board: "likes".to_owned(),
+            period: period.to_owned(),
+            state,
+            members: 1_234,
+            ends_in_s,
+            ended_s_ago: None,
+            saved_s_ago,
+        };
+        let open = listed("2026-W47", State::Open, Some(97_200), Some(240));
+        let list = List(vec![open, listed("2026-W46", State::Done, None, None)]);
+        assert_eq!(
+            list.to_string(),
+            "BOARD                PERIOD       STATE         MEMBERS  ENDS            SNAPSHOT\n\
+             likes                2026-W47     open             1234  in 1 d 3 h      4 min ago\n\
+             likes                2026-W46     done             1234"
+        );
+        let row = Row { place: 1, member: "a,b".to_owned(), score: 5.0, primary: None, second: None };
+        let top =
+            Top { board: "likes".to_owned(), period: "total".to_owned(), from: Source::MySql, entries: vec![row] };
+        assert_eq!(top.to_string(), "likes total, from MySQL\n       1  a,b                                 5");
+        assert_eq!(top.to_csv().unwrap(), "place,member,score,primary,second\n1,\"a,b\",5.0,,\n");
+    }
+}
