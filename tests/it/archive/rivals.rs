@@ -15,8 +15,9 @@ use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::StoreError;
 use tallyd::store::archive_rows::Places;
-use tallyd::store::boards::{Done, Tally};
+use tallyd::store::boards::Done;
 use tallyd::store::snapshots::Saved;
+use tallyd_core::tally::Tally;
 use tokio_util::sync::CancellationToken;
 
 use super::late::late;
