@@ -77,8 +77,9 @@ impl Task {
         for number in 0..live.current().amqp.partitions {
             let name = format!("consumer {number}");
             let Servers { store, broker, owner, .. } = servers.clone();
-            let partition = Partition::new(number, live, broker, store, &owner, stop.clone(), liveness.register(&name));
-            let partition = partition.ringing(bell.clone());
+            let heartbeat = liveness.register(&name);
+            let (live, outbox, stop) = (live.clone(), bell.clone(), stop.clone());
+            let partition = Partition { number, broker, store, owner, live, outbox, stop, heartbeat };
             tasks.spawn(async move {
                 partition.run().await;
                 name
