@@ -139,8 +139,8 @@ impl Tasks {
         for number in 0..live.current().amqp.partitions {
             let Servers { store, broker, owner, .. } = servers.clone();
             running.start_loop(TaskName::Consumer(number), |beat| {
-                let partition = Partition::new(number, live, broker, store, &owner, stop.clone(), beat);
-                partition.ringing(wake_outbox.clone()).run()
+                let (live, outbox, stop) = (live.clone(), wake_outbox.clone(), stop.clone());
+                Partition { number, broker, store, owner, live, outbox, stop, heartbeat: beat }.run()
             });
         }
         let (store, live, stop) = (servers.store.clone(), live.clone(), stop.clone());

@@ -123,6 +123,7 @@ impl Batch {
             events: self.events.split_off(keeps(events, refused)),
             refused: self.refused.split_off(if events > 0 { 0 } else { refused / 2 }),
             fences: std::mem::take(&mut self.fences),
+            clock: self.clock,
             ..Self::default()
         }
     }

@@ -1,13 +1,14 @@
-//! What a batch's counts and sets do, within its transaction: the ledger keeps what was applied before away, and numbers that
-//! may be set are locked and resolved (`resolve_sets`).
+//! What a batch's counts and sets do within its transaction. The ledger keeps out counts that were applied before; counters
+//! that events may set are locked, and `resolve_sets` says which events hold.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use sqlx::MySqlConnection;
 
 use super::batch::{Received, distinct, entry, sums};
-use super::flush::Writer;
+use super::event_capture::EventCapture;
 use super::resolve_sets::{Resolved, newest, resolve};
+use crate::config::Rules;
 use crate::event::CountEvent;
 use crate::model::CounterKey;
 use crate::store::StoreError;
@@ -18,26 +19,34 @@ use crate::store::sets::{self, LastSet};
 /// Transactions that ask the ledger after one that has found an event there.
 const ASKS_AFTER_ONE: u32 = 100;
 
-impl Writer {
-    /// Notes counts and sets; gives what counters gain or lose by them, sorted by key.
-    pub(super) async fn apply_counts(
+/// Applies counts and sets. Nearly no count was applied before, so the ledger is asked only after a transaction has failed,
+/// and for a while after it knew an event: more of them may come.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// How many more transactions ask the ledger.
+    asks_ledger: u32,
+}
+
+impl Counts {
+    /// Notes counts and sets. Returns what counters gain or lose by them, sorted by key.
+    pub async fn apply(
         &mut self,
         tx: &mut MySqlConnection,
         received: &[Received],
+        rules: &Rules,
+        capture: &EventCapture,
     ) -> Result<Vec<Difference>, StoreError> {
         let counts = distinct(received.iter().filter_map(Received::counted));
         let sets = newest(received.iter().filter_map(Received::set));
         if counts.is_empty() && sets.is_empty() {
             return Ok(Vec::new());
         }
-        let counts = self.note_counts(tx, counts).await?;
-        let is_settable = |count: &CountEvent| self.rules.of(count.target.kind, count.metric).settable;
-        let (settable, added) = match self.rules.has_settable() {
-            true => counts.into_iter().partition(is_settable),
-            false => (Vec::new(), counts),
-        };
-        let (resolved, differences) = self.resolve(tx, sets, settable).await?;
-        self.log_watched_counts(tx, &added, &resolved).await?;
+        let counts = self.note(tx, counts).await?;
+        let is_settable = |count: &CountEvent| rules.of(count.target.kind, count.metric).settable;
+        let (settable, added) =
+            if rules.has_settable() { counts.into_iter().partition(is_settable) } else { (Vec::new(), counts) };
+        let (resolved, differences) = apply_settable(tx, sets, settable).await?;
+        capture.log_counts(tx, &added, &resolved).await?;
         let mut all = sums(&added);
         if !differences.is_empty() {
             all.extend(differences);
@@ -46,9 +55,17 @@ impl Writer {
         Ok(all)
     }
 
-    /// Notes counts in the ledger; gives those that were not in it. Nearly none ever is, so that is asked only once a
-    /// transaction has failed, and for a while when one was: more of them may come.
-    async fn note_counts(
+    /// A transaction has failed. Perhaps it met a count that was applied before, and perhaps its COMMIT was done.
+    pub fn failed(&mut self) {
+        self.asks_ledger = self.asks_ledger.max(1);
+    }
+
+    pub fn committed(&mut self) {
+        self.asks_ledger = self.asks_ledger.saturating_sub(1);
+    }
+
+    /// Notes counts in the ledger. Returns those that were not in it.
+    async fn note(
         &mut self,
         tx: &mut MySqlConnection,
         mut counts: Vec<CountEvent>,
@@ -63,26 +80,25 @@ impl Writer {
         applied_events::note_applied(tx, &entries).await?;
         Ok(counts)
     }
+}
 
-    /// Resolves numbers that may be set, and notes what holds. All of them are locked first, in one order: another partition may
-    /// write the same number.
-    async fn resolve(
-        &self,
-        tx: &mut MySqlConnection,
-        sets: BTreeMap<CounterKey, LastSet>,
-        counts: Vec<CountEvent>,
-    ) -> Result<(Resolved, Vec<Difference>), StoreError> {
-        let counted = counts.iter().map(|count| (count.target, count.metric));
-        let numbers: BTreeSet<CounterKey> = sets.keys().copied().chain(counted).collect();
-        if numbers.is_empty() {
-            return Ok((Resolved::default(), Vec::new()));
-        }
-        let numbers: Vec<CounterKey> = numbers.into_iter().collect();
-        let known = sets::lock(tx, &numbers).await?;
-        let resolved = resolve(&sets, counts, &known);
-        let standing = sets::standing(tx, &resolved.won).await?;
-        let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
-        sets::note(tx, &resolved.won, &resolved.live).await?;
-        Ok((resolved, differences))
+/// Notes which sets and counts of settable counters hold, and what the counters gain by them. All these counters are locked
+/// first, in one order: another partition may write the same one.
+async fn apply_settable(
+    tx: &mut MySqlConnection,
+    sets: BTreeMap<CounterKey, LastSet>,
+    counts: Vec<CountEvent>,
+) -> Result<(Resolved, Vec<Difference>), StoreError> {
+    let counted = counts.iter().map(|count| (count.target, count.metric));
+    let keys: BTreeSet<CounterKey> = sets.keys().copied().chain(counted).collect();
+    if keys.is_empty() {
+        return Ok((Resolved::default(), Vec::new()));
     }
+    let keys: Vec<CounterKey> = keys.into_iter().collect();
+    let known = sets::lock(tx, &keys).await?;
+    let resolved = resolve(&sets, counts, &known);
+    let standing = sets::standing(tx, &resolved.won).await?;
+    let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
+    sets::note(tx, &resolved.won, &resolved.live).await?;
+    Ok((resolved, differences))
 }

@@ -5,10 +5,10 @@
 
 use std::collections::VecDeque;
 
-use lapin::Acker;
 use lapin::message::Delivery;
+use lapin::types::AMQPValue;
+use lapin::{Acker, BasicProperties};
 
-use super::redelivery;
 use crate::dead_letters::letter::{self, Headers};
 
 /// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
@@ -34,7 +34,7 @@ impl Arrived {
 impl From<Delivery> for Arrived {
     fn from(delivery: Delivery) -> Self {
         let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
-        let (headers, returns) = (letter::headers(&properties), redelivery::returns(redelivered, &properties));
+        let (headers, returns) = (letter::headers(&properties), returns(redelivered, &properties));
         Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
     }
 }
@@ -62,5 +62,36 @@ impl Inbox {
     /// Each one's bytes.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
+    }
+}
+
+/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
+/// publisher's.
+fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
+    let headers = properties.headers().as_ref().filter(|_| redelivered);
+    match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+        Some(AMQPValue::LongLongInt(count)) => *count,
+        Some(AMQPValue::LongInt(count)) => i64::from(*count),
+        Some(AMQPValue::LongUInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortUInt(count)) => i64::from(*count),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lapin::types::FieldTable;
+
+    use super::*;
+
+    #[test]
+    fn returns_are_read_from_the_header_of_what_is_redelivered() {
+        assert_eq!(returns(true, &BasicProperties::default()), 0);
+        let mut headers = FieldTable::default();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
+        let properties = BasicProperties::default().with_headers(headers);
+        assert_eq!((returns(true, &properties), returns(false, &properties)), (7, 0));
     }
 }

@@ -7,7 +7,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use super::clock::Clock;
-use super::flush::chain;
 use crate::config::ConfigHandle;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
@@ -38,8 +37,9 @@ pub async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: Cancel
                 EVERY
             }
             Err(error) => {
-                let soon = outage.failed(&chain(&error));
-                if error.is_lock_timeout() { AGAIN_AFTER } else { soon }
+                let is_held = error.is_lock_timeout();
+                let soon = outage.failed(&format!("{:#}", anyhow::Error::from(error)));
+                if is_held { AGAIN_AFTER } else { soon }
             }
         };
         beat.pause(pause, &stop).await;

@@ -1,7 +1,5 @@
 //! How many messages may be in flight, by how large they are. Pure.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 /// What is taken at once while nobody knows how large messages are.
 const FIRST_PREFETCH: u16 = 200;
 
@@ -11,28 +9,29 @@ pub(super) const PREFETCH_MIN: u16 = 2;
 /// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
 /// counts messages, not bytes.
 #[derive(Debug, Default)]
-pub(super) struct MessageSizes(AtomicUsize);
+pub(super) struct MessageSizes {
+    /// In bytes; 0 until a message has come.
+    mean: usize,
+}
 
 impl MessageSizes {
     /// Notes a message's size in a moving mean.
-    pub fn note(&self, bytes: usize) {
-        let mean = self.0.load(Ordering::Relaxed);
-        let new = if mean == 0 { bytes.max(1) } else { (mean * 63 + bytes).div_ceil(64) };
-        self.0.store(new, Ordering::Relaxed);
+    pub fn note(&mut self, bytes: usize) {
+        self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
     /// Takes the messages of which there is too much for typical, the larger the more: their mean by bytes, not by number.
-    pub fn learn(&self, sizes: impl Iterator<Item = usize>) {
+    pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
         if let Some(mean) = squares.checked_div(bytes) {
-            self.0.store(usize::try_from(mean).unwrap_or(usize::MAX).max(1), Ordering::Relaxed);
+            self.mean = usize::try_from(mean).unwrap_or(usize::MAX).max(1);
         }
     }
 
     /// How many messages may be on the way: at most as configured, and at most `bytes_max` of them by their mean.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
-        match self.0.load(Ordering::Relaxed) {
+        match self.mean {
             0 => configured.min(FIRST_PREFETCH),
             mean => {
                 u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, configured.max(PREFETCH_MIN))
@@ -47,7 +46,7 @@ mod tests {
 
     #[test]
     fn large_messages_are_taken_in_smaller_numbers() {
-        let sizes = MessageSizes::default();
+        let mut sizes = MessageSizes::default();
         assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
         sizes.note(120);
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
@@ -59,7 +58,7 @@ mod tests {
 
     #[test]
     fn of_too_much_the_large_ones_are_what_is_learned() {
-        let sizes = MessageSizes::default();
+        let mut sizes = MessageSizes::default();
         sizes.learn([].into_iter());
         assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
         sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));

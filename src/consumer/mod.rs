@@ -1,47 +1,45 @@
 //! Events to rows: one task per partition, each on its own connection to the broker.
 //!
-//! The way: `session` receives -> `batch` coalesces -> `flush` writes one transaction -> `session` acknowledges. Around
-//! it the loop here reconnects for ever: connection lost, channel closed, consumer cancelled, stream ended, stale
-//! acknowledgement, time limit: all the same path. What was not acknowledged comes again, and changes nothing if it had
-//! been written (invariant 2).
+//! The way: `session` receives -> `batch` coalesces -> `batch_writer` writes one transaction -> `session` acknowledges. The loop here
+//! reconnects forever: connection lost, channel closed, consumer cancelled, stream ended, stale acknowledgement and time limit all take
+//! the same path. The broker delivers again what was not acknowledged, and events that had been written change nothing (invariant 2).
 //!
 //! The races, and what decides them:
 //!
-//! * A: batch committed. B: daemon killed before the acknowledgement. The broker delivers again; each event is not newer
-//!   than its row: nothing is written, and it is acknowledged.
+//! * A: a batch is committed. B: the daemon is killed before the acknowledgement. The broker delivers again. No event is newer than its
+//!   row, so nothing is written, and the batch is acknowledged.
 //! * A: daemon 1 is paused with a batch in hand. B: the broker makes daemon 2 the active consumer, which takes the
 //!   partition (epoch + 1). C: daemon 1 wakes up and writes. Its transaction locks the partition's row first, finds a
 //!   newer epoch and writes nothing; its session ends.
-//! * A: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
-//!   the row notes what it finds there. Where old states are read first, a row that neither found is inserted by both:
-//!   the second violates the primary key, and its whole transaction runs again and finds the row.
-//! * A: the stop. B: a running transaction. It ends, what else was delivered is written, all is acknowledged, and the channel is closed.
-//!   In one step the broker then takes back the rest and activates the next consumer: a fence never passes an event that
-//!   a daemon holds, and "no consumer, empty queue" means that nothing is in flight.
+//! * A and B: two writers write the same row. The second one waits for the first one's lock, and the statement that then writes
+//!   the row notes the state that it finds. Where old states are read first, both insert a row that neither found: the second insert
+//!   violates the primary key, and its whole transaction runs again and finds the row.
+//! * A: the stop. B: a running transaction. The transaction ends, everything else that was delivered is written, all of it is acknowledged,
+//!   and the channel is closed. In one step the broker then takes back the rest and activates the next consumer: a fence never passes an
+//!   event that a daemon holds, and "no consumer, empty queue" means that nothing is in flight.
 //! * A: a like. B: an unlike of the same user, delivered first (redelivery, a changed route). The newer `at` wins.
 //!
-//! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue drops
-//! out after 20 returns), end because a server is away.
+//! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
+//! after 20 returns), end because a server does not answer.
 
 pub mod batch;
+mod batch_writer;
 mod clock;
 mod counts;
-mod flush;
+mod dead_letter_quota;
+mod drift_hints;
+mod event_capture;
 mod inbox;
-mod late;
 pub mod ledger_gc;
+mod like_rows;
 mod message_sizes;
+mod ownership;
 mod redelivery;
 pub mod resolve_sets;
-mod room;
 mod session;
 mod stall_detector;
 mod telemetry;
-mod transaction;
-mod watch;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -50,107 +48,80 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use clock::Clock;
-use flush::Writer;
 use message_sizes::MessageSizes;
 use redelivery::PrefetchLimit;
-use room::Room;
-use telemetry::Throughput;
-use watch::Watch;
+use session::SessionEnd;
 
-use crate::broker::{Broker, Link};
-use crate::config::{ConfigHandle, Consumer as Limits, Rules};
-use crate::model::Metric;
+use crate::broker::Broker;
+use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
-use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::{Store, StoreError, likes};
+use crate::store::{Store, likes};
 use crate::telemetry::{Standing, telemetry};
 
-/// What is on the way has at most the bytes of so many batches.
+/// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;
 
-/// Before a partition that another daemon has written meanwhile is begun anew.
+/// Delay before a session with a partition that another daemon took over.
 const STAND_BACK: Duration = Duration::from_millis(100);
-
-/// Whether another daemon has written the partition since this one did.
-fn is_taken_over(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref(), Some(StoreError::TakenOver(_)))
-}
 
 /// One partition's consumer.
 pub struct Partition {
-    /// Its number, from 0.
-    number: u16,
-    broker: Broker,
-    store: Store,
-    owner: String,
-    /// Names and rules may change; what stands below is as it was at the start.
-    live: ConfigHandle,
-    metric: Metric,
-    outbox: Sender<()>,
-    limits: Limits,
-    prefetch: u16,
-    /// The server can't do the faster way of writing rows, or must not.
-    reads_first: AtomicBool,
+    /// From 0.
+    pub number: u16,
+    /// The broker that delivers its events.
+    pub broker: Broker,
+    /// Where they are written.
+    pub store: Store,
+    /// This daemon: host and process.
+    pub owner: String,
+    /// Metric rules and bounds follow it; other settings are as of the start.
+    pub live: ConfigHandle,
+    /// Wakes the outbox once something is committed that the daemon adds to Redis. Dropped at the end.
+    pub outbox: Sender<()>,
+    /// Ends it.
+    pub stop: CancellationToken,
+    /// Beats while it works.
+    pub heartbeat: Heartbeat,
+}
+
+/// What sessions leave to the next one.
+struct Learned {
+    /// The server cannot do the faster way of writing rows, or must not.
+    reads_first: bool,
     sizes: MessageSizes,
-    stop: CancellationToken,
-    beat: Heartbeat,
+    limit: PrefetchLimit,
+}
+
+impl Learned {
+    /// How many messages may be in flight: batches are bounded in bytes, and so are messages that wait for them.
+    fn prefetch(&self, config: &Config) -> u16 {
+        let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
+        self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
+    }
 }
 
 impl Partition {
-    /// The consumer of partition `number`, which runs until `stop`.
-    pub fn new(
-        number: u16,
-        live: &ConfigHandle,
-        broker: Broker,
-        store: Store,
-        owner: &str,
-        stop: CancellationToken,
-        beat: Heartbeat,
-    ) -> Self {
-        let config = live.current();
-        Self {
-            number,
-            broker,
-            store,
-            owner: owner.to_owned(),
-            live: live.clone(),
-            metric: config.metrics.like(),
-            outbox: Sender::default(),
-            limits: config.consumer.clone(),
-            prefetch: config.amqp.prefetch,
-            reads_first: AtomicBool::new(config.consumer.reads_first),
-            sizes: MessageSizes::default(),
-            stop,
-            beat,
-        }
-    }
-
-    /// Rings this bell once it has committed something that the daemon adds to Redis. Drops it when it ends.
-    #[must_use]
-    pub fn ringing(self, outbox: Sender<()>) -> Self {
-        Self { outbox, ..self }
-    }
-
-    /// Consumes until the stop, through whatever goes wrong.
+    /// Consumes until the stop, and reconnects after every failure.
     pub async fn run(self) {
+        let config = self.live.current();
+        let reads_first = config.consumer.reads_first;
+        let mut learned = Learned { reads_first, sizes: MessageSizes::default(), limit: PrefetchLimit::default() };
         let mut broker = Outage::new(format!("consuming partition {}", self.number));
         let mut database = Outage::new(format!("the database for partition {}", self.number));
-        let mut limit = PrefetchLimit::default();
         let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
-            self.beat.beat();
+            self.heartbeat.beat();
             vitals.stands(Standing::Connecting);
             vitals.oldest(None);
-            // Not before: messages would be taken only to be given back.
-            if let Err(error) = self.beat.during(self.database_is_ready()).await {
+            // The database first: otherwise messages would be received only to be returned.
+            if let Err(error) = self.heartbeat.during(self.database_is_ready(&mut learned)).await {
                 self.wait(database.failed(&format!("{error:#}"))).await;
                 continue;
             }
             database.over();
-            if let Err(error) = session::run(&self, &mut limit, &mut broker).await {
-                self.recover(&error, &mut broker).await;
-            }
+            let end = session::run(&self, &config, &mut learned, &mut broker).await;
+            self.recover(end, &mut broker).await;
         }
         vitals.stands(Standing::Stopped);
         vitals.oldest(None);
@@ -162,115 +133,54 @@ impl Partition {
         );
     }
 
-    /// Says why a session has failed, and waits until the next one should begin.
-    async fn recover(&self, error: &anyhow::Error, outage: &mut Outage) {
-        if is_taken_over(error) {
-            info!(
-                event = "partition-taken-over",
-                partition = self.number,
-                "partition {} was written by another daemon meanwhile: beginning anew",
-                self.number
-            );
-            self.wait(STAND_BACK).await;
-        } else if self.stop.is_cancelled() {
-            info!(
+    /// Logs why a session has failed, and waits until the next one should begin.
+    async fn recover(&self, end: SessionEnd, outage: &mut Outage) {
+        match end {
+            SessionEnd::Stopped
+            | SessionEnd::OtherPrefetch
+            | SessionEnd::Redelivered(_)
+            | SessionEnd::LargeMessages(_) => {}
+            SessionEnd::TakenOver => {
+                info!(
+                    event = "partition-taken-over",
+                    partition = self.number,
+                    "partition {} was written by another daemon meanwhile: beginning anew",
+                    self.number
+                );
+                self.wait(STAND_BACK).await;
+            }
+            end if self.stop.is_cancelled() => info!(
                 event = "partition-given-back",
                 partition = self.number,
-                error = format!("{error:#}"),
-                "stopped with messages that were not written, which the broker keeps: {error:#}"
-            );
-        } else {
-            self.wait(outage.failed(&format!("{error:#}"))).await;
+                error = format!("{end:#}"),
+                "stopped with messages that were not written, which the broker keeps: {end:#}"
+            ),
+            end => self.wait(outage.failed(&format!("{end:#}"))).await,
         }
     }
 
-    /// Makes what is missing on the broker, for as many partitions as are in use: this daemon may be one that knows of fewer, and must not
-    /// undo what another one has made. More are noted before they are made. Returns how many there are.
-    async fn declare(&self, link: &Link) -> Result<u16> {
-        loop {
-            let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
-            self.broker.declare_for(link, partitions).await?;
-            // Should another daemon have come with more meanwhile, perhaps what it has undone was made again.
-            let now = self.store.noted_partitions().await?;
-            // A smaller number was read from a server that is behind.
-            if now.is_none_or(|now| now.partitions <= partitions) {
-                return Ok(partitions);
-            }
-        }
-    }
-
-    fn queue(&self) -> String {
-        self.broker.queue(self.number)
-    }
-
-    async fn database_is_ready(&self) -> Result<()> {
+    async fn database_is_ready(&self, learned: &mut Learned) -> Result<()> {
         if let Some(problem) = self.store.schema().await.context("ask for the schema")?.problem() {
             bail!(problem);
         }
         let (now, writable) = self.store.clock().await?;
         ensure!(writable, "MySQL is read-only");
         Clock::default().hold(now)?;
-        self.choose_way().await
-    }
-
-    /// Rows are written in the slower way where the faster one would not be exact.
-    async fn choose_way(&self) -> Result<()> {
-        if self.reads_first.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mut lent = self.store.acquire().await?;
-        let exact = lent.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await?;
-        if !exact {
-            self.reads_first.store(true, Ordering::Relaxed);
-            let (partition, error) = (self.number, "this server assigns columns in another order");
-            warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
+        if !learned.reads_first {
+            learned.reads_first = !self.upserts_in_order().await?;
         }
         Ok(())
     }
 
-    /// Messages that may be on the way: batches are bounded in bytes, and so is what waits for them.
-    fn prefetch(&self) -> u16 {
-        self.sizes.prefetch(self.prefetch, self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES))
-    }
-
-    /// With more bytes than that in no batch yet, the broker is asked for fewer messages: twice what is meant to be on the way.
-    fn inbox_bytes_max(&self) -> usize {
-        self.limits.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2)
-    }
-
-    fn linger(&self) -> Duration {
-        Duration::from_millis(self.limits.linger_ms)
-    }
-
-    fn writer(&self, partitions: u16, ends: CancellationToken) -> Writer {
-        Writer {
-            store: self.store.clone(),
-            partition: self.number,
-            owner: self.owner.clone(),
-            queue: self.queue(),
-            metric: self.metric,
-            outbox: self.outbox.clone(),
-            database_away_max: self.limits.database_away_max.0,
-            ends,
-            epoch: None,
-            reads_first: self.reads_first.load(Ordering::Relaxed),
-            asks_ledger: 0,
-            watch: Watch::default(),
-            rules_now: self.live.derive(|config| Arc::new(Rules::from(config))),
-            rules: Arc::default(),
-            overlap: self.live.derive(|config| config.reconcile.overlap.0),
-            clock: Clock::default(),
-            room: Room {
-                max: self.live.derive(|config| config.consumer.dead_letters_max),
-                partitions,
-                broker: self.broker.clone(),
-                publisher: None,
-                dropped: Flood::default(),
-                returned: Flood::default(),
-            },
-            throughput: Throughput::default(),
-            beat: self.beat.clone(),
+    /// Whether the faster way of writing rows is exact on this server.
+    async fn upserts_in_order(&self) -> Result<bool> {
+        let mut conn = self.store.acquire().await?;
+        let exact = conn.limit("try the way of writing rows", |it| likes::upserts_in_order(it, self.number)).await?;
+        if !exact {
+            let (partition, error) = (self.number, "this server assigns columns in another order");
+            warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
         }
+        Ok(exact)
     }
 
     async fn wait(&self, delay: Duration) {

@@ -4,9 +4,6 @@
 //! again and again. So what came back often is taken in small portions, at last one by one, and the neighbours of the message that kills go
 //! through.
 
-use lapin::BasicProperties;
-use lapin::types::AMQPValue;
-
 /// A session that the broker's side ended before anything was acknowledged leaves the next one a sixteenth: the message that ends it may be one that
 /// the library can't read, with a count that nobody sees. From the largest prefetch, four sessions lead to one message at a time. Four
 /// daemons that get the queue by turns return neighbours sixteen times then, and the limit is twenty.
@@ -45,25 +42,8 @@ impl PrefetchLimit {
     }
 }
 
-/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
-/// publisher's.
-pub(super) fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
-    let headers = properties.headers().as_ref().filter(|_| redelivered);
-    match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
-        Some(AMQPValue::LongLongInt(count)) => *count,
-        Some(AMQPValue::LongInt(count)) => i64::from(*count),
-        Some(AMQPValue::LongUInt(count)) => i64::from(*count),
-        Some(AMQPValue::ShortInt(count)) => i64::from(*count),
-        Some(AMQPValue::ShortShortInt(count)) => i64::from(*count),
-        Some(AMQPValue::ShortShortUInt(count)) => i64::from(*count),
-        _ => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use lapin::types::FieldTable;
-
     use super::*;
 
     #[test]
@@ -88,14 +68,5 @@ mod tests {
             limit.failed(limit.of(u16::MAX));
         }
         assert!(with_neighbours * 4 <= 20, "of one daemon, whenever the others have their turns");
-    }
-
-    #[test]
-    fn returns_are_read_from_the_header_of_what_is_redelivered() {
-        assert_eq!(returns(true, &BasicProperties::default()), 0);
-        let mut headers = FieldTable::default();
-        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
-        let properties = BasicProperties::default().with_headers(headers);
-        assert_eq!((returns(true, &properties), returns(false, &properties)), (7, 0));
     }
 }

@@ -71,9 +71,16 @@ pub(super) struct Steps {
     took: Vec<(&'static str, f64)>,
 }
 
-impl Steps {
-    pub fn begin() -> Self {
+impl Default for Steps {
+    fn default() -> Self {
         Self { last: Instant::now(), took: Vec::with_capacity(8) }
+    }
+}
+
+impl Steps {
+    pub fn begin(&mut self) {
+        self.last = Instant::now();
+        self.took.clear();
     }
 
     /// That step ends now.
@@ -83,8 +90,8 @@ impl Steps {
         self.last = now;
     }
 
-    pub fn note(self) {
-        for (step, seconds) in self.took {
+    pub fn note(&mut self) {
+        for (step, seconds) in self.took.drain(..) {
             telemetry().step(step, seconds);
         }
     }

@@ -7,8 +7,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{Open, Session};
-use crate::consumer::flush::{self, Writer};
+use super::{Open, Session, SessionEnd};
+use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::model::Micros;
 use crate::telemetry::telemetry;
 
@@ -16,7 +16,7 @@ use crate::telemetry::telemetry;
 pub(super) type Writing = JoinHandle<Written>;
 
 /// What comes back: the writer, what acknowledges the batch, and what has become of it.
-pub(super) type Written = (Writer, Option<Acker>, Result<flush::Written>);
+pub(super) type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.
@@ -26,16 +26,16 @@ impl Session<'_> {
         open.received.note();
         telemetry().batches.add(why, 1);
         self.unacked.writing = self.unacked.open.take();
-        self.writing = Some(tokio::spawn(write(writer, open, why)));
+        self.writing = Some(tokio::spawn(write(self.partition.number, writer, open, why)));
         Ok(())
     }
 
     /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
-    pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>> {
+    pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>, SessionEnd> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
         self.is_proven |= result.is_err();
-        let refused = result.context("write a batch")?.refused;
+        let refused = result?.refused;
         if let Some(refused) = self.refused.note(refused as u64, std::time::Instant::now()) {
             warn!(
                 event = "dead-letters",
@@ -51,7 +51,7 @@ impl Session<'_> {
     pub(super) async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
         let began = Instant::now();
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
-        let acknowledged = self.partition.beat.during(ack).await?;
+        let acknowledged = self.partition.heartbeat.during(ack).await?;
         if !acknowledged {
             return Err(anyhow!("the delivery is stale: the broker has taken it back"));
         }
@@ -72,16 +72,16 @@ pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     written.context("the writer panicked")
 }
 
-async fn write(mut writer: Writer, open: Open, why: &'static str) -> Written {
+async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: &'static str) -> Written {
     let started = Instant::now();
     let (messages, events) = (open.batch.messages, open.batch.events.len());
     let result = writer.write(open.batch).await;
-    if let Ok(flush::Written { rows, refused }) = &result {
+    if let Ok(batch_writer::Written { rows, refused }) = &result {
         let write_ms = started.elapsed().as_secs_f32() * 1e3;
         let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
         debug!(
             event = "batch-committed",
-            partition = writer.partition,
+            partition,
             messages,
             events,
             rows,

@@ -1,36 +1,37 @@
-//! One connection with the broker: receive, write, acknowledge, until told to stop or until anything goes wrong.
+//! One connection with the broker: receive, write, acknowledge, until the session ends ([`SessionEnd`]).
 //!
 //! While one batch is in its transaction the next one fills: two open batches at most, and of the rest the broker
 //! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
-//! first message, or when it is full, or at the stop. Every exit but the stop is an error: the outer loop rebuilds.
+//! first message, or when it is full, or at the stop.
 
 mod ending;
+mod listening;
 mod writing;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Context;
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
-use lapin::options::{BasicConsumeOptions, BasicQosOptions};
-use lapin::types::FieldTable;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+pub(super) use self::ending::SessionEnd;
+use self::listening::listen;
 use self::writing::{Writing, join};
-use super::Partition;
 use super::batch::{Batch, Event, Origin, Received};
-use super::flush::Writer;
+use super::batch_writer::BatchWriter;
 use super::inbox::{Arrived, Inbox};
 use super::message_sizes::PREFETCH_MIN;
-use super::redelivery::PrefetchLimit;
 use super::stall_detector::StallDetector;
 use super::telemetry::{Oldest, ReceivedCounts};
+use super::{Learned, PREFETCH_BATCHES, Partition};
 use crate::broker::Link;
-use crate::config::Derived;
+use crate::config::{Config, Derived};
 use crate::dead_letters::letter;
 use crate::event::{self, Message, Terms};
 use crate::model::Micros;
@@ -63,21 +64,22 @@ struct Open {
     received: ReceivedCounts,
 }
 
-/// The next session must take fewer messages at once. Nothing of the open batch was tried.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct TakeFewer(String);
-
-/// One session: from connecting to the stop, or until another number of messages should be taken at once.
-///
-/// # Errors
-/// Whatever else ended it. The broker has what was received and not acknowledged.
-pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage: &mut Outage) -> Result<()> {
-    let prefetch = limit.of(partition.prefetch());
-    let queue = partition.queue();
-    // Many calls, which all have time limits.
-    let (link, deliveries, partitions) = partition.beat.during(listen(partition, &queue, prefetch)).await?;
+/// One session, from connecting to its end. The broker keeps what was received and not acknowledged.
+pub(super) async fn run(
+    partition: &Partition,
+    config: &Config,
+    learned: &mut Learned,
+    outage: &mut Outage,
+) -> SessionEnd {
     let number = partition.number;
+    let prefetch = learned.prefetch(config);
+    let queue = partition.broker.queue(number);
+    // Many calls, which all have time limits.
+    let listening = partition.heartbeat.during(listen(partition, &queue, prefetch)).await;
+    let (link, deliveries, partitions) = match listening {
+        Ok(listening) => listening,
+        Err(error) => return error.into(),
+    };
     info!(
         event = "consuming",
         partition = number,
@@ -86,97 +88,91 @@ pub(super) async fn run(partition: &Partition, limit: &mut PrefetchLimit, outage
         "listening on {queue}, {prefetch} messages at once"
     );
     let ends = partition.stop.child_token();
-    let writer = Some(partition.writer(partitions, ends.clone()));
+    let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
     let mut session = Session {
         partition,
-        terms: partition.live.derive(|config| Terms::from(config)),
-        limit,
-        prefetch,
-        seen: 0,
-        outage,
-        is_proven: false,
-        began: Instant::now(),
+        config,
         link: &link,
-        deliveries,
         ends,
+        terms: partition.live.derive(|config| Terms::from(config)),
+        prefetch,
+        deliveries,
         is_cancelled: false,
         inbox: Inbox::default(),
         open: Open::default(),
-        writer,
+        writer: Some(writer),
         writing: None,
+        learned,
+        outage,
+        began: Instant::now(),
+        is_proven: false,
+        seen: 0,
         refused: Flood::default(),
         stall_detector: StallDetector::default(),
         unacked: Oldest::default(),
         vitals: telemetry().partition(number),
     };
     session.vitals.stands(Standing::Listening);
-    let mut ended = session.consume().await;
-    if ended.is_ok() {
-        ended = session.write_delivered().await;
+    let Err(mut end) = session.consume().await;
+    if end.is_orderly()
+        && let Err(failed) = session.write_delivered().await
+    {
+        end = failed;
     }
     let is_proven = session.is_proven;
     let writer = session.close().await;
-    let Err(error) = ended else {
+    if end.is_orderly() {
         if let Some(writer) = writer {
-            partition.beat.during(writer.release()).await;
+            partition.heartbeat.during(writer.release()).await;
         }
-        return Ok(());
-    };
-    let takes_fewer = error.is::<TakeFewer>();
-    if !takes_fewer && !is_proven {
-        limit.failed(prefetch);
+        return end;
     }
-    let lowered = limit.of(partition.prefetch());
-    if lowered < prefetch && (takes_fewer || !is_proven) {
+    if !end.takes_fewer() && !is_proven {
+        learned.limit.failed(prefetch);
+    }
+    let lowered = learned.prefetch(config);
+    if lowered < prefetch && (end.takes_fewer() || !is_proven) {
         warn!(
             event = "prefetch-lowered",
             partition = number,
             prefetch = lowered,
-            "the next session takes {lowered} messages at once, this one took {prefetch}: {error:#}"
+            "the next session takes {lowered} messages at once, this one took {prefetch}: {end:#}"
         );
     }
-    if takes_fewer { Ok(()) } else { Err(error) }
-}
-
-/// Connects, makes what is missing, and asks for messages. Says, too, how many partitions there are.
-async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
-    let link = partition.broker.connect(&format!("partition {} of {}", partition.number, partition.owner)).await?;
-    let partitions = partition.declare(&link).await?;
-    let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
-    link.call("set the prefetch", qos).await?;
-    let tag = format!("tallyd-{}", partition.owner);
-    let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
-    let consume = link.channel.basic_consume(queue.into(), tag.as_str().into(), options, arguments);
-    let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
-    Ok((link, deliveries, partitions))
+    end
 }
 
 struct Session<'a> {
+    // What it needs.
     partition: &'a Partition,
-    /// Asked for with each message: what comes after a reload is judged by it.
-    terms: Derived<Terms>,
-    limit: &'a mut PrefetchLimit,
-    prefetch: u16,
-    /// Messages since the prefetch was last looked at.
-    seen: u16,
-    /// Over once something was written, or nothing went wrong for a while: a connection that only seems to work must not
-    /// be made anew at full speed.
-    outage: &'a mut Outage,
-    /// A batch was written or MySQL did not take one, or nothing went wrong for a while.
-    is_proven: bool,
-    began: Instant,
+    config: &'a Config,
     link: &'a Link,
-    deliveries: lapin::Consumer,
-    /// Cancelled at the stop, and when the session fails: a database that is away is then waited for no longer.
+    /// Cancelled at the stop, and when the session fails: the writer then no longer waits for a database that does not answer.
     ends: CancellationToken,
-    /// Nothing comes any more: it was asked for, or the queue is gone.
+    // What it is told.
+    /// Asked for with each message, which is judged by the configuration after a reload.
+    terms: Derived<Terms>,
+    prefetch: u16,
+    // The way of a message.
+    deliveries: lapin::Consumer,
+    /// Nothing comes any more: the queue is gone.
     is_cancelled: bool,
     /// Received and in no batch yet.
     inbox: Inbox,
     open: Open,
     /// While idle. Exactly one of `writer` and `writing` is there.
-    writer: Option<Writer>,
+    writer: Option<BatchWriter>,
     writing: Option<Writing>,
+    // What it learns and counts.
+    learned: &'a mut Learned,
+    /// Over once something was written, or nothing went wrong for a while: a connection that only seems to work must not
+    /// be made again at full speed.
+    outage: &'a mut Outage,
+    began: Instant,
+    /// A batch was written or MySQL did not take one, or nothing went wrong for a while.
+    is_proven: bool,
+    /// Messages since the prefetch was last checked.
+    seen: u16,
     refused: Flood,
     stall_detector: StallDetector,
     unacked: Oldest,
@@ -184,28 +180,29 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Receives and writes until the stop, or until another number of messages should be taken at once.
-    async fn consume(&mut self) -> Result<()> {
+    /// Receives, writes and acknowledges until the session ends.
+    async fn consume(&mut self) -> Result<Infallible, SessionEnd> {
         let mut tick = tokio::time::interval(TICK);
         let stop = self.partition.stop.clone();
         // Until then messages gather.
         let mut gather: Option<Instant> = None;
         loop {
             if self.writing.is_none() {
-                // Else the writer does, at each try: one that hangs must not be taken for one that waits.
-                self.partition.beat.beat();
+                // Otherwise the writer beats at each try: a writer that hangs must not pass for one that waits.
+                self.partition.heartbeat.beat();
             }
             self.unacked.note(&self.vitals);
             if self.fill()? {
-                return Ok(());
+                return Err(SessionEnd::OtherPrefetch);
             }
             if self.is_due() {
                 self.start_writing("size")?;
                 continue;
             }
+            let lingers_until = self.lingers_until();
             tokio::select! {
                 biased;
-                () = stop.cancelled() => return Ok(()),
+                () = stop.cancelled() => return Err(SessionEnd::Stopped),
                 written = join(&mut self.writing) => {
                     if let Some(last) = self.committed(written?)? {
                         self.acknowledge_until(&last).await?;
@@ -213,29 +210,30 @@ impl Session<'_> {
                 }
                 delivery = self.deliveries.next(), if gather.is_none() => {
                     self.take_in(delivery)?;
-                    ensure!(!self.is_cancelled, "the broker cancelled the consumer");
+                    if self.is_cancelled {
+                        return Err(SessionEnd::Cancelled);
+                    }
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(self.open.since.map(|since| since + self.partition.linger())), if self.writing.is_none() => self.start_writing("linger")?,
-                _ = tick.tick() => self.look().await?,
+                () = until(lingers_until), if self.writing.is_none() => self.start_writing("linger")?,
+                _ = tick.tick() => self.check_idle().await?,
             }
         }
     }
 
-    /// Nothing has to be done: whether that is right.
-    async fn look(&mut self) -> Result<()> {
+    /// Checks, while there is nothing to do, whether that is right.
+    async fn check_idle(&mut self) -> Result<(), SessionEnd> {
         if self.began.elapsed() > PROBATION {
             self.went_well();
         }
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
         if is_idle && self.stall_detector.is_due(Instant::now()) {
-            let queue = self.partition.queue();
-            let messages = self.partition.beat.during(self.link.depth(&queue)).await?.messages;
-            ensure!(
-                !self.stall_detector.is_stalled(messages, Instant::now()),
-                "{queue} has {messages} messages, and the broker sends none of them"
-            );
+            let queue = self.partition.broker.queue(self.partition.number);
+            let messages = self.partition.heartbeat.during(self.link.depth(&queue)).await?.messages;
+            if self.stall_detector.is_stalled(messages, Instant::now()) {
+                return Err(SessionEnd::Stalled { queue, messages });
+            }
         }
         Ok(())
     }
@@ -247,21 +245,26 @@ impl Session<'_> {
     }
 
     fn is_full(&self) -> bool {
-        let limits = &self.partition.limits;
+        let limits = &self.config.consumer;
         self.open.batch.is_full(limits.batch_events_max, limits.batch_bytes_max)
     }
 
-    /// Fewer than the least can't be asked for: they are taken as they come.
+    /// The inbox has twice the bytes that should be in flight, and a smaller prefetch can be asked for.
     fn is_overfull(&self) -> bool {
-        self.inbox.bytes > self.partition.inbox_bytes_max() && self.prefetch > PREFETCH_MIN
+        let bytes_max = self.config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES * 2);
+        self.inbox.bytes > bytes_max && self.prefetch > PREFETCH_MIN
+    }
+
+    fn lingers_until(&self) -> Option<Instant> {
+        self.open.since.map(|since| since + Duration::from_millis(self.config.consumer.linger_ms))
     }
 
     fn is_due(&self) -> bool {
         self.writing.is_none() && self.is_full()
     }
 
-    /// Takes one message, and those that are here already: what the library holds nobody counts.
-    fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<()> {
+    /// Takes one message, and those that are here already: nobody counts what the library holds.
+    fn take_in(&mut self, delivery: Option<lapin::Result<Delivery>>) -> Result<(), SessionEnd> {
         self.stall_detector.received(Instant::now());
         let mut next = Some(delivery);
         while let Some(delivery) = next {
@@ -270,26 +273,25 @@ impl Session<'_> {
                 break;
             };
             self.inbox.push(delivery.context("receive")?);
-            // Quite other messages than the prefetch was made for: the broker is stopped before memory is full of them.
+            // Messages are much larger than the prefetch assumed: the session ends before they fill the memory.
             if self.is_overfull() {
-                self.partition.sizes.learn(self.inbox.sizes());
-                bail!(TakeFewer(format!("messages of {} bytes wait, more than memory is meant for", self.inbox.bytes)));
+                self.learned.sizes.learn(self.inbox.sizes());
+                return Err(SessionEnd::LargeMessages(self.inbox.bytes));
             }
             next = self.deliveries.next().now_or_never();
         }
         Ok(())
     }
 
-    /// Moves what waits into the open batch. Whether another number of messages should be taken at once.
-    fn fill(&mut self) -> Result<bool> {
+    /// Moves messages from the inbox into the open batch. Returns whether another prefetch would fit better.
+    fn fill(&mut self) -> Result<bool, SessionEnd> {
         while !self.is_full() {
             let Some(message) = self.inbox.pop() else { break };
             let returns = message.returns;
-            self.limit.note(returns);
-            ensure!(
-                self.limit.of(self.prefetch) == self.prefetch,
-                TakeFewer(format!("a message has come back {returns} times"))
-            );
+            self.learned.limit.note(returns);
+            if self.learned.limit.of(self.prefetch) < self.prefetch {
+                return Err(SessionEnd::Redelivered(returns));
+            }
             self.push(message);
             if self.prefetch_is_off() {
                 return Ok(true);
@@ -298,14 +300,14 @@ impl Session<'_> {
         Ok(false)
     }
 
-    /// Checks, once per prefetch, if messages have quite another size than it was made for, or what came back is through.
+    /// Checks, once per prefetch, if messages have quite another size than it assumed, or if redelivered messages are through.
     fn prefetch_is_off(&mut self) -> bool {
         self.seen += 1;
         if self.seen < self.prefetch {
             return false;
         }
         self.seen = 0;
-        let wanted = self.limit.of(self.partition.prefetch());
+        let wanted = self.learned.prefetch(self.config);
         wanted / 2 > self.prefetch || self.prefetch / 2 > wanted
     }
 
@@ -322,10 +324,10 @@ impl Session<'_> {
         open.batch.messages += 1;
         open.batch.bytes += bytes;
         open.batch.clock.note(now);
-        self.partition.sizes.note(bytes);
+        self.learned.sizes.note(bytes);
         let origin = Arc::new(Origin { body, headers: headers.json });
         event::decode_all(&origin.body, self.terms.get(), now, |verdict, range| {
-            // API servers may publish to the exchange alone, so none of them can forge one.
+            // API servers can publish to the exchange alone, so none of them can forge a fence.
             let verdict = verdict.and_then(|message| if is_direct { Ok(message) } else { message.of_publisher() });
             let event = match verdict {
                 Ok(Message::Like(event)) => Event::Like(event),
@@ -340,7 +342,13 @@ impl Session<'_> {
                         reason = refusal.reason.code()
                     );
                     let body = origin.body.get(range).unwrap_or(&origin.body);
-                    let letter = letter::refused(refusal, body, &origin.headers, &self.partition.queue(), now);
+                    let letter = letter::refused(
+                        refusal,
+                        body,
+                        &origin.headers,
+                        &self.partition.broker.queue(self.partition.number),
+                        now,
+                    );
                     return open.batch.refused.push(letter);
                 }
             };

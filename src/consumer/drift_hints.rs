@@ -1,13 +1,12 @@
-//! What is applied late: the next `changed` reconcile lists targets by the time of their newest event, and would not list it.
-//!
-//! Meanwhile a reconcile may have taken it off Redis: a dead letter that is replayed, an event that an API server has kept.
+//! Hints for the next `changed` reconcile, which lists targets by the time of their newest event. It would not list a target whose events
+//! are applied late (a dead letter that is replayed, an event that an API server has kept), and an earlier reconcile may have taken them
+//! off Redis.
 
 use std::time::Duration;
 
 use sqlx::MySqlConnection;
 
-use super::flush::Writer;
-use crate::config::Writes;
+use crate::config::{Derived, Rules, Writes};
 use crate::model::{CounterKey, Micros};
 use crate::store::likes::Difference;
 use crate::store::{StoreError, drift_hints};
@@ -15,35 +14,46 @@ use crate::store::{StoreError, drift_hints};
 /// Targets that one batch keeps at most.
 const KEPT_MAX: usize = 1_000;
 
-/// Differences that are older than that, of numbers that API servers count in Redis, sorted by key.
+/// Keeps hints of what is applied late.
+pub(super) struct DriftHints {
+    /// `[reconcile] overlap`.
+    overlap: Derived<Duration>,
+}
+
+impl DriftHints {
+    pub fn new(overlap: Derived<Duration>) -> Self {
+        Self { overlap }
+    }
+
+    /// Keeps the counters of `differences` that the next reconcile would not list.
+    pub async fn keep(
+        &mut self,
+        tx: &mut MySqlConnection,
+        now: Micros,
+        differences: &[Difference],
+        rules: &Rules,
+    ) -> Result<(), StoreError> {
+        let looks_back: Duration = *self.overlap.get() / 2;
+        let by_api = |it: &Difference| rules.of(it.target.kind, it.metric).writer == Writes::Api;
+        if late(differences, now.before(looks_back), by_api).is_empty() {
+            return Ok(());
+        }
+        // A backlog is as old. But a run lists everything since the run before it, and no run has begun since then.
+        let Some(began) = drift_hints::last_reconcile(tx).await? else { return Ok(()) };
+        let late = late(differences, began.before(looks_back), by_api);
+        let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();
+        drift_hints::keep(tx, &late).await?;
+        Ok(())
+    }
+}
+
+/// Differences that are older than `before`, of counters that API servers count in Redis, sorted by key.
 fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<CounterKey> {
     let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
     let mut late: Vec<CounterKey> =
         differences.iter().filter(is_late).map(|it| (it.target, it.metric)).take(KEPT_MAX).collect();
     late.sort_unstable();
     late
-}
-
-impl Writer {
-    /// Keeps for the next run what it would not list by itself.
-    pub(super) async fn keep_late(
-        &mut self,
-        tx: &mut MySqlConnection,
-        now: Micros,
-        differences: &[Difference],
-    ) -> Result<(), StoreError> {
-        let looks_back: Duration = *self.overlap.get() / 2;
-        let by_api = |it: &Difference| self.rules.of(it.target.kind, it.metric).writer == Writes::Api;
-        if late(differences, now.before(looks_back), by_api).is_empty() {
-            return Ok(());
-        }
-        // A backlog is as old. But a run lists all since the one before it, and none has begun meanwhile.
-        let Some(began) = drift_hints::last_reconcile(tx).await? else { return Ok(()) };
-        let late = late(differences, began.before(looks_back), by_api);
-        let late: Vec<(CounterKey, i64)> = late.into_iter().map(|number| (number, 0)).collect();
-        drift_hints::keep(tx, &late).await?;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

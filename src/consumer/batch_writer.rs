@@ -1,0 +1,370 @@
+//! Writes batches to MySQL, each in one transaction: rows, counters, dead letters and fences together, or nothing of it.
+//!
+//! A transaction may run many times, because it is idempotent. After an error it is tried again, or its batch is written in parts. The
+//! caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{Connection, MySqlConnection};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Partition;
+use super::batch::{Batch, Origin, Received};
+use super::counts::Counts;
+use super::dead_letter_quota::DeadLetterQuota;
+use super::drift_hints::DriftHints;
+use super::event_capture::EventCapture;
+use super::like_rows::LikeRows;
+use super::ownership::Ownership;
+use super::telemetry::{self, Steps, Throughput};
+use crate::config::{Config, Derived, Rules, Writes};
+use crate::dead_letters::letter;
+use crate::dead_letters::text::instant;
+use crate::event::{Reason, Refusal};
+use crate::model::{Addition, Micros};
+use crate::runtime::fault;
+use crate::runtime::liveness::Heartbeat;
+use crate::runtime::retry::Outage;
+use crate::store::letters::{self, DeadLetter};
+use crate::store::likes::{self, Difference};
+use crate::store::{Fate, Store, StoreError, Text, outbox, partitions};
+
+/// After this many rivals in a row there is a delay between two tries.
+const RIVALS_MAX: u32 = 3;
+
+/// After this many errors that a smaller transaction may not meet, a batch is split.
+const TOO_MUCH_MAX: u32 = 2;
+
+/// The writer of one partition, for one session with the broker.
+pub(super) struct BatchWriter {
+    // What it needs.
+    store: Store,
+    /// Wakes the outbox once there is something for Redis.
+    outbox: watch::Sender<()>,
+    /// Beats at each try: none takes longer than `[mysql] transaction_timeout_ms` and a connection.
+    heartbeat: Heartbeat,
+    /// Cancelled when the session ends: the writer then no longer waits for a database that does not answer.
+    ends: CancellationToken,
+    // What it is told.
+    partition: u16,
+    queue: String,
+    database_away_max: Duration,
+    rules: Derived<Arc<Rules>>,
+    // Who takes part in the transaction.
+    ownership: Ownership,
+    capture: EventCapture,
+    like_rows: LikeRows,
+    counts: Counts,
+    drift_hints: DriftHints,
+    quota: DeadLetterQuota,
+    // What it counts.
+    steps: Steps,
+    throughput: Throughput,
+}
+
+/// What has become of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// Rows that its events came down to.
+    pub rows: usize,
+    /// Events that can never be applied.
+    pub refused: usize,
+}
+
+/// The batch must go back to the broker.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// The partition was taken over, clocks are apart, or MySQL failed for longer than `database_away_max` or until the session ended.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The session ended before the broker had taken the dead letters over the quota.
+    #[error(transparent)]
+    Letters(#[from] anyhow::Error),
+}
+
+/// What a transaction did, to be noted once it is committed.
+struct Committed {
+    epoch: u64,
+    rows: usize,
+    /// The outbox has got rows.
+    outboxed: bool,
+    /// How many of its dead letters are kept, from the first one on.
+    letters: usize,
+}
+
+/// What has become of a part of a batch.
+enum Outcome {
+    Committed(Committed),
+    Again,
+    /// Its halves can be written.
+    Split,
+    /// MySQL refuses its only event.
+    Refused(StoreError),
+    /// Some of its events are older than the ledger.
+    Forgotten(Micros),
+}
+
+/// What has gone wrong with a part so far.
+#[derive(Default)]
+struct Tries {
+    rivals: u32,
+    too_much: u32,
+}
+
+impl BatchWriter {
+    /// The writer of `partition`, of which there are `partitions`, until `ends`.
+    pub fn new(
+        partition: &Partition,
+        config: &Config,
+        partitions: u16,
+        reads_first: bool,
+        ends: CancellationToken,
+    ) -> Self {
+        let Partition { number, broker, store, owner, live, outbox, heartbeat, .. } = partition;
+        let like = config.metrics.like();
+        let letters_max = live.derive(|config| config.consumer.dead_letters_max);
+        Self {
+            store: store.clone(),
+            outbox: outbox.clone(),
+            heartbeat: heartbeat.clone(),
+            ends: ends.clone(),
+            partition: *number,
+            queue: broker.queue(*number),
+            database_away_max: config.consumer.database_away_max.0,
+            rules: live.derive(|config| Arc::new(Rules::from(config))),
+            ownership: Ownership::new(*number, owner.clone()),
+            capture: EventCapture::new(like),
+            like_rows: LikeRows::new(like, reads_first),
+            counts: Counts::default(),
+            drift_hints: DriftHints::new(live.derive(|config| config.reconcile.overlap.0)),
+            quota: DeadLetterQuota::new(*number, partitions, broker.clone(), letters_max, heartbeat.clone(), ends),
+            steps: Steps::default(),
+            throughput: Throughput::default(),
+        }
+    }
+
+    /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
+    pub async fn write(&mut self, batch: Batch) -> Result<Written, WriteError> {
+        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        let mut written = Written::default();
+        // Events that are refused alone become dead letters together, in the last part.
+        let mut refused = Batch { clock: batch.clock, ..Batch::default() };
+        let mut parts = vec![batch];
+        let mut tries = Tries::default();
+        while let Some(mut part) = parts.pop() {
+            let outcome = match self.commit(&part).await {
+                Ok(committed) => Outcome::Committed(committed),
+                Err(error) => self.recover(error, &part, &mut tries, &mut outage).await?,
+            };
+            if !matches!(outcome, Outcome::Again) {
+                tries = Tries::default();
+            }
+            match outcome {
+                Outcome::Committed(committed) => {
+                    written.rows += committed.rows;
+                    written.refused += part.refused.len();
+                    self.note(&part, &committed);
+                    let rest = part.refused.get(committed.letters..).unwrap_or_default();
+                    self.quota.turn_away(rest, &mut outage).await?;
+                    outage.over();
+                }
+                Outcome::Again => parts.push(part),
+                Outcome::Split => {
+                    let rest = part.split();
+                    parts.extend([rest, part]);
+                }
+                Outcome::Forgotten(floor) => {
+                    let forgotten = part.events.extract_if(.., |received| received.event.is_before(floor));
+                    refused.refused.extend(forgotten.map(|event| self.forgotten(&event, floor)));
+                    parts.push(part);
+                }
+                Outcome::Refused(error) => {
+                    refused.refused.extend(part.events.iter().map(|event| self.refused(event, &error)));
+                    part.fences.into_values().for_each(|fence| refused.take_fence(fence));
+                }
+            }
+            if parts.is_empty() && !refused.refused.is_empty() {
+                let clock = refused.clock;
+                parts.push(std::mem::replace(&mut refused, Batch { clock, ..Batch::default() }));
+            }
+        }
+        Ok(written)
+    }
+
+    /// Gives the partition back, after everything is written and the broker has the rest.
+    pub async fn release(&self) {
+        self.ownership.release(&self.store).await;
+    }
+
+    /// One transaction, within `[mysql] transaction_timeout_ms`.
+    async fn commit(&mut self, batch: &Batch) -> Result<Committed, StoreError> {
+        self.heartbeat.beat();
+        self.steps.begin();
+        let mut conn = self.store.acquire().await?;
+        self.steps.end("lend");
+        self.heartbeat.beat();
+        let sql = |action| move |source| StoreError::Sql { action, source };
+        let work = async |connection: &mut MySqlConnection| {
+            let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
+            let committed = self.transact(&mut tx, batch).await?;
+            fault::point("consumer:before-commit");
+            // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
+            tx.commit().await.map_err(sql("commit a batch"))?;
+            fault::point("consumer:after-commit");
+            Ok(committed)
+        };
+        let committed = conn.limit("write a batch", work).await?;
+        self.steps.end("commit");
+        self.steps.note();
+        Ok(committed)
+    }
+
+    /// Everything that is committed together. The partition's row is locked first.
+    async fn transact(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
+        let rules = Arc::clone(self.rules.get());
+        let owner = self.ownership.lock(tx).await?;
+        batch.clock.hold(owner.now)?;
+        if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
+            return Err(StoreError::Forgotten(owner.ledger_floor));
+        }
+        self.capture.refresh(tx, owner.watch).await?;
+        self.steps.end("lock");
+        let likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
+        let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
+        let rows = likes.rows + counts.len();
+        let differences = merge(likes.differences, counts);
+        self.steps.end("rows");
+        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &rules).await?;
+        self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
+        let letters = self.quota.admit(tx, &batch.refused).await?;
+        letters::keep_dead_letters(tx, letters).await?;
+        for fence in batch.fences.values() {
+            partitions::pass_fence(tx, self.partition, *fence).await?;
+        }
+        self.steps.end("counters");
+        Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
+    }
+
+    /// Decides what becomes of a part after an error, and waits before the next try.
+    async fn recover(
+        &mut self,
+        error: StoreError,
+        part: &Batch,
+        tries: &mut Tries,
+        outage: &mut Outage,
+    ) -> Result<Outcome, StoreError> {
+        self.counts.failed();
+        let (partition, code) = (self.partition, error.code());
+        let outcome = match error {
+            StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
+            StoreError::Forgotten(floor) => Outcome::Forgotten(floor),
+            _ if error.fate() == Fate::Row && part.can_split() => Outcome::Split,
+            _ if error.fate() == Fate::Row && !part.events.is_empty() => Outcome::Refused(error),
+            _ if self.like_rows.falls_back(&error) => {
+                let error = chain(&error);
+                warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
+                Outcome::Again
+            }
+            _ if error.is_contention() && tries.rivals < RIVALS_MAX => {
+                tries.rivals += 1;
+                let error = chain(&error);
+                debug!(event = "contention", partition, "a rival was first, trying again: {error}");
+                Outcome::Again
+            }
+            _ if self.ends.is_cancelled() || outage.age() > self.database_away_max => return Err(error),
+            _ => {
+                tries.too_much += u32::from(error.may_be_too_much());
+                let delay = outage.failed(&without_values(&error));
+                self.ends.run_until_cancelled(tokio::time::sleep(delay)).await;
+                let splits = tries.too_much >= TOO_MUCH_MAX && part.can_split();
+                if splits { Outcome::Split } else { Outcome::Again }
+            }
+        };
+        telemetry::again(code);
+        Ok(outcome)
+    }
+
+    /// Notes a part that is committed.
+    fn note(&mut self, part: &Batch, committed: &Committed) {
+        self.counts.committed();
+        telemetry::committed(part, committed.rows);
+        self.ownership.committed(committed.epoch);
+        if committed.outboxed {
+            self.outbox.send_replace(());
+        }
+        self.heartbeat.beat();
+        self.throughput.note(self.partition, part, committed.rows);
+    }
+
+    /// The dead letter of an event that MySQL refuses.
+    fn refused(&self, event: &Received, error: &StoreError) -> DeadLetter {
+        let error = chain(error);
+        warn!(
+            event = "event-refused",
+            partition = self.partition,
+            reason = Reason::RefusedByDatabase.code(),
+            error,
+            "MySQL refuses one event, which is kept in dead_letter: {error}"
+        );
+        letter_of(event, Refusal { reason: Reason::RefusedByDatabase, error }, &self.queue)
+    }
+
+    /// The dead letter of an event older than the ledger: whether it was applied is unknown.
+    fn forgotten(&self, event: &Received, floor: Micros) -> DeadLetter {
+        let error =
+            format!("events before {} are forgotten: some daemon's applied_event_keep was shorter", instant(floor));
+        letter_of(event, Refusal { reason: Reason::AtTooOld, error }, &self.queue)
+    }
+}
+
+/// The differences of likes and counts together, sorted by key.
+fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Difference> {
+    if !counts.is_empty() {
+        differences.extend(counts);
+        differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
+    }
+    differences
+}
+
+/// Adds to counters, and appends to the partition's outbox, after its row `last`, what the daemon adds to Redis. Returns whether
+/// that is anything.
+async fn add_to_counters(
+    tx: &mut MySqlConnection,
+    (partition, last): (u16, u64),
+    differences: &[Difference],
+    rules: &Rules,
+) -> Result<bool, StoreError> {
+    let by_daemon = |it: &&Difference| it.delta != 0 && rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
+    let additions: Vec<Addition> = differences.iter().filter(by_daemon).map(Difference::addition).collect();
+    let mut text = Text::default();
+    likes::add_differences(&mut text, partition, differences);
+    outbox::append_after(&mut text, partition, last, &additions);
+    text.run(tx, "add to counters").await?;
+    Ok(!additions.is_empty())
+}
+
+/// The dead letter of an event that can be read and is refused all the same.
+fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
+    let Origin { body, headers } = received.origin.as_ref();
+    let body = body.get(received.range.clone()).unwrap_or(body);
+    letter::refused(refusal, body, headers, queue, Micros::now())
+}
+
+/// The error for logs and metrics: MySQL's own words about values can quote a key, with ids in it.
+fn without_values(error: &StoreError) -> String {
+    match error.number() {
+        Some(number) if error.fate() == Fate::Row || error.is_contention() => {
+            format!("{error}: MySQL's error {number}")
+        }
+        _ => chain(error),
+    }
+}
+
+/// The error with its causes: its own text is the action alone.
+fn chain(error: &StoreError) -> String {
+    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
+    causes.join(": ")
+}

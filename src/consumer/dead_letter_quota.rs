@@ -1,0 +1,142 @@
+//! The quota of dead letters. Each partition has its share of `[consumer] dead_letters_max`, so partitions need not ask each
+//! other. A letter over the quota goes to the queue of returned messages if it can still be applied one day, and is only counted
+//! otherwise.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use anyhow::Result;
+use futures_util::{StreamExt, stream};
+use sqlx::MySqlConnection;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::broker::{Broker, Publisher};
+use crate::config::{self, Derived};
+use crate::dead_letters::letter;
+use crate::event::Reason;
+use crate::runtime::liveness::Heartbeat;
+use crate::runtime::log::Flood;
+use crate::runtime::retry::Outage;
+use crate::store::StoreError;
+use crate::store::letters::{self, DeadLetter};
+use crate::telemetry::telemetry;
+
+/// Messages that are published before the first one is confirmed.
+const IN_FLIGHT: usize = 500;
+
+/// One partition's share of the quota, and what happens to letters over it.
+pub(super) struct DeadLetterQuota {
+    // What it needs.
+    broker: Broker,
+    /// Its connection does not consume: under a memory alarm the broker reads nothing from a connection that publishes.
+    publisher: Option<Publisher>,
+    heartbeat: Heartbeat,
+    /// Cancelled when the session ends.
+    ends: CancellationToken,
+    // What it is told.
+    partition: u16,
+    queue: String,
+    partitions: u16,
+    /// `[consumer] dead_letters_max`.
+    max: Derived<u64>,
+    // What it counts.
+    dropped: Flood,
+    returned: Flood,
+}
+
+impl DeadLetterQuota {
+    /// The quota of one of `partitions`.
+    pub fn new(
+        partition: u16,
+        partitions: u16,
+        broker: Broker,
+        max: Derived<u64>,
+        heartbeat: Heartbeat,
+        ends: CancellationToken,
+    ) -> Self {
+        let queue = broker.queue(partition);
+        let (dropped, returned) = (Flood::default(), Flood::default());
+        Self { broker, publisher: None, heartbeat, ends, partition, queue, partitions, max, dropped, returned }
+    }
+
+    /// The first of `letters`, as many as the quota admits as of the transaction.
+    pub async fn admit<'a>(
+        &mut self,
+        tx: &mut MySqlConnection,
+        letters: &'a [DeadLetter],
+    ) -> Result<&'a [DeadLetter], StoreError> {
+        if letters.is_empty() {
+            return Ok(letters);
+        }
+        let share = config::dead_letters_part(*self.max.get(), self.partitions);
+        let open = letters::open_of(tx, &self.queue, share).await?;
+        let admitted = usize::try_from(share.saturating_sub(open)).unwrap_or(usize::MAX);
+        Ok(letters.get(..admitted).unwrap_or(letters))
+    }
+
+    /// Returns letters over the quota to the broker, or counts them, before their batch is acknowledged. Fails once the session ends and
+    /// the broker has not taken all of them.
+    pub async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
+        let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
+            letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
+        never.iter().for_each(|letter| telemetry().dead_letters_dropped(letter.reason, 1));
+        self.log(left.len(), never.len());
+        while !left.is_empty() {
+            let heartbeat = self.heartbeat.clone();
+            let Err(error) = heartbeat.during(self.publish(&mut left)).await else { break };
+            if self.ends.is_cancelled() {
+                return Err(error.context(format!("{} dead letters without room", left.len())));
+            }
+            let queue = self.broker.returned();
+            let why = format!("dead letters are at their bound, and {queue} does not take more: {error:#}");
+            let delay = outage.failed(&why);
+            self.ends.run_until_cancelled(sleep(delay)).await;
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, returned: usize, dropped: usize) {
+        let (partition, now) = (self.partition, Instant::now());
+        if let Some(dropped) = self.dropped.note(dropped as u64, now) {
+            warn!(
+                event = "dead-letters-dropped",
+                partition,
+                dropped,
+                "{dropped} messages that can never be applied were counted and not kept: dead letters are at their bound"
+            );
+        }
+        if let Some(returned) = self.returned.note(returned as u64, now) {
+            let queue = self.broker.returned();
+            warn!(
+                event = "dead-letters-returned",
+                partition,
+                returned,
+                "{returned} messages go to {queue}: dead letters are at their bound. Replay or purge some, then run `tallyd dead list`"
+            );
+        }
+    }
+
+    /// Publishes letters, and removes those from `left` that the broker has confirmed.
+    async fn publish(&mut self, left: &mut VecDeque<&DeadLetter>) -> Result<()> {
+        let publisher = match self.publisher.take() {
+            Some(publisher) => publisher,
+            None => self.broker.connect_publisher("dead letters without room").await?,
+        };
+        let (publisher_now, queue) = (&publisher, &self.broker.returned());
+        let letters = stream::iter(left.clone().into_iter().cloned());
+        let mut sent = letters
+            .map(|letter| async move {
+                publisher_now.publish_with("", queue, &letter.body, letter::properties(&letter)).await
+            })
+            .buffered(IN_FLIGHT);
+        while let Some(confirmed) = sent.next().await {
+            confirmed?;
+            left.pop_front();
+        }
+        drop(sent);
+        self.publisher = Some(publisher);
+        Ok(())
+    }
+}
