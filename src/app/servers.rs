@@ -8,12 +8,13 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::code_registry;
 use crate::config::{Config, ConfigError, Recount};
-use crate::jobs::archive::{self, Archiver, Restore, Scope};
+use crate::jobs::archive::{self, Archiver, Scope};
 use crate::jobs::fence;
 use crate::jobs::filters::{self, Filters};
 use crate::jobs::reconcile::{self, Reconciler, RunOptions};
 use crate::jobs::recount::{self, Recounter};
 use crate::jobs::runner::{self, Job, Ran};
+use crate::jobs::snapshots::{self, Restore, Snapshots};
 use crate::runtime::progress::ProgressSink;
 use crate::store::Store;
 use crate::store::schema::Schema;
@@ -94,13 +95,7 @@ impl Servers {
         let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
         let job =
             Job { name: archive::JOB, mode: scope.mode(), owner: &self.owner, keep: config.reconcile.repair_keep.0 };
-        runner::run_once(&self.store, job, |run| async move {
-            match archiver.begin().await? {
-                Ok(now) => archiver.run(run, scope, now, to, stop).await,
-                Err(problem) => Ok(problem),
-            }
-        })
-        .await
+        runner::run_once(&self.store, job, |run| async move { archiver.run_now(run, scope, to, stop).await }).await
     }
 
     /// Snapshots of boards, under the same lock: of those in `scope`, or of all that are due.
@@ -115,15 +110,10 @@ impl Servers {
         to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<archive::Report>> {
-        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
-        let job = Job { name: archive::JOB, mode: archive::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
-        runner::run_once(&self.store, job, |run| async move {
-            match archiver.begin().await? {
-                Ok(now) => archiver.snapshot(run, scope, force, now, to, stop).await,
-                Err(problem) => Ok(problem),
-            }
-        })
-        .await
+        let snapshots = Snapshots::new(config, self.store.clone(), self.cache.clone());
+        let job = Job { name: archive::JOB, mode: snapshots::SNAPSHOT_MODE, owner: &self.owner, keep: OFTEN_KEEP };
+        let work = |run| async move { snapshots.save_now(run, scope, force, to, stop).await };
+        runner::run_once(&self.store, job, work).await
     }
 
     /// One period of a board is put back into Redis, under the same lock.
@@ -138,15 +128,15 @@ impl Servers {
         to: ProgressSink,
         stop: &CancellationToken,
     ) -> Result<Ran<archive::Report>> {
-        let archiver = Archiver::new(config, self.store.clone(), self.cache.clone());
+        let snapshots = Snapshots::new(config, self.store.clone(), self.cache.clone());
         let job = Job {
             name: archive::JOB,
-            mode: archive::RESTORE_MODE,
+            mode: snapshots::RESTORE_MODE,
             owner: &self.owner,
             keep: config.reconcile.repair_keep.0,
         };
         let (now, _) = self.store.clock().await?;
-        let work = |run| async move { archiver.restore(run, board, how, now, to, stop).await };
+        let work = |run| async move { snapshots.restore(run, board, how, now, to, stop).await };
         runner::run_once(&self.store, job, work).await
     }
 

@@ -12,7 +12,6 @@ use super::Servers;
 use crate::config::{Config, ConfigHandle, Recount};
 use crate::consumer::Partition;
 use crate::consumer::forget::forget;
-use crate::jobs::archive::clock::SnapshotClock;
 use crate::jobs::archive::{self, Scope};
 use crate::jobs::fence::TooFew;
 use crate::jobs::filters;
@@ -20,6 +19,8 @@ use crate::jobs::reconcile::lookout::Lookout;
 use crate::jobs::reconcile::{self, Mode, RunOptions};
 use crate::jobs::recount;
 use crate::jobs::runner::{self, Next, Outcome, Ran, Timetable};
+use crate::jobs::snapshots;
+use crate::jobs::snapshots::clock::SnapshotClock;
 use crate::outbox::Outbox;
 use crate::runtime::cron::CronTriggers;
 use crate::runtime::liveness::{Heartbeat, Liveness};
@@ -125,7 +126,7 @@ impl Task {
         let bell = Arc::new(Notify::new());
         let timetables = vec![
             Timetable::new(archive::JOB, archive::MODE, live, |config| &config.archive.cron),
-            Timetable::new(archive::JOB, archive::SNAPSHOT_MODE, live, |_| ""),
+            Timetable::new(archive::JOB, snapshots::SNAPSHOT_MODE, live, |_| ""),
         ];
         let clock = SnapshotClock {
             live: live.clone(),

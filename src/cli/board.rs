@@ -11,8 +11,9 @@ use crate::app::Servers;
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
-use crate::jobs::archive::{self, Restore, Scope};
+use crate::jobs::archive::{self, Scope};
 use crate::jobs::runner::{Ran, Report};
+use crate::jobs::snapshots::Restore;
 use crate::model::Micros;
 use crate::runtime::shutdown;
 

@@ -3,8 +3,10 @@
 //! [`runner`] holds the lock and decides what is due; [`fence`] waits for the events in flight. The jobs never call each other.
 
 pub mod archive;
+mod board_run;
 pub mod fence;
 pub mod filters;
 pub mod reconcile;
 pub mod recount;
 pub mod runner;
+pub mod snapshots;

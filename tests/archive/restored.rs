@@ -1,8 +1,9 @@
 //! A board that Redis has lost comes back with what was added since, once.
 
 use redis::AsyncCommands;
-use tallyd::jobs::archive::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
+use tallyd::jobs::archive::{Outcome, Report};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::snapshots::{NotRestored, RESTORE_MODE, Restore};
 use tallyd::model::Micros;
 use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
@@ -17,10 +18,10 @@ impl Stage {
 
     async fn restore_how(&self, period: &str, now: Micros, add: bool) -> anyhow::Result<Report> {
         let job = Job { name: JOB, mode: RESTORE_MODE, owner: "test", keep: std::time::Duration::from_secs(86_400) };
-        let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
+        let (snapshots, stop) = (&self.snapshots(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
         let work =
-            |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
+            |run| async move { snapshots.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),

@@ -10,6 +10,7 @@ use crate::jobs::archive;
 use crate::jobs::filters;
 use crate::jobs::reconcile::{self, Mode};
 use crate::jobs::recount;
+use crate::jobs::snapshots;
 use crate::model::Micros;
 use crate::runtime::cron;
 use crate::store::Store;
@@ -133,7 +134,7 @@ pub(crate) fn modes(config: &Config) -> Vec<(&'static str, String, String)> {
         (reconcile::JOB, Mode::Scrub.name(), &limits.scrub_cron),
         (reconcile::JOB, Mode::Rebuild.name(), ""),
         (archive::JOB, archive::MODE, &config.archive.cron),
-        (archive::JOB, archive::SNAPSHOT_MODE, ""),
+        (archive::JOB, snapshots::SNAPSHOT_MODE, ""),
     ]
     .map(|(job, mode, pattern)| (job, mode.to_owned(), pattern.to_owned()))
     .into();
