@@ -15,7 +15,7 @@ pub const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 
 /// Whether the process works: a server that is away is no reason to restart it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct ConfigHandle {
+pub struct Live {
     /// It does.
     pub live: bool,
     /// Loops that make no progress.
@@ -38,7 +38,7 @@ pub struct Ready {
 pub(super) async fn livez(State(asked): State<Asked>) -> Response {
     let stuck = asked.liveness.stuck(STUCK_AFTER);
     let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(status, &ConfigHandle { live: stuck.is_empty(), stuck })
+    json(status, &Live { live: stuck.is_empty(), stuck })
 }
 
 pub(super) async fn readyz(State(asked): State<Asked>) -> Response {

@@ -13,7 +13,7 @@ use anyhow::Result;
 use crate::cache::Cache;
 use crate::cache::ranks::Ranking;
 use crate::config::Board;
-use crate::jobs::archive::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
+use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 use crate::model::{BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::PeriodState;

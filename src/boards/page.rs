@@ -45,7 +45,7 @@ pub(crate) async fn read(
         row => {
             let keys = cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
             // MySQL may not know yet of a zset that was frozen a moment ago.
-            let zset = if row.is_some() || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::ConfigHandle };
+            let zset = if row.is_some() || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
             if row.is_some() && !keys.frozen {
                 return Err(NotShown::Lost(at.clone()).into());
             }

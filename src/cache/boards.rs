@@ -54,7 +54,7 @@ const DISTINCT_PAGE: u64 = 1_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zset {
     /// The one that is written to.
-    ConfigHandle,
+    Live,
     /// The one that is archived.
     Frozen,
 }
@@ -205,7 +205,7 @@ impl Cache {
     ) -> Result<(u64, Vec<Placed>)> {
         const ACTION: &str = "read a board";
         let key = match zset {
-            Zset::ConfigHandle => self.live(at),
+            Zset::Live => self.live(at),
             Zset::Frozen => self.frozen(at),
         };
         let call = Call::new(&BOARD_READ, key.clone());

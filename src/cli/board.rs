@@ -10,9 +10,10 @@ use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progre
 use crate::boards::Boards;
 use crate::cache::ranks::Ranking;
 use crate::config::Config;
-use crate::jobs::archive::{self, Restore, Scope};
+use crate::jobs::archive::{self, Scope};
 use crate::jobs::runner::{Ran, Report};
 use crate::jobs::runs::{self, Snapshots};
+use crate::jobs::snapshots::Restore;
 use crate::model::Micros;
 use crate::runtime::shutdown;
 use crate::servers::Servers;

@@ -9,7 +9,7 @@ use clap::Args;
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::admin::ask;
-use crate::admin::health::{ConfigHandle, Ready};
+use crate::admin::health::{Live, Ready};
 use crate::telemetry::status::printable;
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     let port = args.port.port(config)?;
     let answer = ask::get(&port, if args.live { "/livez" } else { "/readyz" }).await?;
     let told = if args.live {
-        serde_json::from_str(&answer.body).map(|ConfigHandle { live, stuck }| live_lines(live, &stuck))
+        serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
     } else {
         serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
     };

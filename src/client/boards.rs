@@ -145,7 +145,7 @@ impl Client {
     }
 
     async fn read_part(&self, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
-        let (members, placed) = self.cache.read_board(at, Zset::ConfigHandle, part, ranking).await?;
+        let (members, placed) = self.cache.read_board(at, Zset::Live, part, ranking).await?;
         Ok(Page { members, entries: entries(placed, rule) })
     }
 }

@@ -4,6 +4,7 @@
 //! [`fence`] waits for the events in flight. The jobs never call each other.
 
 pub mod archive;
+mod board_run;
 mod error;
 pub mod fence;
 pub mod filters;
@@ -12,6 +13,7 @@ pub mod recount;
 pub mod runner;
 pub mod runs;
 pub mod schedule;
+pub mod snapshots;
 mod table;
 
 use std::sync::Arc;

@@ -5,12 +5,13 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::JobError;
-use super::archive::{self, Archiver, RESTORE_MODE, Restore, SNAPSHOT_MODE, Scope};
+use super::archive::{self, Archiver, Scope};
 use super::fence;
 use super::filters::{self, Filters};
 use super::reconcile::{self, Reconciler};
 use super::recount::{self, Recounter};
 use super::runner::{Job, Ran, run_once};
+use super::snapshots::{self, RESTORE_MODE, Restore, SNAPSHOT_MODE};
 use crate::config::{Config, Recount};
 use crate::job_name::JobName;
 use crate::runtime::progress::ProgressSink;
@@ -53,15 +54,9 @@ pub async fn archive(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
-    let archiver = archiver(servers, config);
+    let archiver = Archiver::new(config, servers.store.clone(), servers.cache.clone());
     let job = archive_job(servers, scope.mode(), config.reconcile.repair_keep.0);
-    run_once(&servers.store, job, |run| async move {
-        match archiver.begin().await? {
-            Ok(now) => archiver.run(run, scope, now, to, stop).await,
-            Err(problem) => Ok(problem),
-        }
-    })
-    .await
+    run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, stop).await }).await
 }
 
 /// Which boards a run takes snapshots of.
@@ -81,7 +76,7 @@ pub enum Snapshots<'a> {
 /// Takes snapshots of boards, under the archiver's lock.
 ///
 /// # Errors
-/// Those of [`Archiver::snapshot`].
+/// Those of [`snapshots::Snapshots::save`].
 pub async fn snapshot(
     servers: &Servers,
     config: &Config,
@@ -93,20 +88,15 @@ pub async fn snapshot(
         Snapshots::Due => (None, false),
         Snapshots::Of { scope, force } => (Some(scope), force),
     };
-    let archiver = archiver(servers, config);
-    run_once(&servers.store, archive_job(servers, SNAPSHOT_MODE, OFTEN_KEEP), |run| async move {
-        match archiver.begin().await? {
-            Ok(now) => archiver.snapshot(run, scope, force, now, to, stop).await,
-            Err(problem) => Ok(problem),
-        }
-    })
-    .await
+    let snapshots = snapshots(servers, config);
+    let job = archive_job(servers, SNAPSHOT_MODE, OFTEN_KEEP);
+    run_once(&servers.store, job, |run| async move { snapshots.save_now(run, scope, force, to, stop).await }).await
 }
 
 /// Puts one period of a board back into Redis, under the archiver's lock.
 ///
 /// # Errors
-/// Those of [`Archiver::restore`].
+/// Those of [`snapshots::Snapshots::restore`].
 pub async fn restore(
     servers: &Servers,
     config: &Config,
@@ -115,15 +105,15 @@ pub async fn restore(
     to: ProgressSink,
     stop: &CancellationToken,
 ) -> Result<Ran<archive::Report>, JobError> {
-    let archiver = archiver(servers, config);
+    let snapshots = snapshots(servers, config);
     let (now, _) = servers.store.clock().await?;
     let job = archive_job(servers, RESTORE_MODE, config.reconcile.repair_keep.0);
-    let work = |run| async move { archiver.restore(run, board, how, now, to, stop).await };
+    let work = |run| async move { snapshots.restore(run, board, how, now, to, stop).await };
     run_once(&servers.store, job, work).await
 }
 
-fn archiver(servers: &Servers, config: &Config) -> Archiver {
-    Archiver::new(config, servers.store.clone(), servers.cache.clone())
+fn snapshots(servers: &Servers, config: &Config) -> snapshots::Snapshots {
+    snapshots::Snapshots::new(config, servers.store.clone(), servers.cache.clone())
 }
 
 fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'a> {

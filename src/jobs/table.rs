@@ -3,11 +3,12 @@
 
 use futures_util::FutureExt;
 
-use super::archive::{self, SNAPSHOT_MODE, Scope};
+use super::archive::{self, Scope};
 use super::reconcile::{Mode, RunOptions};
 use super::runner::{Outcome, Ran, Report};
 use super::runs::{self, Snapshots};
 use super::schedule::RetryAfter;
+use super::snapshots::SNAPSHOT_MODE;
 use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters, recount};
 use crate::config::Config;
 use crate::job_name::{JobMode, JobName};

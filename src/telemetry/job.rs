@@ -11,7 +11,7 @@ use crate::model::Micros;
 pub enum WaitsFor {
     /// Events on the way must be in MySQL.
     Fence,
-    /// ConfigHandle traffic goes first: a server has enough to do.
+    /// Live traffic goes first: a server has enough to do.
     Pace,
     /// Another process runs the job.
     Lock,

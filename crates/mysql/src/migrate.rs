@@ -57,7 +57,7 @@ impl Store {
         match self.schema().await? {
             Schema::Newer(_) => return Ok(0),
             Schema::TooNew => return Err(MigrateError::TooNew),
-            Schema::Derived | Schema::Behind(_) => {}
+            Schema::Current | Schema::Behind(_) => {}
         }
         // Steps may take as long as the table is large: no time limit here. The session is not given back: its settings are its own.
         let connection = &mut self.pool.acquire().await.context("connect to MySQL")?.detach();

@@ -14,7 +14,7 @@ pub(super) const HISTORY: &str = "_sqlx_migrations";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
     /// As this version needs it.
-    Derived,
+    Current,
     /// So many steps are missing: `tallyd migrate` makes them.
     Behind(usize),
     /// A newer version has made so many steps more, which this one can live with.
@@ -27,7 +27,7 @@ impl Schema {
     /// Why this version can't work with it, and what to run. None where it can.
     pub fn problem(self) -> Option<String> {
         match self {
-            Self::Derived | Self::Newer(_) => None,
+            Self::Current | Self::Newer(_) => None,
             Self::Behind(steps) => Some(format!("MySQL's schema lacks {steps} steps: run `tallyd migrate`")),
             Self::TooNew => Some(
                 "MySQL's schema was made by a newer tallyd, and this version can't work with it: run that version"
@@ -87,7 +87,7 @@ fn judge(known: &[i64], applied: &[i64], floor: Option<i64>) -> Schema {
         return Schema::TooNew;
     }
     match (missing, newer) {
-        (0, 0) => Schema::Derived,
+        (0, 0) => Schema::Current,
         (0, newer) if floor.is_some() => Schema::Newer(newer),
         (_, 0) => Schema::Behind(missing),
         _ => Schema::TooNew,
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_version_works_with_the_steps_it_knows_and_with_newer_ones_that_only_add() {
         for (applied, floor, judged) in [
-            (&[1, 2][..], Some(2), Schema::Derived),
+            (&[1, 2][..], Some(2), Schema::Current),
             (&[], None, Schema::Behind(2)),
             (&[1], None, Schema::Behind(1)),
             (&[1, 2, 3, 4], Some(2), Schema::Newer(2)),

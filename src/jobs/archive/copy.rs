@@ -1,22 +1,27 @@
-//! From the frozen zset to rows, and the proof that they are equal. A few pages are all that is held.
+//! From the frozen zset to rows, and the proof that they are equal. Only a few pages are held in memory.
 
 use tokio::task::JoinHandle;
 
-use super::Archiver;
-use super::steps::{Halt, Run, Step};
+use crate::cache::Cache;
+use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
 use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
+use crate::store::Store;
 use crate::store::archive_rows::Places;
 use crate::store::boards::PeriodRow;
 use tallyd_core::tally::Tally;
 
-const GONE: &str = "its frozen zset went away while it was read: Redis lost it";
-
 /// Pages that one transaction writes: each commit waits for the disk.
 const COMMIT_PAGES: usize = 10;
 
-/// After so many members no other page is added to them: a transaction holds the job's lock.
+/// After this many members no other page is added to them: a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
+
+/// Copies frozen zsets to rows, and compares both.
+pub(super) struct Copier<'a> {
+    run: &'a BoardRun<'a>,
+    page_members: usize,
+}
 
 /// What was copied, and verified.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,109 +32,100 @@ pub(super) struct Copied {
     pub left_out: u64,
 }
 
-impl Run<'_> {
-    /// Writes the frozen zset to the places of a copy, the highest score first, up to place `top`, over what is there. The next pages are read while some are written, and those that were are read back from both stores.
-    pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
-        let (_, members) = self.archiver.cache.count_board(at).await?;
+impl<'a> Copier<'a> {
+    pub fn new(run: &'a BoardRun<'a>, page_members: usize) -> Self {
+        Self { run, page_members }
+    }
+
+    /// Writes the frozen zset to the places of a copy, the highest score first, up to place `top`, over what is there. The next pages are read
+    /// while some are written, and those that were are read back from both stores.
+    pub async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
+        let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);
-        self.show(at, "copied", wanted);
+        self.run.show(at, "copied", wanted);
+        let pair = self.pair(at, copy);
         let mut tally = Tally::default();
         let mut copied = 0;
         let mut verifying: Option<JoinHandle<Step<Tally>>> = None;
-        let mut pages = read_pages(self.archiver.clone(), (at.clone(), copy), 0, wanted).await?;
+        let mut pages = pair.clone().read_pages(0, wanted).await?;
         while pages.members > 0 {
-            self.check_stop()?;
+            self.run.check_stop()?;
             let after = copied + pages.members;
-            // In tasks of their own: taking answers apart and writing statements is work, too.
-            let reading = tokio::spawn(read_pages(self.archiver.clone(), (at.clone(), copy), after, wanted));
-            self.archiver.store.copy_places(self.number, pages.places).await?;
+            // In tasks of their own: parsing answers and writing statements is work, too.
+            let reading = tokio::spawn(pair.clone().read_pages(after, wanted));
+            self.run.store.copy_places(self.run.number, pages.places).await?;
             let next = joined(reading).await?;
-            let verify = tokio::spawn(verify(self.archiver.clone(), (at.clone(), copy), copied, after));
+            let verify = tokio::spawn(pair.clone().verify(copied, after));
             if let Some(former) = verifying.replace(verify) {
                 tally.add(joined(former).await?);
             }
             fault::point("archive:copied-page");
-            (copied, pages) = (after, next);
-            self.show_done(copied);
+            copied = after;
+            pages = next;
+            self.run.show_done(copied);
         }
         if let Some(last) = verifying {
             tally.add(joined(last).await?);
         }
-        // An empty zset is none: nothing may be trimmed for the sake of a zset that Redis has lost.
+        // There is no empty zset: rows must not be trimmed because Redis has lost it.
         if copied == 0 || copied < wanted {
-            return Err(Halt::Kept(GONE.to_owned()));
+            return Err(Halt::Kept(Reason::FrozenGone));
         }
         Ok(Copied { tally, left_out: members - copied })
     }
 
     /// Deletes the places of a copy beyond the board's end.
-    pub(super) async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
-        let store = &self.archiver.store;
-        let (mut after, last) = (members, store.last_place(at, copy).await?);
+    pub async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
+        let BoardRun { store, number, .. } = *self.run;
+        let last = store.last_place(at, copy).await?;
+        let mut after = members;
         while after < last {
-            self.check_stop()?;
-            after = store.trim_places(self.number, at, copy, after, last).await?;
+            self.run.check_stop()?;
+            after = store.trim_places(number, at, copy, after, last).await?;
         }
         Ok(())
     }
 
-    /// Whether both stores end where the copy did: all before that was verified as it was written.
-    pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
-        let Copied { tally, left_out } = copied;
-        let (_, members) = self.archiver.cache.count_board(at).await?;
-        if members != tally.members + left_out {
-            return Err(Halt::Kept(format!(
-                "its frozen zset had {} members while it was copied, and has {members} now",
-                tally.members + left_out
-            )));
+    /// Checks that both stores end where the copy did: all before that was verified as it was written.
+    pub async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
+        let before = copied.tally.members + copied.left_out;
+        let (_, now) = self.run.cache.count_board(at).await?;
+        if now != before {
+            return Err(Halt::Kept(Reason::Changed { before, now }));
         }
-        let beyond = self.archiver.store.archived_page(at, copy, tally.members, 1).await?;
+        let beyond = self.run.store.archived_page(at, copy, copied.tally.members, 1).await?;
         match beyond.first() {
-            Some((place, _)) => Err(Halt::Kept(differ(*place))),
+            Some((place, _)) => Err(Halt::Kept(Reason::Differs(*place))),
             None => Ok(()),
         }
     }
 
     /// Reads an archived board back from both stores, as far as it is archived.
-    pub(super) async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
-        // Its end, too, where there must be none beyond.
+    pub async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
+        // Its end, too, if there must be none beyond.
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
-        self.show(at, "verified", row.tally.members);
+        self.run.show(at, "verified", row.tally.members);
         let tally = tokio::select! {
-            tally = verify(self.archiver.clone(), (at.clone(), row.copy.unwrap_or(0)), 0, until) => tally?,
-            () = self.stop.cancelled() => return Err(Halt::Stopped),
+            tally = self.pair(at, row.copy.unwrap_or(0)).verify(0, until) => tally?,
+            () = self.run.stop.cancelled() => return Err(Halt::Stopped),
         };
-        if tally.members == 0 { Err(Halt::Kept(GONE.to_owned())) } else { Ok(tally) }
+        if tally.members == 0 { Err(Halt::Kept(Reason::FrozenGone)) } else { Ok(tally) }
+    }
+
+    fn pair(&self, at: &BoardPeriod, copy: u8) -> Pair {
+        let BoardRun { store, cache, .. } = *self.run;
+        Pair { store: store.clone(), cache: cache.clone(), page_members: self.page_members, at: at.clone(), copy }
     }
 }
 
-/// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal members and scores in
-/// equal order are equal counts and equal checksums; what they come to is kept, so that later changes are seen.
-async fn verify(archiver: Archiver, (at, copy): (BoardPeriod, u8), from: u64, until: u64) -> Step<Tally> {
-    let mut tally = Tally::default();
-    loop {
-        let after = from + tally.members;
-        let limit = archiver.page_members.min(usize::try_from(until - after).unwrap_or(usize::MAX));
-        if limit == 0 {
-            return Ok(tally);
-        }
-        let (store, period) = (archiver.store.clone(), at.clone());
-        let rows = tokio::spawn(async move { Ok(store.archived_page(&period, copy, after, limit).await?) });
-        let page = archiver.cache.frozen_page(&at, after, limit).await?;
-        let rows = joined(rows).await?;
-        if let Some(place) = first_difference(after + 1, &page, &rows) {
-            let gone = archiver.cache.count_board(&at).await?.1 == 0;
-            return Err(Halt::Kept(if gone { GONE.to_owned() } else { differ(place) }));
-        }
-        if page.is_empty() {
-            return Ok(tally);
-        }
-        tally.add_members(&page);
-    }
-}
-
-fn differ(place: u64) -> String {
-    format!("Redis and leaderboard_archive differ at place {place}")
+/// The frozen zset of a period and one copy of it, for tasks.
+#[derive(Clone)]
+struct Pair {
+    store: Store,
+    cache: Cache,
+    page_members: usize,
+    at: BoardPeriod,
+    copy: u8,
 }
 
 /// What one transaction writes.
@@ -138,29 +134,56 @@ struct Pages {
     places: Places,
 }
 
-/// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
-async fn read_pages(archiver: Archiver, (at, copy): (BoardPeriod, u8), after: u64, until: u64) -> Step<Pages> {
-    let Archiver { cache, page_members, .. } = archiver;
-    let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
-    let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
-    let mut members = Vec::new();
-    while members.len() < most {
-        let limit = page_members.min(most - members.len());
-        let page = cache.frozen_page(&at, after + members.len() as u64, limit).await?;
-        let is_last = page.len() < limit;
-        members.extend(page);
-        if is_last {
-            break;
+impl Pair {
+    /// The next pages of the frozen zset up to place `until`, as many as one transaction writes.
+    async fn read_pages(self, after: u64, until: u64) -> Step<Pages> {
+        let Self { cache, page_members, at, copy, .. } = self;
+        let most = COMMIT_MEMBERS.min(COMMIT_PAGES * page_members);
+        let most = most.min(usize::try_from(until - after).unwrap_or(usize::MAX));
+        let mut members = Vec::new();
+        while members.len() < most {
+            let limit = page_members.min(most - members.len());
+            let page = cache.frozen_page(&at, after + members.len() as u64, limit).await?;
+            let is_last = page.len() < limit;
+            members.extend(page);
+            if is_last {
+                break;
+            }
+        }
+        if let Some(place) = members.iter().position(|member| !member.score.is_finite()) {
+            return Err(Halt::Kept(Reason::InfiniteAt(after + place as u64 + 1)));
+        }
+        Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
+    }
+
+    /// Compares both stores place by place, after the first `from` places up to `until`, or until both end. Equal members and scores in
+    /// equal order are equal counts and equal checksums; the sums are kept, so that later changes are seen.
+    async fn verify(self, from: u64, until: u64) -> Step<Tally> {
+        let Self { store, cache, page_members, at, copy } = self;
+        let mut tally = Tally::default();
+        loop {
+            let after = from + tally.members;
+            let limit = page_members.min(usize::try_from(until - after).unwrap_or(usize::MAX));
+            if limit == 0 {
+                return Ok(tally);
+            }
+            let (rows_store, period) = (store.clone(), at.clone());
+            let rows = tokio::spawn(async move { Ok(rows_store.archived_page(&period, copy, after, limit).await?) });
+            let page = cache.frozen_page(&at, after, limit).await?;
+            let rows = joined(rows).await?;
+            if let Some(place) = first_difference(after + 1, &page, &rows) {
+                let is_gone = cache.count_board(&at).await?.1 == 0;
+                return Err(Halt::Kept(if is_gone { Reason::FrozenGone } else { Reason::Differs(place) }));
+            }
+            if page.is_empty() {
+                return Ok(tally);
+            }
+            tally.add_members(&page);
         }
     }
-    if let Some(place) = members.iter().position(|member| !member.score.is_finite()) {
-        let place = after + place as u64 + 1;
-        return Err(Halt::Kept(format!("the score at place {place} is infinite, which MySQL can't hold")));
-    }
-    Ok(Pages { members: members.len() as u64, places: Places::new(&at, copy, after + 1, &members) })
 }
 
-/// What a task gives. Only a panic gives nothing, and goes on here.
+/// The result of a task. Only a panic has none, and is passed on.
 async fn joined<T>(task: JoinHandle<Step<T>>) -> Step<T> {
     task.await.unwrap_or_else(|error| Err(Halt::Failed(anyhow::Error::from(error).context("a task panicked"))))
 }

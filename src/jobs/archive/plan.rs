@@ -1,129 +1,109 @@
-//! What is to be done about a closed period, from what is seen of it. Pure: the whole table of cases in one place.
+//! What is to be done about a closed period, from what is known of it. Pure: the whole table of cases in one place.
 
 use std::time::Duration;
 
 use crate::cache::boards::BoardKeys;
+use crate::jobs::board_run::Reason;
+use crate::jobs::board_run::backup::{Backup, went_back};
 use crate::model::Micros;
 use crate::store::boards::{PeriodRow, PeriodState};
 
+/// What is known of a period.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// In Redis.
+    pub keys: BoardKeys,
+    /// In MySQL; `None` if it was never frozen.
+    pub row: Option<PeriodRow>,
+    pub backup: Backup,
+    /// How long its zset stays in Redis; `None` if the configuration no longer has the board.
+    pub expire_after: Option<Duration>,
+    pub now: Micros,
+}
+
 /// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Nothing: it never was, or it is all over.
+    /// Nothing: there is no such board, or all is done.
     Nothing,
     /// Freeze, merge, copy, verify; or go on with it.
-    Archive,
+    Archive { expire_after: Duration },
     /// Redis has it as it was before it was frozen: raise that to what the archive has, and archive it once more.
-    Raise,
-    /// It is archived and stays in Redis so long.
-    Wait(Duration),
+    Raise { row: PeriodRow, expire_after: Duration },
+    /// It is archived and stays in Redis for that time.
+    Wait { left: Duration },
     /// It is archived and its time in Redis is over.
-    End,
+    End { row: PeriodRow },
     /// It is archived and gone from Redis already.
     NoteEnded,
-    /// Nothing can be done without a person; this says why.
-    Keep(&'static str),
+    /// Only a person can do something.
+    Keep(Reason),
 }
 
-/// Whether the period has a snapshot, and whether Redis still has the board that it is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Saved {
-    /// There is no snapshot.
-    None,
-    /// Redis has its mark: nothing was lost since.
-    Marked,
-    /// Redis has another mark or none.
-    Lost,
+pub(super) fn decide(facts: Facts) -> Plan {
+    match facts.row {
+        None => decide_first(facts),
+        Some(row) => decide_next(facts, row),
+    }
 }
 
-const LOST_AGAIN: &str = "Redis lost its frozen zset before late writes were archived: these are lost, and leaderboard_archive is whole as it \
-    was before";
+/// Of a period that was never frozen, as far as MySQL knows.
+fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_after, .. }: Facts) -> Plan {
+    // The rest of a board must not be taken for it. A frozen one was complete when it was frozen.
+    if !frozen && backup == Backup::Lost {
+        return Plan::Keep(Reason::LostLive);
+    }
+    match (live || frozen, expire_after) {
+        (true, Some(expire_after)) => Plan::Archive { expire_after },
+        (true, None) => Plan::Keep(Reason::Unknown),
+        (false, _) => Plan::Nothing,
+    }
+}
 
-pub(super) const LOST: &str = "Redis lost its frozen zset before the copy was verified: leaderboard_archive may hold a \
-    part of it; what the live zset holds, if there is one, came late: delete its row of leaderboard_period to have that archived as the whole board";
-
-pub(super) const LOST_SAVED: &str = "Redis lost its frozen zset before the copy was verified, but there is a snapshot: \
-    `tallyd board restore` puts that in its place";
-
-pub(super) const LOST_LIVE: &str = "Redis has lost it since its snapshot, wholly or in part, and what the live zset holds, if \
-    there is one, is not the board: `tallyd board restore` puts the snapshot back with what was added since; or, if what Redis has is \
-    right, `tallyd board snapshot NAME PERIOD --force` takes that";
-
-pub(super) const LATE: &str = "it was written to after its zset had ended: what came late is in the live zset and not in \
-    leaderboard_archive; `tallyd board restore` puts the archive back, and the next run merges it";
-
-pub(super) const LATE_PRUNED: &str = "it was written to after its archive had been pruned: the live zset holds that, and \
-    can be unlinked";
-
-pub(super) const CAME_BACK: &str = "Redis went back in time, and its frozen zset is there again after it had ended: leaderboard_archive is whole \
-    and stays as it is, the zset can be unlinked, and a live one beside it";
-
-pub(super) const WENT_BACK_AGAIN: &str =
-    "another server has taken over while it was raised to its archive: the next run does that";
-
-pub(super) const WENT_BACK: &str = "Redis has it as it was before it was frozen: `tallyd archive` raises that to its archive, and archives it once more";
-
-pub(super) const UNKNOWN: &str = "the configuration has no such board any more, so it can't say how long its zset stays: \
-    put the board back, or delete its row of leaderboard_period";
-
-/// Decides. `expire_after` is the board's; none where the configuration no longer has it.
-pub(super) fn decide(
-    keys: BoardKeys,
-    row: Option<PeriodRow>,
-    saved: Saved,
-    expire_after: Option<Duration>,
-    now: Micros,
-) -> Plan {
+/// Of a period that was frozen.
+fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
-    let Some(row) = row else {
-        return match (live || frozen, expire_after) {
-            // What is left of a board must not be taken for it. One that is frozen was whole when it was.
-            _ if !frozen && saved == Saved::Lost => Plan::Keep(LOST_LIVE),
-            (true, Some(_)) => Plan::Archive,
-            (true, None) => Plan::Keep(UNKNOWN),
-            (false, _) => Plan::Nothing,
-        };
-    };
     match (row.state, frozen, expire_after) {
         // The live zset is no late write: a server has taken over, or was started, with what it knew before the freeze.
-        (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(_))
+        (PeriodState::Frozen | PeriodState::Done | PeriodState::Ended, false, Some(expire_after))
             if live && went_back(keys, row) =>
         {
-            Plan::Raise
+            Plan::Raise { row, expire_after }
         }
-        // Its rows are whole, so no more is lost with it than what came late.
+        // Its rows are verified, so nothing more is lost with it than late writes.
         (PeriodState::Frozen | PeriodState::Done, false, _) if row.copy.is_some() => Plan::NoteEnded,
         // A live zset alone is what came late, never the board: it is not frozen a second time.
         (PeriodState::Frozen | PeriodState::Done, false, _) => {
-            Plan::Keep(if saved == Saved::None { LOST } else { LOST_SAVED })
+            Plan::Keep(if backup == Backup::None { Reason::Lost } else { Reason::LostWithBackup })
         }
-        (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(UNKNOWN),
-        (PeriodState::Frozen, true, Some(_)) => Plan::Archive,
+        (PeriodState::Frozen | PeriodState::Done, true, None) => Plan::Keep(Reason::Unknown),
+        (PeriodState::Frozen, true, Some(expire_after)) => Plan::Archive { expire_after },
         // MySQL went back to before what came late was archived.
-        (PeriodState::Done, true, Some(_)) if live || late_members > row.late_members => Plan::Archive,
+        (PeriodState::Done, true, Some(expire_after)) if live || late_members > row.late_members => {
+            Plan::Archive { expire_after }
+        }
         (PeriodState::Done, true, Some(expire_after)) => {
             match left(row.restored_at.max(row.done_at), expire_after, now) {
-                Duration::ZERO => Plan::End,
-                left => Plan::Wait(left),
+                Duration::ZERO => Plan::End { row },
+                left => Plan::Wait { left },
             }
         }
-        (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(CAME_BACK),
-        (PeriodState::Ended, false, _) if live => Plan::Keep(LATE),
-        (PeriodState::Pruned, false, _) if live => Plan::Keep(LATE_PRUNED),
+        (PeriodState::Ended | PeriodState::Pruned, true, _) => Plan::Keep(Reason::CameBack),
+        (PeriodState::Ended, false, _) if live => Plan::Keep(Reason::Late),
+        (PeriodState::Pruned, false, _) if live => Plan::Keep(Reason::LatePruned),
         (PeriodState::Ended | PeriodState::Pruned, false, _) => Plan::Nothing,
     }
 }
 
-/// Whether Redis has gone back to before a freeze that MySQL knows of. After a loss of all data its generation is a newer one.
-pub(super) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
-    keys.freeze < row.frozen
-}
-
-/// What a person must know of an archived zset that is gone from Redis; none where nothing is lost or left.
-pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<String> {
-    let lost = row.filter(|row| row.state == PeriodState::Frozen).map(|_| LOST_AGAIN);
-    let said: Vec<&str> = lost.into_iter().chain(live.then_some(LATE)).collect();
-    (!said.is_empty()).then(|| said.join("; "))
+/// What a person must know of an archived zset that is gone from Redis; `None` if nothing is lost or left.
+pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
+    let is_lost = row.is_some_and(|row| row.state == PeriodState::Frozen);
+    match (is_lost, live) {
+        (true, true) => Some(Reason::LostLateAndLate),
+        (true, false) => Some(Reason::LostLate),
+        (false, true) => Some(Reason::Late),
+        (false, false) => None,
+    }
 }
 
 /// How long it still stays in Redis.
@@ -151,6 +131,18 @@ mod tests {
         PeriodRow { state, tally, left_out: 0, done_at, restored_at: None, copy, frozen: FROZEN, late_members: 4 }
     }
 
+    const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
+
+    fn decide_on(
+        keys: BoardKeys,
+        row: Option<PeriodRow>,
+        backup: Backup,
+        expire_after: Option<Duration>,
+        now: Micros,
+    ) -> Plan {
+        decide(Facts { keys, row, backup, expire_after, now })
+    }
+
     fn decided(
         live: bool,
         frozen: bool,
@@ -158,19 +150,19 @@ mod tests {
         expire_after: Option<Duration>,
         at: Micros,
     ) -> Plan {
-        decided_saved(live, frozen, state, Saved::None, expire_after, at)
+        decided_saved(live, frozen, state, Backup::None, expire_after, at)
     }
 
     fn decided_saved(
         live: bool,
         frozen: bool,
         state: Option<PeriodState>,
-        saved: Saved,
+        backup: Backup,
         expire_after: Option<Duration>,
         at: Micros,
     ) -> Plan {
         let row = state.map(row);
-        decide(BoardKeys { live, frozen, freeze: FROZEN, late_members: 4 }, row, saved, expire_after, at)
+        decide_on(BoardKeys { live, frozen, freeze: FROZEN, late_members: 4 }, row, backup, expire_after, at)
     }
 
     #[test]
@@ -178,36 +170,43 @@ mod tests {
         use PeriodState::{Done, Ended, Frozen, Pruned};
         let plan = |live, frozen, state, saved, stay| {
             let keys = BoardKeys { live, frozen, freeze: Freeze { note: None, ..FROZEN }, late_members: 0 };
-            decide(keys, Some(row(state)), saved, stay, DONE_AT)
+            decide_on(keys, Some(row(state)), saved, stay, DONE_AT)
         };
-        for saved in [Saved::None, Saved::Marked, Saved::Lost] {
+        for saved in [Backup::None, Backup::Intact, Backup::Lost] {
             for state in [Frozen, Done, Ended] {
-                assert_eq!(plan(true, false, state, saved, Some(STAY)), Plan::Raise, "{state:?} {saved:?}");
+                let raise = Plan::Raise { row: row(state), expire_after: STAY };
+                assert_eq!(plan(true, false, state, saved, Some(STAY)), raise, "{state:?} {saved:?}");
             }
         }
         // It was archived after run 7 had put it back.
-        let (late, frozen) = (Plan::Keep(LATE), Freeze { note: Some(7), ..FROZEN });
+        let frozen = Freeze { note: Some(7), ..FROZEN };
+        let ended = PeriodRow { frozen, ..row(Ended) };
+        let late = || Plan::Keep(Reason::Late);
+        let raise = || Plan::Raise { row: ended, expire_after: STAY };
         for (generation, note, expected) in [
-            (5, Some(7), late),
-            (5, Some(9), late),
-            (5, Some(6), Plan::Raise),
-            (5, Some(0), Plan::Raise),
-            (5, None, Plan::Raise),
-            (6, None, late),
-            (4, Some(7), Plan::Raise),
+            (5, Some(7), late()),
+            (5, Some(9), late()),
+            (5, Some(6), raise()),
+            (5, Some(0), raise()),
+            (5, None, raise()),
+            (6, None, late()),
+            (4, Some(7), raise()),
         ] {
             let keys = BoardKeys { live: true, frozen: false, freeze: Freeze { generation, note }, late_members: 0 };
-            let row = PeriodRow { frozen, ..row(Ended) };
-            assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), expected, "{generation} {note:?}");
+            assert_eq!(
+                decide_on(keys, Some(ended), Backup::None, Some(STAY), DONE_AT),
+                expected,
+                "{generation} {note:?}"
+            );
         }
         // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
         for (live, frozen, state, stay, expected) in [
             (false, false, Done, Some(STAY), Plan::NoteEnded),
-            (true, true, Done, Some(STAY), Plan::Archive),
-            (true, false, Pruned, Some(STAY), Plan::Keep(LATE_PRUNED)),
-            (true, false, Ended, None, Plan::Keep(LATE)),
+            (true, true, Done, Some(STAY), ARCHIVE),
+            (true, false, Pruned, Some(STAY), Plan::Keep(Reason::LatePruned)),
+            (true, false, Ended, None, Plan::Keep(Reason::Late)),
         ] {
-            assert_eq!(plan(live, frozen, state, Saved::None, stay), expected, "{live} {frozen} {state:?}");
+            assert_eq!(plan(live, frozen, state, Backup::None, stay), expected, "{live} {frozen} {state:?}");
         }
     }
 
@@ -216,25 +215,25 @@ mod tests {
         use PeriodState::{Done, Ended, Frozen, Pruned};
         for (live, frozen, state, expected) in [
             (false, false, None, Plan::Nothing),
-            (true, false, None, Plan::Archive),
-            (false, true, None, Plan::Archive),
-            (true, true, None, Plan::Archive),
-            (false, false, Some(Frozen), Plan::Keep(LOST)),
-            (true, false, Some(Frozen), Plan::Keep(LOST)),
-            (false, true, Some(Frozen), Plan::Archive),
-            (true, true, Some(Frozen), Plan::Archive),
+            (true, false, None, ARCHIVE),
+            (false, true, None, ARCHIVE),
+            (true, true, None, ARCHIVE),
+            (false, false, Some(Frozen), Plan::Keep(Reason::Lost)),
+            (true, false, Some(Frozen), Plan::Keep(Reason::Lost)),
+            (false, true, Some(Frozen), ARCHIVE),
+            (true, true, Some(Frozen), ARCHIVE),
             (false, false, Some(Done), Plan::NoteEnded),
             (true, false, Some(Done), Plan::NoteEnded),
-            (false, true, Some(Done), Plan::Wait(STAY)),
-            (true, true, Some(Done), Plan::Archive),
+            (false, true, Some(Done), Plan::Wait { left: STAY }),
+            (true, true, Some(Done), ARCHIVE),
             (false, false, Some(Ended), Plan::Nothing),
-            (true, false, Some(Ended), Plan::Keep(LATE)),
-            (false, true, Some(Ended), Plan::Keep(CAME_BACK)),
-            (true, true, Some(Ended), Plan::Keep(CAME_BACK)),
+            (true, false, Some(Ended), Plan::Keep(Reason::Late)),
+            (false, true, Some(Ended), Plan::Keep(Reason::CameBack)),
+            (true, true, Some(Ended), Plan::Keep(Reason::CameBack)),
             (false, false, Some(Pruned), Plan::Nothing),
-            (true, false, Some(Pruned), Plan::Keep(LATE_PRUNED)),
-            (false, true, Some(Pruned), Plan::Keep(CAME_BACK)),
-            (true, true, Some(Pruned), Plan::Keep(CAME_BACK)),
+            (true, false, Some(Pruned), Plan::Keep(Reason::LatePruned)),
+            (false, true, Some(Pruned), Plan::Keep(Reason::CameBack)),
+            (true, true, Some(Pruned), Plan::Keep(Reason::CameBack)),
         ] {
             assert_eq!(decided(live, frozen, state, Some(STAY), DONE_AT), expected, "{live} {frozen} {state:?}");
         }
@@ -242,9 +241,9 @@ mod tests {
 
     #[test]
     fn a_board_of_which_mysql_lacks_late_members_is_archived_again() {
-        for (late_members, expected) in [(3, Plan::Wait(STAY)), (4, Plan::Wait(STAY)), (5, Plan::Archive)] {
+        for (late_members, expected) in [(3, Plan::Wait { left: STAY }), (4, Plan::Wait { left: STAY }), (5, ARCHIVE)] {
             let keys = BoardKeys { live: false, frozen: true, freeze: FROZEN, late_members };
-            assert_eq!(decide(keys, Some(row(PeriodState::Done)), Saved::None, Some(STAY), DONE_AT), expected);
+            assert_eq!(decide_on(keys, Some(row(PeriodState::Done)), Backup::None, Some(STAY), DONE_AT), expected);
         }
     }
 
@@ -253,9 +252,10 @@ mod tests {
         for live in [true, false] {
             let row = PeriodRow { copy: Some(1), ..row(PeriodState::Frozen) };
             let keys = BoardKeys { live, frozen: false, freeze: FROZEN, late_members: 0 };
-            assert_eq!(decide(keys, Some(row), Saved::None, Some(STAY), DONE_AT), Plan::NoteEnded);
-            let said = left_over(Some(row), live).unwrap();
-            assert!(said.contains(LOST_AGAIN) && said.contains(LATE) == live, "{said}");
+            assert_eq!(decide_on(keys, Some(row), Backup::None, Some(STAY), DONE_AT), Plan::NoteEnded);
+            let said = left_over(Some(row), live).unwrap().to_string();
+            assert!(said.contains(&Reason::LostLate.to_string()), "{said}");
+            assert_eq!(said.contains(&Reason::Late.to_string()), live, "{said}");
         }
         assert_eq!(left_over(Some(row(PeriodState::Done)), false), None);
     }
@@ -265,17 +265,17 @@ mod tests {
         use PeriodState::Frozen;
         let plan = |live, frozen, state, saved| decided_saved(live, frozen, state, saved, Some(STAY), DONE_AT);
         for (live, frozen, state, saved, expected) in [
-            (true, false, None, Saved::Marked, Plan::Archive),
-            (false, false, None, Saved::Marked, Plan::Nothing),
-            (true, false, None, Saved::Lost, Plan::Keep(LOST_LIVE)),
-            (false, false, None, Saved::Lost, Plan::Keep(LOST_LIVE)),
-            (false, true, None, Saved::Lost, Plan::Archive),
-            (true, true, None, Saved::Lost, Plan::Archive),
-            (false, true, Some(Frozen), Saved::Lost, Plan::Archive),
-            (true, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
-            (true, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
-            (false, false, Some(Frozen), Saved::Marked, Plan::Keep(LOST_SAVED)),
-            (false, false, Some(Frozen), Saved::Lost, Plan::Keep(LOST_SAVED)),
+            (true, false, None, Backup::Intact, ARCHIVE),
+            (false, false, None, Backup::Intact, Plan::Nothing),
+            (true, false, None, Backup::Lost, Plan::Keep(Reason::LostLive)),
+            (false, false, None, Backup::Lost, Plan::Keep(Reason::LostLive)),
+            (false, true, None, Backup::Lost, ARCHIVE),
+            (true, true, None, Backup::Lost, ARCHIVE),
+            (false, true, Some(Frozen), Backup::Lost, ARCHIVE),
+            (true, false, Some(Frozen), Backup::Intact, Plan::Keep(Reason::LostWithBackup)),
+            (true, false, Some(Frozen), Backup::Lost, Plan::Keep(Reason::LostWithBackup)),
+            (false, false, Some(Frozen), Backup::Intact, Plan::Keep(Reason::LostWithBackup)),
+            (false, false, Some(Frozen), Backup::Lost, Plan::Keep(Reason::LostWithBackup)),
         ] {
             assert_eq!(plan(live, frozen, state, saved), expected, "{live} {frozen} {state:?} {saved:?}");
         }
@@ -285,7 +285,7 @@ mod tests {
     fn a_board_without_configuration_is_left_alone_while_it_is_in_redis() {
         use PeriodState::{Done, Ended, Frozen};
         for state in [None, Some(Frozen), Some(Done)] {
-            assert_eq!(decided(false, true, state, None, DONE_AT), Plan::Keep(UNKNOWN), "{state:?}");
+            assert_eq!(decided(false, true, state, None, DONE_AT), Plan::Keep(Reason::Unknown), "{state:?}");
         }
         assert_eq!(decided(false, false, Some(Done), None, DONE_AT), Plan::NoteEnded);
         assert_eq!(decided(false, false, Some(Ended), None, DONE_AT), Plan::Nothing);
@@ -295,11 +295,12 @@ mod tests {
     fn an_archived_board_ends_when_its_time_is_over_and_not_before() {
         let at = |seconds: i64| Micros(DONE_AT.0 + seconds * 1_000_000);
         let plan = |stay, now| decided(false, true, Some(PeriodState::Done), Some(stay), now);
-        assert_eq!(plan(STAY, at(59)), Plan::Wait(Duration::from_secs(1)));
-        assert_eq!(plan(STAY, at(60)), Plan::End);
-        assert_eq!(plan(STAY, at(600)), Plan::End);
-        assert_eq!(plan(Duration::ZERO, DONE_AT), Plan::End);
+        let end = Plan::End { row: row(PeriodState::Done) };
+        assert_eq!(plan(STAY, at(59)), Plan::Wait { left: Duration::from_secs(1) });
+        assert_eq!(plan(STAY, at(60)), end);
+        assert_eq!(plan(STAY, at(600)), end);
+        assert_eq!(plan(Duration::ZERO, DONE_AT), end);
         // A clock that was set back makes it wait longer, never shorter.
-        assert_eq!(plan(STAY, at(-10)), Plan::Wait(Duration::from_secs(70)));
+        assert_eq!(plan(STAY, at(-10)), Plan::Wait { left: Duration::from_secs(70) });
     }
 }

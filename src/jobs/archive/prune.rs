@@ -2,70 +2,56 @@
 
 use tracing::info;
 
-use super::Archiver;
-use super::candidates::Scope;
-use super::report::{Outcome, PeriodReport, Report};
-use super::steps::{Halt, Run, Step};
+use super::copy::Copier;
+use crate::config::Board;
+use crate::jobs::board_run::periods::Scope;
+use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Report, Step, backup};
 use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 
-/// Archives of one board that one run deletes at most: the others are the next runs'.
+/// Archives of one board that one run deletes at most; the next runs delete the others.
 const PRUNED_MAX: usize = 100;
 
-impl Run<'_> {
-    /// Deletes what is over. A dry run only says which archives are.
-    pub(super) async fn clear(&self, scope: &Scope, report: &mut Report) -> Step<()> {
-        let Archiver { store, boards, .. } = self.archiver;
-        for board in boards.iter().filter(|board| scope.board.as_ref().is_none_or(|name| *name == board.name)) {
-            // For ever: but what was begun is ended.
-            let keep = board.archive_keep.0;
-            let until = if keep.is_zero() { Micros(0) } else { self.now.before(keep) };
-            let like = scope.period.as_deref().unwrap_or(board.period.like());
-            for at in store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
-                if scope.dry_run {
-                    report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
-                    continue;
-                }
-                self.prune(&at).await?;
-                report.periods.push(PeriodReport::new(&at, Outcome::Pruned));
+/// Deletes what is over. A dry run only says which archives are.
+pub(super) async fn prune(
+    run: &BoardRun<'_>,
+    copier: &Copier<'_>,
+    boards: &[Board],
+    scope: &Scope,
+    report: &mut Report,
+) -> Step<()> {
+    for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
+        let keep = board.archive_keep.0;
+        // Zero keeps archives forever, but deletes the rest of one that a run has begun to delete.
+        let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
+        let like = scope.period.as_deref().unwrap_or(board.period.like());
+        for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
+            if scope.dry_run {
+                report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
+                continue;
             }
+            prune_archive(run, copier, &at).await?;
+            report.periods.push(PeriodReport::new(&at, Outcome::Pruned));
         }
-        if scope.dry_run {
-            return Ok(());
-        }
-        for at in store.obsolete_snapshots().await? {
-            self.claim(&at.board).await.map_err(Halt::Failed)?;
-            self.forget_snapshot(&at).await?;
-        }
-        Ok(())
     }
+    if scope.dry_run {
+        return Ok(());
+    }
+    for at in run.store.obsolete_snapshots().await? {
+        run.claim(&at.board).await.map_err(Halt::Failed)?;
+        backup::forget(run, &at).await?;
+    }
+    Ok(())
+}
 
-    /// Deletes one archive. Noted first: what is left of it is none.
-    async fn prune(&self, at: &BoardPeriod) -> Step<()> {
-        self.archiver.store.note_pruned(self.number, at, self.now).await?;
-        fault::point("archive:pruning");
-        for copy in 0..2 {
-            self.trim(at, copy, 0).await?;
-        }
-        let BoardPeriod { board, period } = at;
-        info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
-        Ok(())
+/// Deletes one archive. It is noted first that the rest is no archive.
+async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
+    run.store.note_pruned(run.number, at, run.now).await?;
+    fault::point("archive:pruning");
+    for copy in 0..2 {
+        copier.trim(at, copy, 0).await?;
     }
-
-    /// Deletes one snapshot, of a board that was claimed. Noted first, too.
-    pub(super) async fn forget_snapshot(&self, at: &BoardPeriod) -> Step<()> {
-        let Archiver { store, cache, .. } = self.archiver;
-        store.void_snapshot(self.number, at).await?;
-        let mark = cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten();
-        if mark.is_some() {
-            self.taken(cache.mark_board(at, self.number, mark, None).await?)?;
-        }
-        let mut after = None;
-        while let Some(last) = store.forget_snapshot(self.number, at, after.as_deref()).await? {
-            fault::point("archive:forgetting");
-            self.check_stop()?;
-            after = Some(last);
-        }
-        Ok(())
-    }
+    let BoardPeriod { board, period } = at;
+    info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! ConfigHandle traffic first: pages are as large as their measured time allows, and wait while a server has enough to do.
+//! Live traffic first: pages are as large as their measured time allows, and wait while a server has enough to do.
 
 use std::time::{Duration, Instant};
 

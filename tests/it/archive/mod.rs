@@ -34,6 +34,7 @@ use tallyd::job_name::JobName;
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
+use tallyd::jobs::snapshots::Snapshots;
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
 use tallyd::store::Store;
@@ -166,14 +167,25 @@ impl Stage {
         Archiver::new(&self.world.config, self.store.clone(), self.world.cache.clone())
     }
 
+    fn snapshots(&self) -> Snapshots {
+        Snapshots::new(&self.world.config, self.store.clone(), self.world.cache.clone())
+    }
+
     /// An archiver with connections of its own.
     fn rival(&self) -> Archiver {
+        let (store, cache) = self.own_connections();
+        Archiver::new(&self.world.config, store, cache)
+    }
+
+    /// The same for snapshots.
+    fn rival_snapshots(&self) -> Snapshots {
+        let (store, cache) = self.own_connections();
+        Snapshots::new(&self.world.config, store, cache)
+    }
+
+    fn own_connections(&self) -> (Store, Cache) {
         let config = &self.world.config;
-        Archiver::new(
-            config,
-            Store::new(&config.mysql, 4).unwrap(),
-            Cache::new(&config.redis, &config.metrics).unwrap(),
-        )
+        (Store::new(&config.mysql, 4).unwrap(), Cache::new(&config.redis, &config.metrics).unwrap())
     }
 
     async fn archive_as(&self, run: u64, scope: &Scope, now: Micros) -> anyhow::Result<Report> {

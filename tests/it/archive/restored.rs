@@ -3,8 +3,9 @@
 use redis::AsyncCommands;
 use tallyd::job_name::JobName;
 use tallyd::jobs::JobError;
-use tallyd::jobs::archive::{NotRestored, Outcome, RESTORE_MODE, Report, Restore};
+use tallyd::jobs::archive::{Outcome, Report};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::snapshots::{NotRestored, RESTORE_MODE, Restore};
 use tallyd::model::Micros;
 use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
@@ -24,10 +25,10 @@ impl Stage {
             owner: "test",
             keep: std::time::Duration::from_secs(86_400),
         };
-        let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
+        let (snapshots, stop) = (&self.snapshots(), &CancellationToken::new());
         let how = Restore { dry_run: false, add };
         let work =
-            |run| async move { archiver.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
+            |run| async move { snapshots.restore(run, ("likes", period), how, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await.map_err(JobError::into_error)? {
             Ran::Ended(report) => Ok(report),
             Ran::Held { owner, .. } => panic!("held by {owner}"),

@@ -3,8 +3,9 @@
 use redis::AsyncCommands;
 use sqlx::Row;
 use tallyd::job_name::JobName;
-use tallyd::jobs::archive::{Outcome, Report, SNAPSHOT_MODE, Scope};
+use tallyd::jobs::archive::{Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
+use tallyd::jobs::snapshots::SNAPSHOT_MODE;
 use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
 use tokio_util::sync::CancellationToken;
@@ -35,8 +36,8 @@ impl Stage {
             owner: "test",
             keep: std::time::Duration::from_secs(86_400),
         };
-        let (archiver, stop) = (&self.archiver(), &CancellationToken::new());
-        let work = |run| async move { archiver.snapshot(run, scope, force, now, ProgressSink::Log, stop).await };
+        let (snapshots, stop) = (&self.snapshots(), &CancellationToken::new());
+        let work = |run| async move { snapshots.save(run, scope, force, now, ProgressSink::Log, stop).await };
         match run_once(&self.store, job, work).await.unwrap() {
             Ran::Ended(report) => report,
             Ran::Held { owner, .. } => panic!("held by {owner}"),
@@ -168,9 +169,9 @@ async fn a_board_that_is_lost_while_it_is_saved_spoils_nothing() {
     let whole = board(60_000);
     stage.write(&at, &whole).await;
     stage.save_all(false).await;
-    let (archiver, run) = (stage.rival(), stage.take().await);
+    let (snapshots, run) = (stage.rival_snapshots(), stage.take().await);
     let saving = tokio::spawn(async move {
-        archiver.snapshot(run, Some(&Scope::default()), false, NOW, ProgressSink::Log, &CancellationToken::new()).await
+        snapshots.save(run, Some(&Scope::default()), false, NOW, ProgressSink::Log, &CancellationToken::new()).await
     });
     let mark = stage.mark(&at);
     let marked = || {

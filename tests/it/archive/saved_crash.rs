@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use redis::AsyncCommands;
-use tallyd::jobs::archive::SAVE_FAULT_POINTS;
+use tallyd::jobs::archive::PRUNE_FAULT_POINTS;
 use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::jobs::snapshots::FAULT_POINTS;
 use tallyd::model::{BoardPeriod, Micros};
 
 use super::crash::dies;
@@ -26,7 +27,7 @@ async fn survives(stage: &Stage, arguments: &[&str], fault_point: &str) -> bool 
 }
 
 fn points(task: &str) -> BTreeSet<&'static str> {
-    SAVE_FAULT_POINTS.into_iter().filter(|point| point.starts_with(task)).collect()
+    FAULT_POINTS.into_iter().chain(PRUNE_FAULT_POINTS).filter(|point| point.starts_with(task)).collect()
 }
 
 #[tokio::test]

@@ -1,40 +1,42 @@
-//! What a run of the archiver says at its end.
+//! What a run says at its end, and on the way there.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tracing::info;
 
 use crate::jobs::runner::{self, Outcome as Ended};
 use crate::model::BoardPeriod;
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
-/// One run: what became of each period, and what became not.
+/// The result of one run, period by period.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Nothing was changed: it says what a run would do.
+    /// Nothing was changed: the report says what a run would do.
     pub dry_run: bool,
-    /// The daemon was stopped before the run was through.
+    /// The daemon was stopped before the end of the run.
     pub stopped: bool,
-    /// Why nothing was done at all: a sentence.
+    /// Why nothing was done: a sentence.
     pub problem: Option<String>,
-    /// The periods that there is something to say of, by board and newest first.
+    /// By board, newest first.
     pub periods: Vec<PeriodReport>,
 }
 
-/// What became of one period.
+/// The result for one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeriodReport {
     /// The board.
     pub board: String,
     /// The period.
     pub period: String,
-    /// What became of it.
+    /// The result.
     pub outcome: Outcome,
-    /// Its members, as far as they are known.
+    /// Its members, if they are known.
     pub members: u64,
     /// Members that are not archived, by `archive_top`.
     pub left_out: u64,
-    /// Members that came late, or since a loss, and were merged in this run.
+    /// Late members, or members added since a loss, that were merged in this run.
     pub late_members: u64,
     /// How long it took, in milliseconds; zero where nothing was done.
     pub took_ms: u64,
@@ -42,7 +44,7 @@ pub struct PeriodReport {
     pub reason: Option<String>,
 }
 
-/// What became of a period.
+/// The result for a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -104,13 +106,13 @@ impl Report {
 }
 
 impl PeriodReport {
-    pub(super) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
+    pub(in crate::jobs) fn new(at: &BoardPeriod, outcome: Outcome) -> Self {
         let BoardPeriod { board, period } = at.clone();
         Self { board, period, outcome, members: 0, left_out: 0, late_members: 0, took_ms: 0, reason: None }
     }
 
     /// After so long, where something was done.
-    pub(super) fn after(self, took: Duration) -> Self {
+    pub(in crate::jobs) fn after(self, took: Duration) -> Self {
         let is_work = matches!(
             self.outcome,
             Outcome::Archived
@@ -124,19 +126,22 @@ impl PeriodReport {
         Self { took_ms, ..self }
     }
 
-    pub(super) fn because(self, reason: impl Into<String>) -> Self {
-        Self { reason: Some(reason.into()), ..self }
+    pub(in crate::jobs) fn because(self, reason: impl fmt::Display) -> Self {
+        Self { reason: Some(reason.to_string()), ..self }
     }
 }
 
 impl runner::Report for Report {
     fn outcome(&self) -> Ended {
         let would = [Outcome::WouldArchive, Outcome::WouldEnd, Outcome::WouldPrune, Outcome::WouldRestore];
-        match () {
-            () if self.stopped => Ended::Stopped,
-            () if self.problem.is_some() || self.count(Outcome::Kept) > 0 => Ended::Failed,
-            () if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) => Ended::DryRun,
-            () => Ended::Done,
+        if self.stopped {
+            Ended::Stopped
+        } else if self.problem.is_some() || self.count(Outcome::Kept) > 0 {
+            Ended::Failed
+        } else if self.dry_run || would.iter().any(|outcome| self.count(*outcome) > 0) {
+            Ended::DryRun
+        } else {
+            Ended::Done
         }
     }
 }
@@ -188,6 +193,48 @@ impl fmt::Display for PeriodReport {
     }
 }
 
+/// How far a run is.
+#[derive(Clone, Debug, Default)]
+pub(in crate::jobs) struct Progress {
+    /// The period, and since when the run is at it.
+    now: Option<(BoardPeriod, Instant)>,
+    /// What becomes of its members: copied, verified.
+    verb: &'static str,
+    pub done: u64,
+    total: u64,
+}
+
+impl Progress {
+    pub(super) fn of(at: &BoardPeriod, verb: &'static str, total: u64) -> Self {
+        Self { now: Some((at.clone(), Instant::now())), verb, done: 0, total }
+    }
+}
+
+impl RunProgress for Progress {
+    const JOB: &'static str = super::JOB;
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.done, Some(self.total).filter(|total| *total > 0))
+    }
+
+    fn words(&self, _: Duration) -> String {
+        let Self { now: Some((at, since)), verb, done, total } = self else { return "looking for boards".to_owned() };
+        let elapsed = since.elapsed();
+        let (percent, rate) = (percent(*done, Some(*total)).unwrap_or_default(), rate(*done, elapsed));
+        let left = left(*done, Some(*total), elapsed);
+        let left = left.map_or_else(String::new, |left| format!(", about {} left", spoken(left)));
+        format!("{at}: {done} of {total} members {verb} ({percent} %), {rate} a second{left}")
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let words = self.words(elapsed);
+        let Self { now: Some((BoardPeriod { board, period }, since)), done, total, .. } = self else { return };
+        let per_second = rate(*done, since.elapsed());
+        let left_s = left(*done, Some(*total), since.elapsed()).map(|left| left.as_secs());
+        info!(event = "archive-progress", board, period, done, total, per_second, left_s, "{words}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,5 +276,15 @@ mod tests {
     fn programs_read_stable_names() {
         let json = serde_json::to_value(report(&[Outcome::WouldArchive])).unwrap();
         assert_eq!(json["periods"][0]["outcome"], "would-archive");
+    }
+
+    #[test]
+    fn it_says_what_it_is_at() {
+        assert_eq!(Progress::default().words(Duration::ZERO), "looking for boards");
+        let at = BoardPeriod { board: "likes".to_owned(), period: "2026-W46".to_owned() };
+        let progress = Progress { now: Some((at, Instant::now())), verb: "copied", done: 500, total: 2_000 };
+        let words = progress.words(Duration::ZERO);
+        assert!(words.starts_with("likes 2026-W46: 500 of 2000 members copied (25 %), "), "{words}");
+        assert!(words.ends_with(" left"), "{words}");
     }
 }

@@ -1,0 +1,110 @@
+//! What MySQL has of a board beside its archive: the rows of a snapshot, and whether Redis still has the board that they are of.
+
+use crate::cache::boards::BoardKeys;
+use crate::cache::score::Rule;
+use crate::model::{BoardMember, BoardPeriod};
+use crate::runtime::fault;
+use crate::store::boards::PeriodRow;
+use crate::store::snapshots::Snapshot;
+use crate::store::{Store, StoreError};
+
+use super::{BoardRun, Step};
+
+/// Members of one page: a script accepts at most some thousand arguments.
+pub(in crate::jobs) const PAGE_MEMBERS: usize = 1_000;
+
+/// How many of a snapshot's best members tell whether Redis has the board.
+const TOLD_BY: u64 = 200;
+
+/// Whether MySQL has a period a second time, and whether Redis has lost it since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::jobs) enum Backup {
+    /// MySQL has none.
+    None,
+    /// MySQL has one, and Redis has lost nothing since.
+    Intact,
+    /// MySQL has one, and Redis has lost the board since, or a part of it.
+    Lost,
+}
+
+/// The complete snapshot of a period.
+pub(in crate::jobs) async fn complete(store: &Store, at: &BoardPeriod) -> Step<Option<Snapshot>> {
+    Ok(store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some()))
+}
+
+pub(in crate::jobs) async fn backup_of(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<Backup> {
+    let Some(snapshot) = complete(run.store, at).await? else { return Ok(Backup::None) };
+    let is_intact = snapshot.is_marked(run.mark(at).await?) && has_best(run, at, rule).await?;
+    Ok(if is_intact { Backup::Intact } else { Backup::Lost })
+}
+
+/// Whether the live zset, beside its mark, is the board that was saved. If Redis evicted only the zset, and it has grown again, it is not: its
+/// best members together have less than half of what they had.
+pub(in crate::jobs) async fn has_best(run: &BoardRun<'_>, at: &BoardPeriod, rule: Rule) -> Step<bool> {
+    let best = run.store.best_saved(at, TOLD_BY).await?;
+    let scores = run.cache.board_scores(at, &best).await?;
+    // The part that decides between equals falls with every change if it is a time.
+    let saved: f64 = best.iter().map(|member| rule.primary(member.score)).sum();
+    let live: f64 = scores.into_iter().flatten().map(|score| rule.primary(score)).sum();
+    Ok(live * 2.0 >= saved)
+}
+
+/// Whether Redis has gone back to before a freeze that MySQL knows of. After a loss of all data its generation is a newer one.
+pub(in crate::jobs) fn went_back(keys: BoardKeys, row: PeriodRow) -> bool {
+    keys.freeze < row.frozen
+}
+
+/// Deletes one snapshot, of a board that was claimed. It is noted first that the rest is no snapshot.
+pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Step<()> {
+    run.store.void_snapshot(run.number, at).await?;
+    let mark = run.mark(at).await?;
+    if mark.is_some() {
+        run.taken(run.cache.mark_board(at, run.number, mark, None).await?)?;
+    }
+    let mut after = None;
+    while let Some(last) = run.store.forget_snapshot(run.number, at, after.as_deref()).await? {
+        fault::point("archive:forgetting");
+        run.check_stop()?;
+        after = Some(last);
+    }
+    Ok(())
+}
+
+/// The rows that a period is read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::jobs) enum RowsOf {
+    /// That copy of its archive.
+    Archive {
+        copy: u8,
+    },
+    Snapshot,
+}
+
+/// All that MySQL has of a period, page by page.
+pub(in crate::jobs) struct Rows<'a> {
+    store: &'a Store,
+    at: &'a BoardPeriod,
+    of: RowsOf,
+    /// How many were read.
+    pub read: u64,
+    last: Option<Vec<u8>>,
+}
+
+impl<'a> Rows<'a> {
+    pub fn new(store: &'a Store, at: &'a BoardPeriod, of: RowsOf) -> Self {
+        Self { store, at, of, read: 0, last: None }
+    }
+
+    pub async fn next(&mut self) -> Result<Option<Vec<BoardMember>>, StoreError> {
+        let page: Vec<BoardMember> = match self.of {
+            RowsOf::Archive { copy } => {
+                let rows = self.store.archived_page(self.at, copy, self.read, PAGE_MEMBERS).await?;
+                rows.into_iter().map(|(_, member)| member).collect()
+            }
+            RowsOf::Snapshot => self.store.saved_page(self.at, self.last.as_deref(), PAGE_MEMBERS).await?,
+        };
+        self.read += page.len() as u64;
+        self.last = page.last().map(|last| last.member.clone());
+        Ok(Some(page).filter(|page| !page.is_empty()))
+    }
+}

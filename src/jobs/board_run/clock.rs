@@ -1,0 +1,84 @@
+//! What time it is for boards. A period is over by MySQL's clock; while the clocks differ, nothing is over.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tracing::warn;
+
+use super::Report;
+use super::periods::instant;
+use crate::cache::Cache;
+use crate::model::Micros;
+use crate::runtime::progress::spoken;
+use crate::store::Store;
+
+/// How far clocks may be apart: time servers keep them within a second.
+const APART_MAX: Duration = Duration::from_secs(120);
+
+/// What the clocks say.
+pub(in crate::jobs) struct Reading {
+    /// MySQL's time.
+    pub now: Micros,
+    /// What is wrong if the clocks differ, since nobody can tell which one is right.
+    pub problem: Option<String>,
+}
+
+/// When a run begins.
+pub(in crate::jobs) enum Start {
+    At(Micros),
+    /// The clocks differ: the run does nothing, and says so.
+    ClocksDiffer(Report),
+}
+
+pub(in crate::jobs) async fn start(store: &Store, cache: &Cache) -> Result<Start> {
+    let Reading { now, problem } = read(store, cache).await?;
+    let Some(problem) = problem else { return Ok(Start::At(now)) };
+    tell(&problem);
+    Ok(Start::ClocksDiffer(Report { problem: Some(problem), ..Report::default() }))
+}
+
+pub(in crate::jobs) fn tell(problem: &str) {
+    warn!(event = "clocks-differ", problem, "{problem}");
+}
+
+pub(in crate::jobs) async fn read(store: &Store, cache: &Cache) -> Result<Reading> {
+    let before = Micros::now();
+    let (mysql, _) = store.clock().await?;
+    let redis = cache.now().await?;
+    Ok(Reading { now: mysql, problem: apart([before, Micros::now()], mysql, redis) })
+}
+
+/// What is said if the clocks differ. The host's clock is read before and after the others.
+fn apart([before, after]: [Micros; 2], mysql: Micros, redis: Micros) -> Option<String> {
+    let latest = after.max(mysql).max(redis).0 - (after.0 - before.0).max(0);
+    let apart = (latest - before.min(mysql).min(redis).0).max(0).unsigned_abs();
+    let apart = Duration::from_micros(apart);
+    (apart > APART_MAX).then(|| {
+        format!(
+            "the clocks of this host, MySQL and Redis differ by {}: {}, {} and {}; no board is archived, saved or deleted until \
+             they agree: synchronize them",
+            spoken(apart),
+            instant(before),
+            instant(mysql),
+            instant(redis)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_is_told_and_a_slow_answer_is_not() {
+        let at = |seconds: i64| Micros(seconds * 1_000_000);
+        assert_eq!(apart([at(1_000), at(1_000)], at(1_050), at(950)), None);
+        assert_eq!(apart([at(1_000), at(1_300)], at(1_001), at(1_299)), None);
+        for (host, mysql, redis) in [(2_000, 1_000, 1_000), (1_000, 2_000, 1_000), (1_000, 1_000, 2_000)] {
+            for (host, mysql, redis) in [(host, mysql, redis), (3_000 - host, 3_000 - mysql, 3_000 - redis)] {
+                let said = apart([at(host), at(host)], at(mysql), at(redis)).unwrap();
+                assert!(said.contains("differ by 16 min"), "{said}");
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Which periods of the boards are closed and which are open, by the configuration and the time. Pure.
+
+use std::collections::BTreeSet;
+use std::iter;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use jiff::Timestamp;
+
+use crate::cache::score::Rule;
+use crate::config::Board;
+use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
+use crate::model::{BoardPeriod, Micros};
+
+/// The mode of a run over all closed periods.
+pub const MODE: &str = "closed";
+
+/// The boards and periods that a run is asked for; all by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// Only the board of that name.
+    pub board: Option<String>,
+    /// Only that period: `2026-W46`. It can lie further back than a run looks otherwise.
+    pub period: Option<String>,
+    /// Change nothing, say what would be done.
+    pub dry_run: bool,
+}
+
+/// The boards or periods that were asked for can't be archived.
+#[derive(Debug, thiserror::Error)]
+pub enum ScopeError {
+    /// Not a configured board.
+    #[error("no board is called \"{name}\": the configuration has {known}")]
+    UnknownBoard {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// Not a period.
+    #[error(transparent)]
+    Period(#[from] PeriodError),
+    /// All time is no period that is closed one day.
+    #[error("total never ends, and is not archived")]
+    NeverEnds,
+    /// No board in scope has such periods.
+    #[error("{period} is a {kind}, and no board that is asked for has a zset for each {kind}")]
+    NoSuchBoard {
+        /// What was asked for.
+        period: String,
+        /// Its length.
+        kind: String,
+    },
+    /// Writers can still add to it.
+    #[error("{at} is not closed: it ends at {end}, and late writes are waited for until {closes}")]
+    Open {
+        /// The period.
+        at: BoardPeriod,
+        /// Its end.
+        end: String,
+        /// When it can be archived.
+        closes: String,
+    },
+}
+
+/// A period that is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::jobs) struct Candidate {
+    pub at: BoardPeriod,
+    /// `None` if the configuration doesn't have the board.
+    pub expire_after: Option<Duration>,
+    /// How its scores are made.
+    pub rule: Rule,
+    /// How many places are archived.
+    pub top: u64,
+}
+
+/// The periods in scope that are closed and those that are not, newest first for each board.
+#[derive(Debug, Default)]
+pub(in crate::jobs) struct Periods {
+    pub closed: Vec<Candidate>,
+    pub open: Vec<Open>,
+}
+
+/// A period that is not closed.
+#[derive(Clone, Debug)]
+pub(in crate::jobs) struct Open {
+    pub candidate: Candidate,
+    /// When it can be archived.
+    pub closes: Micros,
+}
+
+impl Scope {
+    /// The mode of such a run: only one in [`MODE`] counts as the run that is due.
+    pub fn mode(&self) -> &'static str {
+        match (self.dry_run, &self.board, &self.period) {
+            (true, ..) => "dry-run",
+            (false, None, None) => MODE,
+            (false, ..) => "part",
+        }
+    }
+
+    /// The periods of the configured boards, by the clock alone.
+    pub(in crate::jobs) fn periods(&self, boards: &[Board], now: Micros) -> Result<Periods> {
+        let period = self.period.as_deref().map(str::parse::<Period>).transpose().map_err(ScopeError::from)?;
+        if period.is_some_and(|period| period.kind() == PeriodKind::Total) {
+            return Err(ScopeError::NeverEnds.into());
+        }
+        let named: Vec<&Board> = boards.iter().filter(|board| self.has_board(&board.name)).collect();
+        if let (Some(name), []) = (&self.board, named.as_slice()) {
+            return Err(unknown(boards, name).into());
+        }
+        let mut periods = Periods::default();
+        for board in named {
+            let calendar = board.calendar().with_context(|| format!("read the zone of {}", board.name))?;
+            match period {
+                Some(period) if period.kind() != board.period => {}
+                Some(period) => periods.closed.push(closed(board, period, &calendar, now)?),
+                None => {
+                    let grace = board.archive_grace.0;
+                    let closed = Period::closed(board.period, &calendar, grace, now);
+                    periods.closed.extend(closed.map(|period| candidate(board, period)));
+                    let open = open(board, &calendar, now);
+                    periods
+                        .open
+                        .extend(open.map(|(period, closes)| Open { candidate: candidate(board, period), closes }));
+                }
+            }
+        }
+        match period {
+            Some(period) if periods.closed.is_empty() => {
+                Err(ScopeError::NoSuchBoard { period: period.to_string(), kind: period.kind().to_string() }.into())
+            }
+            _ => Ok(periods),
+        }
+    }
+
+    /// A period that MySQL knows; `None` if it is out of scope.
+    pub(in crate::jobs) fn known(&self, boards: &[Board], at: BoardPeriod) -> Option<Candidate> {
+        if !self.has_board(&at.board) || self.period.as_ref().is_some_and(|period| *period != at.period) {
+            return None;
+        }
+        let kind = at.period.parse().ok().map(Period::kind);
+        let board = boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
+        let rule = board.map_or(Rule::PLAIN, Board::rule);
+        Some(Candidate { at, expire_after: board.map(|board| board.expire_after.0), rule, top: board.map_or(0, top) })
+    }
+
+    pub(in crate::jobs) fn has_board(&self, name: &str) -> bool {
+        self.board.as_ref().is_none_or(|wanted| wanted == name)
+    }
+}
+
+/// One period of one board, closed or not, all time included.
+pub(in crate::jobs) fn candidate_named(boards: &[Board], name: &str, period: &str) -> Result<Candidate, ScopeError> {
+    let period: Period = period.parse()?;
+    if boards.iter().all(|board| board.name != name) {
+        return Err(unknown(boards, name));
+    }
+    let board = boards.iter().find(|board| board.name == name && board.period == period.kind());
+    let board =
+        board.ok_or_else(|| ScopeError::NoSuchBoard { period: period.to_string(), kind: period.kind().to_string() })?;
+    Ok(candidate(board, period))
+}
+
+fn candidate(board: &Board, period: Period) -> Candidate {
+    let at = BoardPeriod { board: board.name.clone(), period: period.to_string() };
+    Candidate { at, expire_after: Some(board.expire_after.0), rule: board.rule(), top: top(board) }
+}
+
+fn unknown(boards: &[Board], name: &str) -> ScopeError {
+    let known: BTreeSet<&str> = boards.iter().map(|board| board.name.as_str()).collect();
+    let known = if known.is_empty() { "none".to_owned() } else { Vec::from_iter(known).join(", ") };
+    ScopeError::UnknownBoard { name: name.to_owned(), known }
+}
+
+/// How many places of the board are archived.
+fn top(board: &Board) -> u64 {
+    if board.archive_top == 0 { u64::MAX } else { board.archive_top.into() }
+}
+
+fn closed(board: &Board, period: Period, calendar: &Calendar, now: Micros) -> Result<Candidate, ScopeError> {
+    let candidate = candidate(board, period);
+    let closes = closes(board, period, calendar);
+    if closes > now {
+        let at = candidate.at;
+        return Err(ScopeError::Open { at, end: instant(period.end(calendar)), closes: instant(closes) });
+    }
+    Ok(candidate)
+}
+
+/// The period that now lies in, and those before it whose grace has not passed, with the instants at which they close.
+fn open(board: &Board, calendar: &Calendar, now: Micros) -> impl Iterator<Item = (Period, Micros)> {
+    iter::successors(Some(Period::containing(board.period, now, calendar)), |period| period.previous())
+        .map(|period| (period, closes(board, period, calendar)))
+        .take_while(move |(_, closes)| *closes > now)
+        .take(LOOK_BACK)
+}
+
+fn closes(board: &Board, period: Period, calendar: &Calendar) -> Micros {
+    period.end(calendar).after(board.archive_grace.0)
+}
+
+/// An instant for a person: `2026-11-23T00:10:00Z`.
+pub(in crate::jobs) fn instant(at: Micros) -> String {
+    Timestamp::from_second(at.0.div_euclid(1_000_000)).unwrap_or(Timestamp::MAX).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::score::Tie;
+    use crate::config::Pause;
+    use tallyd_core::period::WeekStart;
+
+    fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
+        Board {
+            name: name.to_owned(),
+            period,
+            time_zone: time_zone.to_owned(),
+            week_starts: WeekStart::Monday,
+            score: vec!["like".to_owned()],
+            tie: Tie::Member,
+            second_bits: 20,
+            archive_grace: Pause::from_secs(3_600),
+            expire_after: Pause::from_secs(60),
+            archive_top: 0,
+            archive_keep: Pause::default(),
+            snapshot_every: Pause::from_secs(3_600),
+        }
+    }
+
+    fn boards() -> [Board; 3] {
+        [
+            board("likes", PeriodKind::Week, "Asia/Shanghai"),
+            board("likes", PeriodKind::Day, "Asia/Shanghai"),
+            board("posts", PeriodKind::Week, "UTC"),
+        ]
+    }
+
+    fn at(text: &str) -> Micros {
+        Micros(text.parse::<Timestamp>().unwrap().as_microsecond())
+    }
+
+    fn scope(board: Option<&str>, period: Option<&str>) -> Scope {
+        Scope { board: board.map(str::to_owned), period: period.map(str::to_owned), dry_run: false }
+    }
+
+    fn found(scope: &Scope, now: &str) -> Result<Vec<String>, String> {
+        let periods = scope.periods(&boards(), at(now)).map_err(|error| format!("{error:#}"))?;
+        Ok(periods.closed.iter().map(|candidate| candidate.at.to_string()).collect())
+    }
+
+    #[test]
+    fn every_closed_period_of_every_board_is_looked_at() {
+        // In Shanghai week 46 ended at 16:00 UTC on Sunday, 15 November.
+        let all = found(&Scope::default(), "2026-11-15T17:00:00Z").unwrap();
+        assert_eq!(all.len(), 3 * LOOK_BACK);
+        assert_eq!(
+            [&all[0], &all[LOOK_BACK], &all[2 * LOOK_BACK]],
+            ["likes 2026-W46", "likes 2026-11-15", "posts 2026-W45"]
+        );
+        let likes = found(&scope(Some("likes"), None), "2026-11-15T17:00:00Z").unwrap();
+        assert_eq!(likes, all[..2 * LOOK_BACK]);
+    }
+
+    #[test]
+    fn one_period_is_looked_at_in_every_board_that_has_it() {
+        let now = "2026-11-20T00:00:00Z";
+        assert_eq!(found(&scope(None, Some("2026-W46")), now).unwrap(), ["likes 2026-W46", "posts 2026-W46"]);
+        assert_eq!(found(&scope(Some("likes"), Some("2026-11-18")), now).unwrap(), ["likes 2026-11-18"]);
+        assert_eq!(found(&scope(None, Some("2001-W01")), now).unwrap(), ["likes 2001-W01", "posts 2001-W01"]);
+    }
+
+    #[test]
+    fn mistakes_are_said() {
+        let now = "2026-11-15T16:59:59Z";
+        for (scope, expected) in [
+            (scope(Some("like"), None), "no board is called \"like\": the configuration has likes, posts"),
+            (scope(None, Some("2026-W60")), "\"2026-W60\" is no period"),
+            (scope(Some("posts"), Some("2026-11-18")), "2026-11-18 is a day, and no board"),
+            (
+                scope(Some("likes"), Some("2026-W46")),
+                "likes 2026-W46 is not closed: it ends at 2026-11-15T16:00:00Z, and late writes are waited for until \
+                 2026-11-15T17:00:00Z",
+            ),
+        ] {
+            let error = found(&scope, now).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_a_run_over_everything_makes_up_for_what_is_due() {
+        assert_eq!(Scope::default().mode(), MODE);
+        assert_eq!(Scope { dry_run: true, ..Scope::default() }.mode(), "dry-run");
+        assert_eq!(scope(Some("likes"), None).mode(), "part");
+        assert_eq!(scope(None, Some("2026-W46")).mode(), "part");
+    }
+
+    #[test]
+    fn open_periods_are_those_that_may_still_be_written_to() {
+        let periods = scope(Some("likes"), None).periods(&boards(), at("2026-11-15T16:30:00Z")).unwrap();
+        let open: Vec<String> =
+            periods.open.iter().map(|open| format!("{} {}", open.candidate.at, instant(open.closes))).collect();
+        assert_eq!(
+            open,
+            [
+                "likes 2026-W47 2026-11-22T17:00:00Z",
+                "likes 2026-W46 2026-11-15T17:00:00Z",
+                "likes 2026-11-16 2026-11-16T17:00:00Z",
+                "likes 2026-11-15 2026-11-15T17:00:00Z",
+            ]
+        );
+        let overlap = periods.closed.iter().find(|closed| periods.open.iter().any(|open| open.candidate == **closed));
+        assert_eq!(overlap, None);
+    }
+
+    #[test]
+    fn a_period_of_mysql_gets_its_boards_rules() {
+        let known = |board: &str, period: &str| {
+            let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+            Scope::default().known(&boards(), at).unwrap().expire_after
+        };
+        assert_eq!(known("likes", "2026-W46"), Some(Duration::from_secs(60)));
+        assert_eq!(known("posts", "2026-11-18"), None);
+        assert_eq!(known("gone", "2026-W46"), None);
+        assert_eq!(known("likes", "total"), None);
+        let at = BoardPeriod { board: "posts".to_owned(), period: "2026-W46".to_owned() };
+        assert_eq!(scope(Some("likes"), None).known(&boards(), at.clone()), None);
+        assert_eq!(scope(None, Some("2026-W45")).known(&boards(), at), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! When a snapshot is due, and whether Redis has lost a board.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::health::{Savable, savable};
+use crate::cache::Cache;
+use crate::config::{Board, ConfigHandle};
+use crate::jobs::Request;
+use crate::jobs::board_run::periods::Scope;
+use crate::jobs::board_run::{Reason, clock};
+use crate::model::BoardPeriod;
+use crate::runtime::liveness::Heartbeat;
+use crate::runtime::retry::Outage;
+use crate::store::Store;
+
+/// The shortest and the longest pause between two checks.
+const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// A daemon's clock for snapshots.
+pub struct SnapshotClock {
+    /// The boards.
+    pub live: ConfigHandle,
+    /// Where snapshots are.
+    pub store: Store,
+    /// Where boards are.
+    pub cache: Cache,
+    /// Made when a snapshot is due.
+    pub request: Request,
+}
+
+/// What the last check found.
+#[derive(Default)]
+struct Seen {
+    lost: BTreeSet<BoardPeriod>,
+    is_late: bool,
+    clocks_differ: bool,
+}
+
+impl SnapshotClock {
+    /// Checks until the stop.
+    pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
+        let mut outage = Outage::new("looking at boards");
+        let mut seen = Seen::default();
+        while !stop.is_cancelled() {
+            let config = self.live.current();
+            let every = config.boards.iter().map(|board| board.snapshot_every.0).filter(|every| !every.is_zero());
+            // A board that is due waits for a tenth of its interval at most.
+            let every = every.min().map(|every| (every / 10).clamp(LOOK_EVERY[0], LOOK_EVERY[1]));
+            if every.is_some() {
+                let looked = beat.during(self.look(&config.boards, &mut seen));
+                let Some(looked) = stop.run_until_cancelled(looked).await else { return };
+                match looked {
+                    Ok(due) => {
+                        outage.over();
+                        if due {
+                            self.request.make();
+                        }
+                    }
+                    Err(error) => drop(outage.failed(&format!("{error:#}"))),
+                }
+            }
+            beat.pause(every.unwrap_or(LOOK_EVERY[1]), &stop).await;
+        }
+    }
+
+    /// Whether a snapshot is due. What is wrong is reported once.
+    async fn look(&self, boards: &[Board], seen: &mut Seen) -> Result<bool> {
+        let Self { store, cache, .. } = self;
+        let clock::Reading { now, problem } = clock::read(store, cache).await?;
+        let savable = savable(store, cache, boards, &Scope::default(), now).await?;
+        let lost = savable.iter().filter(|savable| savable.is_lost()).map(|savable| savable.at.clone()).collect();
+        let on: Vec<&Savable> = savable.iter().filter(|savable| savable.is_on()).collect();
+        seen.tell_lost(lost);
+        seen.tell_late(on.iter().filter(|savable| savable.is_late(now)).count());
+        seen.tell_clocks(problem.as_deref());
+        Ok(problem.is_none() && on.iter().any(|savable| savable.is_due(now)))
+    }
+}
+
+impl Seen {
+    fn tell_lost(&mut self, lost: BTreeSet<BoardPeriod>) {
+        for at in lost.difference(&self.lost) {
+            let BoardPeriod { board, period } = at;
+            warn!(event = "board-lost", board, period, "{board} {period}: {}", Reason::LostLive);
+        }
+        self.lost = lost;
+    }
+
+    fn tell_late(&mut self, boards: usize) {
+        if boards > 0 && !self.is_late {
+            warn!(
+                event = "snapshots-late",
+                boards,
+                "{boards} boards have waited for a snapshot for twice their snapshot_every: raise it, or look why snapshots take so long"
+            );
+        }
+        self.is_late = boards > 0;
+    }
+
+    fn tell_clocks(&mut self, problem: Option<&str>) {
+        if let Some(problem) = problem.filter(|_| !self.clocks_differ) {
+            clock::tell(problem);
+        }
+        self.clocks_differ = problem.is_some();
+    }
+}

@@ -1,0 +1,134 @@
+//! Which boards can be saved, which are due, and which Redis has lost.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cache::Cache;
+use crate::cache::score::Rule;
+use crate::config::Board;
+use tallyd_core::period::Period;
+use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
+use crate::model::{BoardPeriod, Micros};
+use crate::store::Store;
+use crate::store::snapshots::Snapshot;
+
+/// How long after a snapshot that was not completed the next one is tried, at most.
+const AGAIN_AFTER: Duration = Duration::from_secs(300);
+
+/// A period that a snapshot can be taken of, and what is known of it.
+#[derive(Clone, Debug)]
+pub(super) struct Savable {
+    pub at: BoardPeriod,
+    pub rule: Rule,
+    every: Duration,
+    /// In MySQL, complete or not.
+    pub noted: Option<Snapshot>,
+    /// In Redis.
+    pub mark: Option<u64>,
+    /// The live zset is there.
+    pub live: bool,
+}
+
+impl Savable {
+    /// Its snapshot; `None` before the first one was complete.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        self.noted.filter(|snapshot| snapshot.taken_at.is_some())
+    }
+
+    /// Whether Redis has lost the board since its last snapshot began.
+    pub fn is_lost(&self) -> bool {
+        self.snapshot().is_some_and(|snapshot| !snapshot.is_marked(self.mark))
+    }
+
+    /// Whether snapshots are to be taken of it.
+    pub fn is_on(&self) -> bool {
+        !self.every.is_zero()
+    }
+
+    /// Whether one is late by a whole `snapshot_every`.
+    pub fn is_late(&self, now: Micros) -> bool {
+        self.is_due(now) && self.noted.is_some_and(|noted| noted.began_at.after(self.every * 2) < now)
+    }
+
+    /// Whether it is time for one.
+    pub fn is_due(&self, now: Micros) -> bool {
+        let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
+        let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
+        // One from the future was taken by a clock that was wrong.
+        let is_time = began_at > now || began_at.after(pause) <= now;
+        is_time && !self.is_lost() && (self.live || taken_at.is_some())
+    }
+}
+
+/// The periods that a snapshot can be taken of: those that are open, in the order of the configuration; or the one that `scope`
+/// names, which can be closed but not frozen.
+pub(super) async fn savable(
+    store: &Store,
+    cache: &Cache,
+    boards: &[Board],
+    scope: &Scope,
+    now: Micros,
+) -> Result<Vec<Savable>> {
+    let named: Vec<Candidate> = match &scope.period {
+        Some(period) => vec![candidate_named(boards, scope.board.as_deref().unwrap_or_default(), period)?],
+        None => scope.periods(boards, now)?.open.into_iter().map(|open| open.candidate).collect(),
+    };
+    let snapshots = store.snapshots().await?;
+    let periods: Vec<BoardPeriod> = named.iter().map(|candidate| candidate.at.clone()).collect();
+    let marks = cache.board_marks(&periods).await?;
+    let keys = cache.find_boards(&periods).await?;
+    let savable = named.into_iter().zip(marks).zip(keys).filter(|(_, keys)| !keys.frozen);
+    let savable = savable.map(|((Candidate { at, rule, .. }, mark), keys)| Savable {
+        every: snapshot_every(boards, &at),
+        noted: snapshots.iter().find(|(of, _)| *of == at).map(|(_, snapshot)| *snapshot),
+        at,
+        rule,
+        mark,
+        live: keys.live,
+    });
+    Ok(savable.collect())
+}
+
+fn snapshot_every(boards: &[Board], at: &BoardPeriod) -> Duration {
+    let kind = at.period.parse().ok().map(Period::kind);
+    let board = boards.iter().find(|board| board.name == at.board && Some(board.period) == kind);
+    board.map_or(Duration::ZERO, |board| board.snapshot_every.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn savable(snapshot: Option<(u64, i64, Option<i64>)>, mark: Option<u64>, live: bool) -> Savable {
+        let snapshot = snapshot.map(|(number, began_at, taken_at)| Snapshot {
+            number,
+            generation: 1,
+            members: 10,
+            began_at: Micros(began_at * 1_000_000),
+            taken_at: taken_at.map(|at| Micros(at * 1_000_000)),
+        });
+        let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
+        Savable { at, rule: Rule::PLAIN, every: Duration::from_secs(3_600), noted: snapshot, mark, live }
+    }
+
+    #[test]
+    fn a_snapshot_is_due_when_its_time_has_come_and_the_board_is_there() {
+        let due = |savable: &Savable, seconds: i64| savable.is_due(Micros(seconds * 1_000_000));
+        assert!(due(&savable(None, None, true), 0), "the first one");
+        assert!(!due(&savable(None, None, false), 0), "there is no board");
+        let taken = savable(Some((7, 100, Some(100))), Some(7), true);
+        assert!(!due(&taken, 3_699) && due(&taken, 3_700));
+        let ahead = savable(Some((7, 900, Some(900))), Some(7), true);
+        assert!(due(&ahead, 899) && !due(&ahead, 900), "a clock was ahead then");
+        assert!(!due(&savable(Some((7, 900, Some(900))), None, true), 0), "and Redis has lost it");
+        let died = savable(Some((8, 100, Some(50))), Some(8), true);
+        assert!(!due(&died, 399) && due(&died, 400), "sooner after one that was not completed");
+        let lost = savable(Some((7, 100, Some(100))), None, true);
+        assert!(lost.is_lost() && !due(&lost, 1_000_000), "it would spoil what is saved");
+        assert!(savable(Some((7, 100, Some(100))), Some(6), true).is_lost(), "an old backup");
+        assert!(!savable(Some((7, 100, Some(50))), Some(8), true).is_lost(), "the next one died after the mark");
+        let never = savable(Some((7, 100, None)), None, true);
+        assert!(!never.is_lost() && !due(&never, 399) && due(&never, 400), "the first one was never complete");
+    }
+}

@@ -1,0 +1,132 @@
+//! Snapshots of boards that are not archived yet, and how a board is put back from its snapshot or its archive.
+//!
+//! `clock` says when a snapshot is due, and reports a board that Redis has lost; `health` knows which boards can be saved; `save` takes a
+//! snapshot, `restore` puts one back. The archive knows nothing of this: it only asks whether MySQL has a backup of a board.
+
+pub mod clock;
+mod health;
+mod restore;
+mod save;
+
+use anyhow::Result;
+use tokio_util::sync::CancellationToken;
+
+pub use super::board_run::periods::Scope;
+pub use super::board_run::{JOB, Report};
+pub use restore::{NotRestored, RESTORE_MODE, Restore};
+pub use save::SNAPSHOT_MODE;
+
+use super::board_run::BoardRun;
+use super::board_run::clock::{Start, start};
+use super::board_run::periods::candidate_named;
+use crate::cache::Cache;
+use crate::config::{Board, Config};
+use crate::model::Micros;
+use crate::runtime::progress::ProgressSink;
+use crate::store::Store;
+use restore::Restorer;
+use save::Saver;
+
+/// Where a test can end the process: between any two steps of what is saved and put back.
+pub const FAULT_POINTS: [&str; 11] = [
+    "snapshot:marked",
+    "snapshot:noted",
+    "snapshot:saved-page",
+    "snapshot:saved",
+    "snapshot:looked",
+    "restore:filled-page",
+    "restore:filled",
+    "restore:noted",
+    "restore:merged-page",
+    "restore:raised-page",
+    "restore:put",
+];
+
+/// Takes snapshots, and puts boards back.
+#[derive(Clone)]
+pub struct Snapshots {
+    store: Store,
+    cache: Cache,
+    boards: Vec<Board>,
+    page_members: usize,
+}
+
+impl Snapshots {
+    /// For the boards and the page size of `config`.
+    pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
+        Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
+    }
+
+    /// Takes snapshots now. While the clocks differ it does nothing, and says so.
+    ///
+    /// # Errors
+    /// Those of [`Self::save`].
+    pub async fn save_now(
+        &self,
+        run: u64,
+        scope: Option<&Scope>,
+        force: bool,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
+        match start(&self.store, &self.cache).await? {
+            Start::At(now) => self.save(run, scope, force, now, to, stop).await,
+            Start::ClocksDiffer(report) => Ok(report),
+        }
+    }
+
+    /// Takes snapshots as the run that holds the job's lock: of all boards that are due; or of those in `scope`, due or not. With
+    /// `force` even if Redis has lost the board, or most of it.
+    ///
+    /// # Errors
+    /// [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
+    pub async fn save(
+        &self,
+        run: u64,
+        scope: Option<&Scope>,
+        force: bool,
+        now: Micros,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
+        self.store.check_archive_run(run).await?;
+        let run = BoardRun::new(&self.store, &self.cache, run, now, stop);
+        let saver = Saver { run: &run, force };
+        run.followed(to, saver.save_boards(&self.boards, scope)).await?
+    }
+
+    /// Puts one period of a board back, as the run that holds the job's lock.
+    ///
+    /// # Errors
+    /// [`NotRestored`]; [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
+    pub async fn restore(
+        &self,
+        run: u64,
+        (name, period): (&str, &str),
+        how: Restore,
+        now: Micros,
+        to: ProgressSink,
+        stop: &CancellationToken,
+    ) -> Result<Report> {
+        let candidate = candidate_named(&self.boards, name, period)?;
+        self.store.check_archive_run(run).await?;
+        let run = BoardRun::new(&self.store, &self.cache, run, now, stop);
+        let restorer = Restorer { run: &run, page_members: self.page_members, how };
+        restorer.restore_board(&candidate, to).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_point_is_listed_once() {
+        let sources = [include_str!("save.rs"), include_str!("restore.rs")].concat();
+        for point in FAULT_POINTS {
+            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+        }
+        let call = ["fault::", "point(\""].concat();
+        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len());
+    }
+}

@@ -1,0 +1,290 @@
+//! Puts a snapshot or an archive back into Redis.
+//!
+//! # The way
+//!
+//! ```text
+//! claim the board -> fill a zset beside it, page by page -> note that it is complete (RENAME)
+//!   a board that is open, or was never frozen: move into it what was added since the loss -> RENAME it to the live one, and mark it
+//!   a frozen one: note "done" in MySQL, so that it stays for `expire_after` -> RENAME it to that, and note the run in Redis
+//! ```
+//!
+//! A restore that dies while it fills begins again. From the first member that is moved on, nothing else has what was added since. So the next
+//! restore continues with that zset: it is named after its source, and no other restore takes it for its own. The mark is gone meanwhile, so
+//! that the rest is not taken for the board. One script moves the last page and renames the zset: what is added meanwhile is neither lost nor
+//! counted twice. What was subtracted since the loss from a member that the live zset didn't have is not known. A restore that dies after its note
+//! in MySQL leaves a period that is done and not in Redis: the next run ends it.
+//!
+//! The whole live zset came since the loss only if all data was lost, which a newer generation shows. Otherwise Redis has an older state of the
+//! board, as after a restart from a backup or a failover, or a part of it, and nothing tells what of that came since. Then each member is raised to
+//! what the snapshot has of it, if that is higher. This can be repeated, and nothing counts twice.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use tracing::info;
+
+use crate::cache::boards::{BoardKeys, Changed};
+use crate::cache::snapshots::Restoring;
+use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best, went_back};
+use crate::jobs::board_run::periods::{Candidate, instant};
+use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
+use crate::model::{BoardPeriod, Micros};
+use crate::runtime::fault;
+use crate::runtime::progress::ProgressSink;
+use crate::store::boards::{PeriodRow, PeriodState};
+use crate::store::snapshots::Snapshot;
+
+/// The mode of such a run.
+pub const RESTORE_MODE: &str = "restore";
+
+/// A board can't be restored, or need not be.
+#[derive(Debug, thiserror::Error)]
+#[error("{at} is not restored: {reason}")]
+pub struct NotRestored {
+    at: BoardPeriod,
+    reason: Reason,
+}
+
+/// How a board is put back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restore {
+    /// Change nothing, say what would be done.
+    pub dry_run: bool,
+    /// Add what Redis has now to the snapshot, even if it can be a part of the board and not what came since.
+    pub add: bool,
+}
+
+/// What is put back, and where.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Source {
+    /// The snapshot as the live zset, with what that has been given since.
+    Add(Snapshot),
+    /// What the snapshot has more than the live zset.
+    Raise(Snapshot),
+    /// The snapshot as the frozen zset, which is archived next.
+    Frozen(Snapshot),
+    /// The archive as the frozen zset.
+    Archive { row: PeriodRow, copy: u8 },
+}
+
+impl Source {
+    fn tag(self) -> String {
+        match self {
+            Self::Add(snapshot) | Self::Raise(snapshot) | Self::Frozen(snapshot) => tag(snapshot),
+            Self::Archive { row, .. } => format!("a{}", row.done_at.map_or(0, |at| at.0)),
+        }
+    }
+
+    /// Whether it becomes the live zset.
+    fn is_live(self) -> bool {
+        matches!(self, Self::Add(_) | Self::Raise(_))
+    }
+
+    /// From where, for a person.
+    fn words(self) -> String {
+        let time = |at: Option<Micros>| at.map_or_else(|| "an unknown time".to_owned(), instant);
+        match self {
+            Self::Add(snapshot) | Self::Frozen(snapshot) => format!("from its snapshot of {}", time(snapshot.taken_at)),
+            Self::Raise(snapshot) => {
+                format!("raised to its snapshot of {}, where Redis had less", time(snapshot.taken_at))
+            }
+            Self::Archive { row, .. } => format!("from its archive of {}", time(row.done_at)),
+        }
+    }
+}
+
+/// What the zset is named after that is restored from a snapshot.
+pub(super) fn tag(snapshot: Snapshot) -> String {
+    format!("s{}-{}", snapshot.number, snapshot.taken_at.map_or(0, |at| at.0))
+}
+
+/// Puts one board back.
+pub(super) struct Restorer<'a> {
+    pub run: &'a BoardRun<'a>,
+    pub page_members: usize,
+    pub how: Restore,
+}
+
+impl Restorer<'_> {
+    /// Shows meanwhile how far it is.
+    pub async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
+        let Restore { dry_run, .. } = self.how;
+        let at = candidate.at.clone();
+        if !dry_run {
+            self.run.claim(&at.board).await?;
+        }
+        let began = Instant::now();
+        match self.run.followed(to, self.restore(candidate)).await? {
+            Ok(restored) => Ok(Report { dry_run, periods: vec![restored.after(began.elapsed())], ..Report::default() }),
+            Err(Halt::Stopped) => Ok(Report { dry_run, stopped: true, ..Report::default() }),
+            Err(Halt::Kept(reason)) => Err(NotRestored { at, reason }.into()),
+            Err(Halt::Failed(error)) => Err(error.context(format!("restore {at}"))),
+        }
+    }
+
+    async fn restore(&self, candidate: &Candidate) -> Step<PeriodReport> {
+        let BoardRun { store, cache, number, .. } = *self.run;
+        let at = &candidate.at;
+        let keys = self.run.keys(at).await?;
+        let source = self.source(candidate, keys).await?;
+        if self.how.dry_run {
+            let now = self.foresee(candidate, source).await?;
+            return Ok(PeriodReport::new(at, Outcome::WouldRestore).because(source.words() + &now));
+        }
+        let tag = source.tag();
+        let to = Restoring { at, tag: &tag, run: number };
+        if !matches!(source, Source::Raise(_)) && !cache.is_restoring(at, &tag).await?.0 {
+            self.fill(to, source).await?;
+            fault::point("restore:filled");
+        }
+        let late_members = self.put(to, candidate, source).await?;
+        fault::point("restore:put");
+        if source.is_live() {
+            store.note_generation(number, at, keys.freeze.generation).await?;
+        }
+        let (live, frozen) = cache.count_board(at).await?;
+        let members = if source.is_live() { live } else { frozen };
+        let BoardPeriod { board, period } = at;
+        let from = source.words();
+        info!(
+            event = "board-restored",
+            board, period, members, late_members, "{board} {period}: {members} members are in Redis again, {from}"
+        );
+        Ok(PeriodReport { members, late_members, ..PeriodReport::new(at, Outcome::Restored) }.because(from))
+    }
+
+    /// What there is to put back; or why nothing is.
+    async fn source(&self, candidate: &Candidate, keys: BoardKeys) -> Step<Source> {
+        let BoardRun { store, number, .. } = *self.run;
+        let at = &candidate.at;
+        let row = store.held_board_period(number, at).await?;
+        let snapshot = complete(store, at).await?;
+        let no = |reason| Err(Halt::Kept(reason));
+        match (row.map(|row| row.state), row, snapshot) {
+            (Some(PeriodState::Pruned), ..) => no(Reason::Pruned),
+            (Some(_), Some(row), _) if keys.live && !keys.frozen && went_back(keys, row) => no(Reason::WentBack),
+            (Some(PeriodState::Done), ..) if keys.frozen => no(Reason::Archived),
+            (Some(PeriodState::Ended), ..) if keys.frozen => no(Reason::CameBack),
+            _ if keys.frozen => no(Reason::Frozen),
+            (_, Some(row @ PeriodRow { copy: Some(copy), .. }), _) => Ok(Source::Archive { row, copy }),
+            (Some(_), _, Some(snapshot)) => Ok(Source::Frozen(snapshot)),
+            (None, _, Some(snapshot)) => self.source_of_live(candidate, snapshot, keys).await,
+            _ => no(Reason::NothingSaved),
+        }
+    }
+
+    /// Of a board that was never frozen.
+    async fn source_of_live(
+        &self,
+        Candidate { at, rule, .. }: &Candidate,
+        snapshot: Snapshot,
+        keys: BoardKeys,
+    ) -> Step<Source> {
+        let cache = self.run.cache;
+        if cache.is_restoring(at, &tag(snapshot)).await?.1 {
+            // An earlier restore was interrupted.
+            return Ok(Source::Add(snapshot));
+        }
+        let mark = self.run.mark(at).await?;
+        if snapshot.is_marked(mark) && has_best(self.run, at, *rule).await? {
+            let (live, _) = cache.count_board(at).await?;
+            return Err(Halt::Kept(Reason::NotLost { live, saved: snapshot.members }));
+        }
+        // A mark beside newer data is newer, too: MySQL has gone back.
+        let is_flushed = mark.is_none() && keys.freeze.generation > snapshot.generation;
+        Ok(if self.how.add || is_flushed { Source::Add(snapshot) } else { Source::Raise(snapshot) })
+    }
+
+    /// What a restore would find in Redis, and what of it would not be added.
+    async fn foresee(&self, Candidate { at, rule, .. }: &Candidate, source: Source) -> Step<String> {
+        let BoardRun { store, cache, .. } = *self.run;
+        let (live, _) = cache.count_board(at).await?;
+        let mut said = if live > 0 { format!("; Redis has {live} members of it now") } else { String::new() };
+        if let Source::Raise(_) = source {
+            let mut rows = Rows::new(store, at, RowsOf::Snapshot);
+            let mut dropped = 0.0;
+            while let Some(page) = rows.next().await? {
+                self.run.check_stop()?;
+                let live = cache.board_scores(at, &page).await?;
+                let both = page.iter().zip(live).filter_map(|(saved, live)| Some((saved.score, live?)));
+                dropped += both.map(|(saved, live)| rule.primary(saved).min(rule.primary(live))).sum::<f64>();
+            }
+            said += &format!("; both have {dropped} in all, which counts once (twice with --add)");
+        }
+        Ok(said)
+    }
+
+    /// Makes a zset of all that MySQL has of the board.
+    async fn fill(&self, to: Restoring<'_>, source: Source) -> Step<()> {
+        let BoardRun { store, cache, .. } = *self.run;
+        let (total, of) = match source {
+            Source::Add(snapshot) | Source::Raise(snapshot) | Source::Frozen(snapshot) => {
+                (snapshot.members, RowsOf::Snapshot)
+            }
+            Source::Archive { row, copy } => (row.tally.members, RowsOf::Archive { copy }),
+        };
+        self.run.show(to.at, "restored", total);
+        self.run.present(cache.fill_board(to, &[]).await?)?;
+        let mut rows = Rows::new(store, to.at, of);
+        while let Some(page) = rows.next().await? {
+            self.run.check_stop()?;
+            let members = self.run.present(cache.fill_board(to, &page).await?)?;
+            let filled = rows.read;
+            if members != filled {
+                return Err(Halt::Kept(Reason::NotFilled { filled, members }));
+            }
+            fault::point("restore:filled-page");
+            self.run.show_done(filled);
+        }
+        let filled = rows.read;
+        // Rows of a snapshot that was interrupted are there, too.
+        let is_whole = if of == RowsOf::Snapshot { filled > 0 } else { filled == total };
+        if !is_whole {
+            return Err(Halt::Kept(Reason::Incomplete { filled, total }));
+        }
+        self.run.present(cache.end_filling(to).await?).map(drop)
+    }
+
+    /// Puts what was filled in its place; returns how many members were moved into it before.
+    async fn put(&self, to: Restoring<'_>, candidate: &Candidate, source: Source) -> Step<u64> {
+        let BoardRun { store, cache, number, now, .. } = *self.run;
+        match source {
+            Source::Add(snapshot) => return self.put_live(to, candidate, snapshot.number).await,
+            Source::Raise(snapshot) => return self.raise_to_snapshot(to.at, snapshot).await.map(|()| 0),
+            Source::Frozen(_) => {}
+            Source::Archive { .. } => {
+                store.note_restored(number, to.at, now).await?;
+                fault::point("restore:noted");
+            }
+        }
+        self.run.present(cache.put_frozen(to).await?).map(|_| 0)
+    }
+
+    /// Moves what was added since the loss into the restored zset until it is the live one; returns how many were.
+    async fn put_live(&self, to: Restoring<'_>, candidate: &Candidate, mark: u64) -> Step<u64> {
+        let mut moved = 0;
+        loop {
+            self.run.check_stop()?;
+            match self.run.cache.put_live(to, self.page_members, candidate.rule, mark).await? {
+                Changed::Put(last) => return Ok(moved + last),
+                changed => moved += self.run.present(changed)?,
+            }
+            fault::point("restore:merged-page");
+        }
+    }
+
+    /// Raises all members to what the snapshot has of them, and marks the board.
+    async fn raise_to_snapshot(&self, at: &BoardPeriod, snapshot: Snapshot) -> Step<()> {
+        let BoardRun { store, cache, number, .. } = *self.run;
+        self.run.show(at, "restored", snapshot.members);
+        let mut rows = Rows::new(store, at, RowsOf::Snapshot);
+        while let Some(page) = rows.next().await? {
+            self.run.check_stop()?;
+            self.run.present(cache.raise_board(at, number, None, &page).await?)?;
+            fault::point("restore:raised-page");
+            self.run.show_done(rows.read);
+        }
+        let mark = self.run.mark(at).await?;
+        self.run.present(cache.mark_board(at, number, mark, Some(snapshot.number)).await?).map(drop)
+    }
+}

@@ -1,0 +1,314 @@
+//! Takes snapshots of boards that are not archived yet: nothing else is left of them if Redis loses its data.
+//!
+//! # The way
+//!
+//! ```text
+//! claim the board -> check that it is complete -> mark the board with the run -> note the run in MySQL
+//!   -> go through what is saved: write what changed, delete what left -> go through what Redis has: write what is new -> note the end
+//! ```
+//!
+//! The rows are changed in place, so that a snapshot writes only what changed since the last one. The rest of a lost board must never spoil the
+//! rows. So a script reads each page: it finds the mark of this very run beside the zset, and enough members in it, or reads nothing. A board that
+//! was evicted alone, and has grown again, is recognized by its best members: together they have less than half of what they had. A run that dies
+//! leaves rows of two snapshots, each of them right at its time; the next run goes over all of them. What is added during a run can be in the
+//! snapshot or not.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tracing::{info, warn};
+
+use super::health::{Savable, savable};
+use super::restore::tag;
+use crate::cache::score::Rule;
+use crate::cache::snapshots::Scanned;
+use crate::config::Board;
+use crate::jobs::board_run::backup::{PAGE_MEMBERS, forget, has_best};
+use crate::jobs::board_run::periods::Scope;
+use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
+use crate::model::{BoardMember, BoardPeriod};
+use crate::runtime::fault;
+use crate::store::snapshots::Saved as SavedMember;
+
+/// The mode of such a run.
+pub const SNAPSHOT_MODE: &str = "snapshot";
+
+/// After this time a run begins no other board, so that other runs get the lock.
+const RUN_MAX: Duration = Duration::from_secs(10);
+
+/// Members that one scan reads.
+const SCAN_MEMBERS: usize = 250;
+
+/// Members that are searched in one statement: MariaDB makes a join of a longer list.
+const NEW_MEMBERS: usize = 900;
+
+/// Boards of fewer members can lose more than half of them.
+const FEW_MEMBERS: u64 = 10;
+
+/// Takes the snapshots of one run.
+pub(super) struct Saver<'a> {
+    pub run: &'a BoardRun<'a>,
+    /// Even if Redis has lost the board, or most of it.
+    pub force: bool,
+}
+
+/// What is known of a board's members.
+#[derive(Clone, Copy)]
+struct Known {
+    /// How many MySQL has.
+    saved: u64,
+    /// With fewer in Redis the board was evicted, or deleted.
+    members_min: u64,
+}
+
+impl Saver<'_> {
+    /// Of the boards in `scope`, or of those that are due.
+    pub async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
+        let mut report = Report::default();
+        let savable = self.choose(boards, scope).await?;
+        let started = Instant::now();
+        for savable in savable {
+            if scope.is_none() && started.elapsed() >= RUN_MAX {
+                break;
+            }
+            let began = Instant::now();
+            let generation = self.run.claim(&savable.at.board).await?;
+            match self.save(&savable, generation).await {
+                Ok(saved) => {
+                    log_saved(&savable.at, &saved, began.elapsed());
+                    report.periods.push(saved.after(began.elapsed()));
+                }
+                Err(Halt::Kept(reason)) => {
+                    let BoardPeriod { board, period } = &savable.at;
+                    let reason = reason.to_string();
+                    warn!(
+                        event = "board-not-saved",
+                        board, period, reason, "{board} {period} has no new snapshot: {reason}"
+                    );
+                    report.periods.push(PeriodReport::new(&savable.at, Outcome::Kept).because(reason));
+                }
+                Err(Halt::Stopped) => {
+                    report.stopped = true;
+                    return Ok(report);
+                }
+                Err(Halt::Failed(error)) => return Err(error.context(format!("take a snapshot of {}", savable.at))),
+            }
+        }
+        Ok(report)
+    }
+
+    async fn choose(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Vec<Savable>> {
+        let BoardRun { store, cache, now, .. } = *self.run;
+        let Some(scope) = scope else {
+            let mut due = savable(store, cache, boards, &Scope::default(), now).await?;
+            due.retain(|savable| savable.is_on() && savable.is_due(now));
+            // Those first that have waited longest.
+            due.sort_by_key(|savable| savable.noted.map(|noted| noted.began_at));
+            return Ok(due);
+        };
+        savable(store, cache, boards, scope, now).await
+    }
+
+    async fn save(&self, savable: &Savable, generation: u64) -> Step<PeriodReport> {
+        let BoardRun { store, cache, number, now, .. } = *self.run;
+        let Self { run, force } = *self;
+        let at = &savable.at;
+        let snapshot = savable.snapshot();
+        if store.held_board_period(number, at).await?.is_some() {
+            return Err(Halt::Kept(Reason::NotOpen));
+        }
+        if let Some(snapshot) = snapshot.filter(|_| force)
+            && cache.is_restoring(at, &tag(snapshot)).await?.1
+        {
+            return Err(Halt::Kept(Reason::RestoreInterrupted));
+        }
+        if snapshot.is_some() && !force && (savable.is_lost() || !has_best(run, at, savable.rule).await?) {
+            // Not tried again immediately, so that others go first.
+            store.note_tried(number, at, now).await?;
+            return Err(Halt::Kept(Reason::LostLive));
+        }
+        if !savable.live && (force || snapshot.is_none()) {
+            let Some(_) = savable.noted else { return Ok(PeriodReport::new(at, Outcome::Nothing)) };
+            forget(run, at).await?;
+            return Ok(PeriodReport::new(at, Outcome::Forgotten));
+        }
+        if !self.mark(savable, generation).await? {
+            return Ok(PeriodReport::new(at, Outcome::Nothing));
+        }
+        let saved = snapshot.map_or(0, |snapshot| snapshot.members);
+        let members_min = if force || saved < FEW_MEMBERS { 0 } else { saved / 2 };
+        let Some(members) = self.save_all(savable, Known { saved, members_min }).await? else {
+            return Ok(PeriodReport::new(at, Outcome::Nothing).because("it was frozen meanwhile"));
+        };
+        fault::point("snapshot:saved");
+        store.end_snapshot(number, at, members, now).await?;
+        Ok(PeriodReport { members, ..PeriodReport::new(at, Outcome::Saved) })
+    }
+
+    /// Gives the board this run's mark, and then MySQL the run's number; `false` if there is no board any more. A run that dies in between leaves
+    /// a mark that is newer, an old backup has one that is older.
+    async fn mark(&self, Savable { at, mark, .. }: &Savable, generation: u64) -> Step<bool> {
+        let BoardRun { store, cache, number, now, .. } = *self.run;
+        if self.run.taken(cache.mark_board(at, number, *mark, Some(number)).await?)?.is_none() {
+            return Ok(false);
+        }
+        fault::point("snapshot:marked");
+        store.begin_snapshot(number, at, generation, now).await?;
+        fault::point("snapshot:noted");
+        Ok(true)
+    }
+
+    /// Writes what changed; returns the number of members. `None` if the board was frozen meanwhile.
+    async fn save_all(&self, savable: &Savable, known: Known) -> Step<Option<u64>> {
+        let cache = self.run.cache;
+        let (before, _) = cache.count_board(&savable.at).await?;
+        let Some(members) = self.save_changed(savable, known).await? else { return Ok(None) };
+        fault::point("snapshot:looked");
+        let (total, _) = cache.count_board(&savable.at).await?;
+        if known.saved == members && members == before && members == total {
+            // All of them are on the board, which has as many as before and after: it has no others.
+            return Ok(Some(members));
+        }
+        let added = self.save_new(savable, Known { saved: members, ..known }, total).await?;
+        Ok(added.map(|added| members + added))
+    }
+
+    /// Goes through the members that are saved: writes those that changed, deletes those that left; returns how many there are.
+    async fn save_changed(&self, Savable { at, rule, .. }: &Savable, known: Known) -> Step<Option<u64>> {
+        let BoardRun { store, cache, number, .. } = *self.run;
+        self.run.show(at, "looked at", known.saved);
+        let mut after: Option<Vec<u8>> = None;
+        let mut members = 0;
+        loop {
+            let began = Instant::now();
+            let page = store.saved_page(at, after.as_deref(), PAGE_MEMBERS).await?;
+            let scores = cache.scan_members(at, number, known.members_min, &page).await?;
+            let Some(scores) = page_of(scores)? else { return Ok(None) };
+            after = page.last().filter(|_| page.len() == PAGE_MEMBERS).map(|last| last.member.clone());
+            let mut changed = Vec::new();
+            let mut left = Vec::new();
+            for (saved, score) in page.into_iter().zip(scores) {
+                members += u64::from(score.is_some());
+                match score {
+                    None => left.push(saved.member),
+                    Some(score) if score != saved.score => changed.push(BoardMember { score, ..saved }),
+                    Some(_) => {}
+                }
+            }
+            store.save_members(number, at, &saved_members(changed, *rule)?).await?;
+            if !left.is_empty() {
+                store.forget_members(number, at, &left).await?;
+            }
+            self.run.show_done(members);
+            if after.is_none() {
+                return Ok(Some(members));
+            }
+            self.rest(began).await?;
+        }
+    }
+
+    /// Goes through the `total` members that Redis has, and writes those that are not saved yet; returns how many.
+    async fn save_new(&self, savable: &Savable, known: Known, total: u64) -> Step<Option<u64>> {
+        let BoardRun { store, cache, number, .. } = *self.run;
+        let Savable { at, rule, .. } = savable;
+        self.run.show(at, "saved", total);
+        let mut from: Option<String> = None;
+        let mut seen = 0;
+        let mut added = 0;
+        loop {
+            let began = Instant::now();
+            let mut members = Vec::new();
+            while members.len() < PAGE_MEMBERS {
+                // Small ones: Redis answers no other client meanwhile.
+                let page = cache.scan_board(at, number, known.members_min, from.as_deref(), SCAN_MEMBERS).await?;
+                let Some(page) = page_of(page)? else { return Ok(None) };
+                members.extend(page.members);
+                from = page.next;
+                if from.is_none() {
+                    break;
+                }
+            }
+            seen += members.len() as u64;
+            for piece in saved_members(members, *rule)?.chunks(NEW_MEMBERS) {
+                let saved = if known.saved == 0 { HashSet::new() } else { store.saved_among(at, piece).await? };
+                let new: Vec<_> = piece.iter().filter(|row| !saved.contains(&row.member.member)).cloned().collect();
+                store.save_members(number, at, &new).await?;
+                added += new.len() as u64;
+            }
+            fault::point("snapshot:saved-page");
+            self.run.show_done(seen.min(total));
+            if from.is_none() {
+                return Ok(Some(added));
+            }
+            self.rest(began).await?;
+        }
+    }
+
+    /// Pauses for as long as the page has taken, so that others get the servers.
+    async fn rest(&self, began: Instant) -> Step<()> {
+        let pause = began.elapsed().min(Duration::from_secs(1));
+        self.run.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+        self.run.check_stop()
+    }
+}
+
+fn log_saved(BoardPeriod { board, period }: &BoardPeriod, saved: &PeriodReport, took: Duration) {
+    let members = saved.members;
+    let seconds = took.as_secs_f32();
+    if saved.outcome == Outcome::Saved {
+        info!(
+            event = "board-saved",
+            board,
+            period,
+            members,
+            seconds,
+            "{board} {period}: a snapshot of {members} members was taken in {seconds:.1} s"
+        );
+    }
+}
+
+/// `None` if the board was frozen.
+fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
+    match scanned {
+        Scanned::Page(page) => Ok(Some(page)),
+        Scanned::Frozen => Ok(None),
+        Scanned::Lost | Scanned::Shrunk => Err(Halt::Kept(Reason::LostLive)),
+    }
+}
+
+/// As rows, in the order of their key, each member once.
+fn saved_members(mut members: Vec<BoardMember>, rule: Rule) -> Step<Vec<SavedMember>> {
+    let mut seen = HashSet::new();
+    members.retain(|member| seen.insert(member.member.clone()));
+    members.sort_unstable_by(|one, other| one.member.cmp(&other.member));
+    let saved = |member: BoardMember| {
+        if !member.score.is_finite() {
+            let name = String::from_utf8_lossy(&member.member).into_owned();
+            return Err(Halt::Kept(Reason::InfiniteOf(name)));
+        }
+        let (primary, second) =
+            (rule.primary(member.score), rule.columns(member.score).map_or(0, |columns| columns.low));
+        Ok(SavedMember { primary, second, member })
+    };
+    members.into_iter().map(saved).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_saved_once_in_the_order_of_the_key_with_their_columns() {
+        let member = |member: &str, score| BoardMember { member: member.into(), score };
+        let page = vec![member("b", 2_097_153.0), member("a", 1_048_576.0), member("b", 2_097_153.0)];
+        let rule = Rule { tie: crate::cache::score::Tie::Second, packing: crate::cache::score::Packing::new(20) };
+        let saved = |members, rule| saved_members(members, rule).map_err(|_| ()).unwrap();
+        let rows: Vec<_> =
+            saved(page.clone(), rule).into_iter().map(|row| (row.member, row.primary, row.second)).collect();
+        assert_eq!(rows, [(page[1].clone(), 1.0, 0), (page[0].clone(), 2.0, 1)]);
+        let plain = saved(vec![member("a", 0.5)], Rule::PLAIN);
+        assert_eq!((plain[0].primary, plain[0].second), (0.5, 0));
+        assert!(matches!(saved_members(vec![member("a", f64::INFINITY)], Rule::PLAIN), Err(Halt::Kept(_))));
+    }
+}
