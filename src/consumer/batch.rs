@@ -18,24 +18,24 @@ use crate::store::likes::{Before, Difference, Pair, State};
 /// A message as it came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// Its body: one event, or a list of them.
+    /// One event, or a list of events.
     pub body: Vec<u8>,
-    /// Its headers as JSON; empty where it has none.
+    /// Headers as JSON; empty if there are none.
     pub headers: String,
 }
 
-/// An event with the message it came in, which is needed should the database refuse it.
+/// An event with the message it came in, of which a dead letter is made if the database refuses the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// What it says.
+    /// The decoded event.
     pub event: Event,
     /// The message, shared by all events of a list.
     pub origin: Arc<Origin>,
-    /// Where in the message's body the event stands.
+    /// The event's place in the message's body.
     pub range: Range<usize>,
 }
 
-/// What is to be written.
+/// An event to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A like or unlike.
@@ -47,7 +47,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// Its time.
+    /// When it happened.
     pub fn at(&self) -> Micros {
         match self {
             Self::Like(event) => event.at,
@@ -56,7 +56,7 @@ impl Event {
         }
     }
 
-    /// Whether it is of those that the ledger remembers, and older than its floor.
+    /// Whether the ledger should know the event, and the event is older than the ledger's `floor`.
     pub fn is_before(&self, floor: Micros) -> bool {
         !matches!(self, Self::Like(_)) && self.at() < floor
     }
@@ -73,7 +73,7 @@ impl Received {
         if let Event::Count(event) = self.event { Some(event) } else { None }
     }
 
-    /// What sets a number, if it does.
+    /// The set that it is.
     pub fn set(&self) -> Option<SetEvent> {
         if let Event::Set(event) = self.event { Some(event) } else { None }
     }
@@ -82,27 +82,27 @@ impl Received {
 /// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// Events in the order they came.
+    /// In the order they came.
     pub events: Vec<Received>,
-    /// What can never be applied.
+    /// Messages that can never be applied.
     pub refused: Vec<DeadLetter>,
     /// The highest fence of each run among them.
     pub fences: BTreeMap<u64, u64>,
-    /// How many messages it holds.
+    /// The number of messages.
     pub messages: usize,
-    /// How many bytes their bodies have.
+    /// The bytes of their bodies.
     pub bytes: usize,
     /// This machine's clock while they were decoded.
     pub clock: Clock,
 }
 
 impl Batch {
-    /// Whether the batch must be written before it takes more. The last message, a list, may exceed the bounds.
+    /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the bounds.
     pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
 
-    /// Notes a fence that follows what it holds.
+    /// Notes a fence that follows the batch's events.
     pub fn take_fence(&mut self, fence: u64) {
         let highest = self.fences.entry(run_of(fence)).or_default();
         *highest = fence.max(*highest);
@@ -113,7 +113,7 @@ impl Batch {
         self.events.len() + self.refused.len() > 1
     }
 
-    /// Keeps one part; gives the other one, with the fences, which follow all of it. Both are smaller, where it can be split.
+    /// Keeps one part and returns the other with the fences, which follow all events. Both are smaller if the batch can be split.
     #[must_use]
     pub fn split(&mut self) -> Self {
         // Events on the one side and dead letters on the other, or halves of what there is.
@@ -145,7 +145,7 @@ pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pai
     winners
 }
 
-/// What each of `winners` meets, where `old` are the states of their rows; a pair without a row is not in it.
+/// What each of `winners` finds in its row. `old` has the states of the rows, and no entry for a pair without a row.
 pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
     let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
         None => Before::Absent,
@@ -155,8 +155,8 @@ pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Befo
     winners.iter().map(meets).collect()
 }
 
-/// What the counters gain or lose by `winners` (of [`coalesce`]), given what each of them met, sorted by key. A target
-/// whose rows changed is here even with a difference of zero: its `update_at` must say that it was not quiet.
+/// What the counters gain or lose by `winners` (of [`coalesce`]), given what each found in its row, sorted by key. A target
+/// whose rows changed is included even with a difference of zero: its `update_at` must show the change.
 pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
     let mut differences: Vec<Difference> = Vec::new();
     for ((pair, new), before) in winners.iter().zip(before) {
@@ -177,7 +177,7 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// Each event once, in the order of the ledger. Of two with the same id and `at` one is as good as the other.
+/// Each event once, in the order of the ledger. Events with the same id and `at` are the same event.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();
     distinct.sort_unstable_by_key(entry);
@@ -208,7 +208,7 @@ pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
     sums
 }
 
-/// What the ledger knows the event by.
+/// The event's key in the ledger.
 pub fn entry(count: &CountEvent) -> Entry {
     Entry { second: count.at.0.div_euclid(1_000_000), id: count.id }
 }

@@ -1,4 +1,4 @@
-//! This machine's clock, compared with MySQL's. Events are judged by it: a clock that is slow takes each event for one from the future.
+//! This machine's clock, compared with MySQL's. Events are judged by it: to a slow clock each event is from the future.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -6,13 +6,13 @@ use std::time::Instant;
 use crate::model::Micros;
 use crate::store::StoreError;
 
-/// How far the two may be apart.
+/// How far the two clocks can be apart.
 const APART_MAX_S: i64 = 60;
 
-/// What a step of the clock leaves alone.
+/// A clock that does not step.
 static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// How far this machine's clock was ahead of a steady one, in microseconds: the least and the most of several looks.
+/// How far this machine's clock was ahead of a steady one, in microseconds: the least and the most of several readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clock(Option<(i64, i64)>);
 
@@ -24,10 +24,10 @@ impl Clock {
         self.0 = Some((least.min(ahead), most.max(ahead)));
     }
 
-    /// Holds all that was noted, and this machine's clock now, against MySQL's.
+    /// Compares everything that was noted, and this machine's clock now, with MySQL's.
     ///
     /// # Errors
-    /// They are apart.
+    /// The clocks are too far apart.
     pub fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
         self.note(Micros::now());
         let (least, most) = self.0.unwrap_or_default();

@@ -36,11 +36,11 @@ impl Counts {
         rules: &Rules,
         capture: &EventCapture,
     ) -> Result<Vec<Difference>, StoreError> {
-        let counts = distinct(received.iter().filter_map(Received::counted));
-        let sets = newest(received.iter().filter_map(Received::set));
-        if counts.is_empty() && sets.is_empty() {
+        if received.iter().all(|received| received.like().is_some()) {
             return Ok(Vec::new());
         }
+        let counts = distinct(received.iter().filter_map(Received::counted));
+        let sets = newest(received.iter().filter_map(Received::set));
         let counts = self.note(tx, counts).await?;
         let is_settable = |count: &CountEvent| rules.of(count.target.kind, count.metric).settable;
         let (settable, added) =

@@ -1,7 +1,7 @@
 //! Messages that were received and are in no batch yet.
 //!
-//! The broker counts messages, not bytes, and the library takes whatever comes: who sends lists of a mebibyte after millions of single events
-//! would fill the memory while MySQL is away. So all that has come is taken from the library at once and weighed.
+//! The broker counts messages, not bytes, and the library takes whatever comes: lists of a mebibyte after millions of single events would
+//! fill the memory while MySQL does not answer. So everything is taken from the library immediately, and its bytes are counted.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use lapin::{Acker, BasicProperties};
 
 use crate::dead_letters::letter::{self, Headers};
 
-/// A message as it came, with its headers read: of large ones no more is kept than what a dead letter would have.
+/// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub body: Vec<u8>,
@@ -19,13 +19,13 @@ pub(super) struct Arrived {
     /// How often the broker has taken it back.
     pub returns: i64,
     pub redelivered: bool,
-    /// It came straight to the queue, through no exchange of events.
+    /// It was published to the queue directly, through no exchange of events.
     pub is_direct: bool,
     pub acker: Acker,
 }
 
 impl Arrived {
-    /// Of its body and its headers as they came: an empty body may come with 128 KiB of these.
+    /// The bytes of its body and of its headers as they came: an empty body can have 128 KiB of headers.
     pub fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes
     }
@@ -39,10 +39,10 @@ impl From<Delivery> for Arrived {
     }
 }
 
+/// Messages in the order they came, and how large they are together.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     messages: VecDeque<Arrived>,
-    /// Of all of them.
     pub bytes: usize,
 }
 
@@ -59,7 +59,7 @@ impl Inbox {
         Some(message)
     }
 
-    /// Each one's bytes.
+    /// The bytes of each message.
     pub fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
     }

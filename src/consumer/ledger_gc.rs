@@ -1,5 +1,5 @@
-//! Empties the ledger of applied counts, and what they added to numbers that may be set, day by day, once they are too old to
-//! be taken.
+//! Ledger clean-up: empties the ledger of applied counts, and the log of what they added to settable counters, day by day, once events of
+//! that day are too old to be accepted.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 
-/// How often it is looked whether a day is over. Any number of daemons may do it.
+/// How often it checks whether a day is over. Any number of daemons can do it.
 const EVERY: Duration = Duration::from_secs(3_600);
 
-/// How long it is left alone where somebody holds the table, who keeps every batch with counts waiting while this waits for it.
+/// Delay while another session holds the table: every batch with counts waits as long as this waits for the table.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
-/// Forgets what is older than `[consumer] applied_event_keep`, until the stop.
+/// Empties days that are older than `[consumer] applied_event_keep`, until the stop.
 pub async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
         let keep = live.current().consumer.applied_event_keep.0;
         let emptied = async {
-            // MySQL's clock, by which no daemon is wrong alone; and not at all where this machine's is another.
+            // By MySQL's clock, so that no single daemon is wrong, and only if this machine's clock agrees.
             let (now, _) = store.clock().await?;
             if Clock::default().hold(now).is_ok() { store.forget_applied(now, keep).await } else { Ok(0) }
         };

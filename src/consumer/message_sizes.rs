@@ -1,12 +1,12 @@
-//! How many messages may be in flight, by how large they are. Pure.
+//! How many messages can be in flight, by how large they are. Pure: no I/O, no clock.
 
-/// What is taken at once while nobody knows how large messages are.
+/// The prefetch before the first message has shown how large messages are.
 const FIRST_PREFETCH: u16 = 200;
 
-/// However large they are: while one is written, the next one may come.
+/// The least prefetch, however large messages are: while one is written, the next one can come.
 pub(super) const PREFETCH_MIN: u16 = 2;
 
-/// How large a partition's messages are: a list of events has a thousand times the bytes of one event, and the broker
+/// How large a partition's messages are. A list of events has a thousand times the bytes of one event, and the broker
 /// counts messages, not bytes.
 #[derive(Debug, Default)]
 pub(super) struct MessageSizes {
@@ -20,7 +20,7 @@ impl MessageSizes {
         self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
     }
 
-    /// Takes the messages of which there is too much for typical, the larger the more: their mean by bytes, not by number.
+    /// Replaces the mean after an inbox has grown too large. Each message weighs as much as it has bytes, so that a few large messages count.
     pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
         let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
         let (bytes, squares) = sizes.fold((0, 0), sum);
@@ -29,7 +29,7 @@ impl MessageSizes {
         }
     }
 
-    /// How many messages may be on the way: at most as configured, and at most `bytes_max` of them by their mean.
+    /// How many messages can be in flight: at most `configured`, and at most `bytes_max` bytes by their mean.
     pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
         match self.mean {
             0 => configured.min(FIRST_PREFETCH),

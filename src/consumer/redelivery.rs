@@ -1,15 +1,15 @@
-//! How many messages are taken at once, by how often the broker has taken them back. Pure.
+//! How many messages are taken at once, by how often they were redelivered. Pure: no I/O, no clock.
 //!
-//! A quorum queue counts each message's returns and dead-letters it after twenty. A daemon that dies of one message returns all that it holds,
-//! again and again. So what came back often is taken in small portions, at last one by one, and the neighbours of the message that kills go
-//! through.
+//! A quorum queue counts each message's returns and dead-letters it after twenty. A daemon that crashes on one message returns all messages
+//! that it holds, again and again. So messages that were redelivered often are taken in small numbers, in the end one by one, and the
+//! neighbours of the message that crashes the daemon go through.
 
-/// A session that the broker's side ended before anything was acknowledged leaves the next one a sixteenth: the message that ends it may be one that
-/// the library can't read, with a count that nobody sees. From the largest prefetch, four sessions lead to one message at a time. Four
-/// daemons that get the queue by turns return neighbours sixteen times then, and the limit is twenty.
+/// A session that failed before it acknowledged anything leaves the next one a sixteenth of its prefetch: it may have failed at a message that
+/// the library cannot read, so that its count of returns is not seen. From the largest prefetch, four sessions lead to one message at a
+/// time. Four daemons that get the queue by turns then return neighbours sixteen times, and the limit is twenty.
 const FAILED_LEAVES: u16 = 16;
 
-/// How many messages are taken at once; not limited by default.
+/// How many messages are taken at once. There is no limit by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PrefetchLimit(u16);
 
@@ -20,16 +20,15 @@ impl Default for PrefetchLimit {
 }
 
 impl PrefetchLimit {
-    /// How many are taken where `prefetch` would be.
+    /// The prefetch under this limit.
     pub fn of(self, prefetch: u16) -> u16 {
         self.0.min(prefetch)
     }
 
-    /// Notes a message that came back so often. The limit grows by one with each message that did not: more are taken
-    /// only after so many have gone through.
+    /// Notes how often a message came back. The limit grows by one with each message that did not come back often.
     pub fn note(&mut self, returns: i64) {
         self.0 = match returns {
-            // Crashes of hosts and orderly stops explain these.
+            // Crashes of hosts and orderly stops explain this many.
             ..=5 => self.0.saturating_add(1),
             6..=10 => self.0.min(100),
             _ => 1,

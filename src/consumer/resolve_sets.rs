@@ -1,7 +1,7 @@
-//! Numbers that events set: which of a batch's events hold, and what `counter` gains by them. Pure: no I/O, no clock.
+//! Counters that events set: which of a batch's events hold, and what `counter` gains by them. Pure: no I/O, no clock.
 //!
-//! A number is what its newest set made it, and all that was added after that one's `at`. What was added until then is void,
-//! whenever it comes. So the order of arrival doesn't matter: a count that comes after a newer set adds nothing, and a set that
+//! A counter is the value of its newest set plus everything that was added after that set's `at`. Counts up to that instant are void,
+//! even if they come later. So the order of arrival doesn't matter: a count that comes after a newer set adds nothing, and a set that
 //! comes after newer counts keeps those (`recent_delta`).
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +11,7 @@ use crate::model::{CounterKey, Micros};
 use crate::store::likes::Difference;
 use crate::store::sets::{LastSet, Standing};
 
-/// What of a batch holds.
+/// The events of a batch that hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Resolved {
     /// The sets that are newer than the one before, sorted by key.
@@ -20,7 +20,7 @@ pub struct Resolved {
     pub live: Vec<CountEvent>,
 }
 
-/// The newest of each number's sets. Of two with the same `at` the larger value wins, so that the outcome doesn't depend on the
+/// The newest set of each counter. Of two with the same `at` the larger value wins, so that the outcome doesn't depend on the
 /// order of arrival.
 pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, LastSet> {
     let mut newest = BTreeMap::new();
@@ -32,7 +32,7 @@ pub fn newest(sets: impl Iterator<Item = SetEvent>) -> BTreeMap<CounterKey, Last
     newest
 }
 
-/// Which events hold, where `known` says what each number was set to before.
+/// Which events hold. `known` says what each counter was set to before.
 pub fn resolve(
     sets: &BTreeMap<CounterKey, LastSet>,
     mut counts: Vec<CountEvent>,
@@ -49,8 +49,8 @@ pub fn resolve(
 }
 
 impl Resolved {
-    /// What `counter` gains or loses, sorted by key, where `standing` says what the numbers that are set were before. None
-    /// where a difference is more than 64 bits hold.
+    /// What `counter` gains or loses, sorted by key. `standing` says what the counters that are set were before. `None`
+    /// if a difference does not fit 64 bits.
     pub fn differences(&self, standing: &HashMap<CounterKey, Standing>) -> Option<Vec<Difference>> {
         let mut gains: BTreeMap<CounterKey, (i128, Micros)> = BTreeMap::new();
         for (number, set) in &self.won {

@@ -1,41 +1,42 @@
-//! Whether a broker that sends nothing has nothing. Pure: "now" is an argument.
+//! Whether a broker that delivers nothing has nothing to deliver. Pure: "now" is an argument.
 //!
-//! RabbitMQ can stop delivering without a word: a queue that was deleted and made again within moments keeps the consumers of the former
-//! one (seen with 3.10), and what it sends to those that had got something is thrown away on the way. So who got something, holds nothing
-//! and hears nothing asks now and then how long the queue is; if it isn't empty, twice in a row, the session is begun anew. Whoever only
-//! waits for its turn has got nothing, and doesn't ask.
+//! RabbitMQ can stop delivering without an error: a queue that was deleted and made again within moments keeps the consumers of the former
+//! queue (seen with 3.10), and messages to consumers that had received something are lost in flight. So a session that has received
+//! messages, holds none and receives nothing for 5 s checks the queue's depth. If the queue isn't empty twice in a row, the session ends. A
+//! consumer that waits for its turn has received nothing, and does not check.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long it is silent before it is asked, and before it is asked again.
-const ASKED_EVERY: Duration = Duration::from_secs(5);
+/// How long nothing comes before the queue's depth is checked, and between two checks.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
+/// Detects a broker that has messages and delivers none.
 #[derive(Debug, Default)]
 pub(super) struct StallDetector {
-    /// When something came, or it was last asked; none until something has come.
+    /// When a message came or the depth was last checked; `None` until a message has come.
     since: Option<Instant>,
-    /// The queue had messages when it was last asked.
-    is_odd: bool,
+    /// The queue had messages at the last check.
+    had_messages: bool,
 }
 
 impl StallDetector {
     /// A message came.
     pub(super) fn received(&mut self, now: Instant) {
-        *self = Self { since: Some(now), is_odd: false };
+        *self = Self { since: Some(now), had_messages: false };
     }
 
-    /// Whether to ask how long the queue is.
+    /// Whether it is time to check the queue's depth.
     pub(super) fn is_due(&self, now: Instant) -> bool {
-        self.since.is_some_and(|since| now.duration_since(since) >= ASKED_EVERY)
+        self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
     }
 
-    /// So many messages wait in the queue: whether they should have come.
+    /// Notes how many messages the queue has. Returns whether they should have been delivered.
     pub(super) fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
-        let was_odd = std::mem::replace(&mut self.is_odd, messages > 0);
+        let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
         self.since = Some(now);
-        was_odd && self.is_odd
+        had_before && self.had_messages
     }
 }
 

@@ -9,10 +9,10 @@ use super::batch::{Batch, Event};
 use crate::model::Micros;
 use crate::telemetry::{PartitionVitals, telemetry};
 
-/// How often it is said.
-const SAY_EVERY: Duration = Duration::from_secs(60);
+/// How often the throughput is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// What was received and not noted yet.
+/// Messages and events that were received and are not in the metrics yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ReceivedCounts {
     pub messages: u64,
@@ -24,7 +24,6 @@ pub(super) struct ReceivedCounts {
 }
 
 impl ReceivedCounts {
-    /// One more event.
     pub fn event(&mut self, event: &Event) {
         *match event {
             Event::Like(event) if event.liked => &mut self.likes,
@@ -34,7 +33,7 @@ impl ReceivedCounts {
         } += 1;
     }
 
-    /// Notes them.
+    /// Adds them to the metrics.
     pub fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
         telemetry().messages.add(messages);
@@ -45,7 +44,7 @@ impl ReceivedCounts {
     }
 }
 
-/// Notes a batch, or a part of one, that is committed as so many rows.
+/// Notes a batch, or a part of one, that is committed.
 pub(super) fn committed(batch: &Batch, rows: usize) {
     let (now, vitals) = (Micros::now(), telemetry());
     let events = batch.events.len() as u64;
@@ -65,7 +64,7 @@ pub(super) fn again(code: &'static str) {
     telemetry().retries.add(code, 1);
 }
 
-/// How long the steps of a transaction took: noted once it is committed.
+/// How long the steps of a transaction took. Noted once it is committed.
 pub(super) struct Steps {
     last: Instant,
     took: Vec<(&'static str, f64)>,
@@ -83,7 +82,7 @@ impl Steps {
         self.took.clear();
     }
 
-    /// That step ends now.
+    /// Ends a step.
     pub fn end(&mut self, step: &'static str) {
         let now = Instant::now();
         self.took.push((step, now.duration_since(self.last).as_secs_f64()));
@@ -97,7 +96,7 @@ impl Steps {
     }
 }
 
-/// Says when the oldest message came that is not acknowledged.
+/// When the oldest message came that is not acknowledged: of the open batch, and of the batch that is being written.
 #[derive(Default)]
 pub(super) struct Oldest {
     pub open: Option<Micros>,
@@ -110,31 +109,31 @@ impl Oldest {
     }
 }
 
-/// What was consumed since it was last said.
+/// What was consumed since it was last logged, which is done once a minute while anything comes.
 #[derive(Default)]
 pub(super) struct Throughput {
-    said: Option<Instant>,
+    logged: Option<Instant>,
     batches: u64,
     events: u64,
     rows: u64,
 }
 
 impl Throughput {
-    /// Counts a batch that was committed as so many rows, and logs the sum if it is time.
+    /// Counts a batch that was committed, and logs the sums if it is time.
     pub(super) fn note(&mut self, partition: u16, batch: &Batch, rows: usize) {
         self.batches += 1;
         self.events += batch.events.len() as u64;
         self.rows += rows as u64;
-        self.say(partition, Instant::now());
+        self.log(partition, Instant::now());
     }
 
-    fn say(&mut self, partition: u16, now: Instant) {
-        let said = *self.said.get_or_insert(now);
-        if now.duration_since(said) < SAY_EVERY {
+    fn log(&mut self, partition: u16, now: Instant) {
+        let since = *self.logged.get_or_insert(now);
+        if now.duration_since(since) < LOG_EVERY {
             return;
         }
         let Self { batches, events, rows, .. } = *self;
-        let seconds = now.duration_since(said).as_secs();
+        let seconds = now.duration_since(since).as_secs();
         info!(
             event = "consumed",
             partition,
@@ -144,6 +143,6 @@ impl Throughput {
             seconds,
             "{events} events in {batches} batches became {rows} rows in {seconds} s"
         );
-        *self = Self { said: Some(now), ..Self::default() };
+        *self = Self { logged: Some(now), ..Self::default() };
     }
 }

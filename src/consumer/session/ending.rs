@@ -1,4 +1,4 @@
-//! How a session ends: it writes what it has where nothing went wrong, and closes its channel.
+//! How a session ends: it writes what it has if nothing went wrong, and closes its channel.
 
 use std::pin::pin;
 

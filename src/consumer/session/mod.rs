@@ -42,24 +42,24 @@ use crate::telemetry::{PartitionVitals, Standing, telemetry};
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
 
-/// How long messages gather before the loop looks at them again. Looking at each as it comes costs more than all that is
-/// done with it: the runtime's thread falls asleep and is woken for every few of them.
+/// How long messages gather before the loop takes them in. To take in each as it comes costs more than everything else that is
+/// done with it: the runtime's thread falls asleep and is woken for every few messages.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// How often the loop wakes up with nothing to do, to say that it is alive.
+/// How often an idle loop wakes up, to show that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A session that has lasted so long is taken to work, though nothing came.
+/// A session that has lasted this long is taken to work, though nothing came.
 const PROBATION: Duration = Duration::from_secs(5);
 
-/// A batch that fills, and what acknowledges it.
+/// A batch that fills, and the means to acknowledge it.
 #[derive(Default)]
 struct Open {
     batch: Batch,
     /// Acknowledges the last message and, with `multiple`, all before it.
     last: Option<Acker>,
     since: Option<Instant>,
-    /// The oldest and newest `at`, for the lag.
+    /// The oldest `at`, for the lag.
     oldest: Option<Micros>,
     received: ReceivedCounts,
 }
@@ -238,7 +238,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Something was written, or nothing went wrong for a while.
+    /// A batch was written, or nothing went wrong for a while.
     fn went_well(&mut self) {
         self.outage.over();
         self.is_proven = true;
@@ -335,7 +335,7 @@ impl Session<'_> {
                 Ok(Message::Set(event)) => Event::Set(event),
                 Ok(Message::Fence(fence)) => return open.batch.take_fence(fence),
                 Err(refusal) => {
-                    // Not the sentence: it may quote the message.
+                    // Without the error's text, which can quote the message.
                     debug!(
                         event = "message-refused",
                         partition = self.partition.number,
@@ -359,7 +359,7 @@ impl Session<'_> {
     }
 }
 
-/// Waits until then; for ever when there is no such time.
+/// Waits until then; forever if there is no such time.
 async fn until(then: Option<Instant>) {
     match then {
         Some(then) => tokio::time::sleep_until(then).await,

@@ -1,4 +1,4 @@
-//! A batch on its way into MySQL, and its acknowledgement.
+//! Hands a batch to the writer, and acknowledges it once it is committed.
 
 use anyhow::{Context, Result, anyhow};
 use lapin::Acker;
@@ -15,7 +15,7 @@ use crate::telemetry::telemetry;
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
 
-/// What comes back: the writer, what acknowledges the batch, and what has become of it.
+/// The result of a task: the writer, the acker of the batch's last message, and what has become of the batch.
 pub(super) type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
@@ -30,7 +30,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Takes the writer back. What acknowledges the batch, unless nothing was in it.
+    /// Takes the writer back. Returns the acker of the batch's last message, unless the batch was empty.
     pub(super) fn committed(&mut self, written: Written) -> Result<Option<Acker>, SessionEnd> {
         let (writer, last, result) = written;
         self.writer = Some(writer);
@@ -47,7 +47,7 @@ impl Session<'_> {
         Ok(last)
     }
 
-    /// This message and all before it.
+    /// Acknowledges this message and all before it.
     pub(super) async fn acknowledge_until(&mut self, last: &Acker) -> Result<()> {
         let began = Instant::now();
         let ack = self.link.call("acknowledge", last.ack(BasicAckOptions { multiple: true }));
@@ -63,11 +63,11 @@ impl Session<'_> {
     }
 }
 
-/// Waits for the transaction under way; for ever when there is none.
+/// Waits for the running transaction; forever if there is none.
 pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     let Some(task) = writing else { return std::future::pending().await };
     let written = task.await;
-    // A task that has ended must not be asked again.
+    // A task that has ended must not be polled again.
     *writing = None;
     written.context("the writer panicked")
 }

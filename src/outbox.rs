@@ -1,30 +1,30 @@
-//! The outbox: what batches have added to `counter` is added to Redis, exactly once, for metrics that no API server counts.
+//! The outbox: everything that batches have added to `counter` is added to Redis, exactly once, for metrics that no API server counts.
 //!
 //! The way: the transaction that adds to `counter` notes the same in a row of the partition's outbox. After its commit the task here, one in
 //! each daemon for all partitions, reads the rows in order and adds them, bucket by bucket. Each bucket holds a mark for each partition, the
-//! number of the last row that was added to it; the script that adds leaves out what the mark says is there (lua/apply.lua). Up to which row
-//! all is added is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
+//! number of the last row that was added to it. The script that adds skips rows up to the mark (lua/apply.lua). The last row that is added
+//! everywhere is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a batch is committed. B: the daemon is killed before it adds. Another one, or the same again, finds the row: it looks once a second for
-//!   rows that nobody has added.
-//! * A: rows are added. B: the daemon is killed before it notes that, or amidst the buckets. The next one adds them again, and the offsets leave
-//!   out what is there.
-//! * A: a call times out; it may have run, or run later, even after later rows. Again the offsets decide. All that some rows have for
-//!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first might be refused.
+//! * A: a batch is committed. B: the daemon is killed before it adds. Another daemon, or the same one after a restart, finds the row: each looks once a
+//!   second for rows that nobody has added.
+//! * A: rows are added. B: the daemon is killed before it notes that, or between two buckets. The next one adds them again, and the marks
+//!   skip what is there.
+//! * A: a call times out; it may have run, or run later, even after later rows. Again the marks decide. Everything that some rows have for
+//!   one bucket is one call, so that a mark is never raised above something that is missing: of two calls the first could be refused.
 //! * A: daemon 1 adds rows of the partition that it writes. B: daemon 2 sees them, too. It leaves alone rows that are younger than `OLD` and
-//!   not of a partition of its own; should both add, the offsets decide.
+//!   not of a partition of its own; if both add, the marks decide.
 //! * A: the row numbered 7 is committed. B: so is 8. Numbers are given under the partition's lock: whoever sees 8 sees 7.
 //! * A: rows are added. B: MySQL goes back to before them (a restore, a failover that loses commits). Numbers follow its clock, so what comes
-//!   now has higher ones than any mark, and is added. What was lost stands in Redis alone until a full reconcile: the task sees that what it
-//!   noted is gone, or offsets of rows that MySQL doesn't have, and says so.
+//!   now has higher ones than any mark, and is added. What MySQL lost is in Redis alone until a full reconcile. The task detects it, because
+//!   what it noted is gone or Redis has marks of rows that MySQL doesn't have, and logs it.
 //! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
-//!   unknown to readers; who loads it raises the offsets first to what is committed, and loads the numbers as of those (lua/load.lua).
-//! * A: Redis comes back older than it was (a failover, an old snapshot). OutboxOffsets and numbers go back together, and rows up to `applied` are not
+//!   unknown to readers; the job that loads it first raises the marks to what is committed, and loads the numbers as of those (lua/load.lua).
+//! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
 //!   sent again: a reconcile finds what is missing, as it does with likes.
-//! * A: a bucket is of another type, or a number is none, by somebody's hand. It is said, and left alone: once somebody mends it, it is a bucket
-//!   that Redis has lost, or a reconcile adds what is missing. Whatever else fails is tried until it works.
+//! * A: an operator has made a bucket another type, or a value no number. It is logged, and left alone: once it is repaired, it is a bucket
+//!   that Redis has lost, or a reconcile adds what is missing. Everything else that fails is tried until it works.
 //!
 //! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
 
@@ -50,13 +50,13 @@ use crate::store::Store;
 use crate::store::outbox::{End, OutboxRow};
 use crate::telemetry::telemetry;
 
-/// How often it looks for rows that others have left, and notes how far it has come.
+/// How often it looks for rows that others have left, and notes the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Rows that are older have been left by whoever wrote them.
+/// Rows that are older have been left by the daemon that wrote them.
 const OLD: Duration = Duration::from_secs(2);
 
-/// Rows that are added at once: some megabyte.
+/// Rows that are added together: a few megabytes.
 const ROWS_MAX: u64 = 32;
 
 /// How long rows are kept once they are added: longer than a reconcile takes from its sample to its read.
@@ -64,27 +64,27 @@ const KEPT: Duration = Duration::from_secs(600);
 
 const PRUNE_EVERY: Duration = Duration::from_secs(10);
 
-/// How long it goes on once nobody writes any more: the next daemon does the rest.
+/// How long it continues after the last batch: the next daemon does the rest.
 const END_MAX: Duration = Duration::from_secs(2);
 
 /// A daemon's outbox.
 pub struct Outbox {
-    /// Where rows are.
+    /// Where the rows are.
     pub store: Store,
-    /// Where they are added: in each layout.
+    /// Where they are added: one for each layout.
     pub caches: Vec<Cache>,
     /// How kinds and metrics are named.
     pub live: ConfigHandle,
-    /// This daemon: rows of its own partitions are added at once.
+    /// This daemon: rows of its own partitions are added immediately.
     pub owner: String,
 }
 
-/// How far it is.
+/// What the task has done so far.
 #[derive(Default)]
 struct State {
-    /// Up to here all is in Redis.
+    /// The last rows up to which everything is in Redis.
     added: OutboxOffsets,
-    /// What of that MySQL knows.
+    /// The part of `added` that is noted in MySQL.
     noted: OutboxOffsets,
     kept: Kept,
     /// Partitions with more rows than were read.
@@ -97,14 +97,14 @@ struct State {
 }
 
 impl Outbox {
-    /// Adds rows, each time the bell rings, until nobody is there to ring it.
-    pub async fn run(self, mut bell: watch::Receiver<()>, beat: Heartbeat) {
+    /// Adds rows, each time `wake` changes, until all its senders are gone.
+    pub async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {
-            // Before the pass: what is committed while it runs rings again.
-            let ended = bell.has_changed().is_err();
-            bell.mark_unchanged();
+            // Before the pass: a commit while it runs wakes it again.
+            let ended = wake.has_changed().is_err();
+            wake.mark_unchanged();
             let passed = if ended {
                 self.last_pass(&mut state, &beat).await
             } else {
@@ -121,13 +121,13 @@ impl Outbox {
                 return;
             }
             if state.more.is_empty() {
-                // An error is the end of all who ring, seen above.
-                let _ = tokio::time::timeout(state.until_looks(), bell.changed()).await;
+                // An error means that all senders are gone, which is checked above.
+                let _ = tokio::time::timeout(state.until_looks(), wake.changed()).await;
             }
         }
     }
 
-    /// Adds what the last batches have left, whose partitions are given back by now, and notes how far that is.
+    /// Adds the rows of the last batches, whose partitions are released by now, and notes the last row.
     async fn last_pass(&self, state: &mut State, beat: &Heartbeat) -> Result<()> {
         let began = Instant::now();
         loop {
@@ -138,12 +138,12 @@ impl Outbox {
         }
     }
 
-    /// Adds some rows of each partition that has any. One that fails keeps no other from it: a node of a Cluster may be away.
+    /// Adds some rows of each partition that has any. A partition that fails does not stop the others: one node of a Cluster may not answer.
     async fn pass(&self, state: &mut State, ends: bool) -> Result<()> {
         let looks = state.until_looks().is_zero();
         if looks {
             state.looked = Some(Instant::now());
-            // What others have added.
+            // Rows that others have added.
             let applied = self.store.outbox_applied().await?;
             state.added.raise_all(&applied);
             let lost = state.noted.iter().find(|(partition, noted)| applied.of(*partition) < *noted);
@@ -175,7 +175,7 @@ impl Outbox {
         state.more.remove(&partition);
         let rows = self.store.outbox_after(partition, state.added.of(partition), ROWS_MAX, OLD).await?;
         let full = rows.len() as u64 == ROWS_MAX;
-        // From the first on, whatever the clock did: a row that is passed by is never added.
+        // In order, whatever the clock did: a row that is skipped is never added.
         let rows = rows.into_iter().take_while(|row| ours || row.is_old);
         let rows: Vec<OutboxRow> = rows.collect();
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
@@ -211,11 +211,11 @@ impl Outbox {
         Ok(())
     }
 
-    /// Adds to boards what rules say, in the periods in which it was written; not what a run has corrected.
+    /// Adds to boards what rules say, in the periods in which it was written. Corrections by a run are not added.
     async fn feed(&self, config: &Config, rows: &[OutboxRow], state: &mut State) -> Result<()> {
         let rules = Rules::from(config);
         let (mut calls, Some(cache)) = (Vec::new(), self.caches.first()) else { return Ok(()) };
-        // Of each board what was added last.
+        // The last addition to each board.
         let mut last: HashMap<&str, (u64, usize)> = HashMap::new();
         for OutboxRow { partition, number, written_at, additions, .. } in
             rows.iter().filter(|it| it.partition != CORRECTIONS)
@@ -248,7 +248,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Deletes rows that are in Redis for long.
+    /// Deletes rows that have been in Redis for `KEPT`.
     async fn prune(&self, state: &mut State) -> Result<()> {
         if state.pruned.is_some_and(|pruned| pruned.elapsed() < PRUNE_EVERY) {
             return Ok(());
@@ -256,7 +256,7 @@ impl Outbox {
         state.pruned = Some(Instant::now());
         for (partition, number) in state.kept.over(Instant::now(), &state.noted).iter() {
             if self.store.prune_outbox(partition, number).await? {
-                // More than a few seconds bring: again at the next look.
+                // There are more rows than one prune deletes: prune again at the next pass.
                 state.pruned = None;
             }
         }
@@ -264,12 +264,12 @@ impl Outbox {
     }
 }
 
-/// What was in Redis at some instants, the oldest first: rows are kept for a while from then on.
+/// The last rows in Redis at some instants, the oldest first: rows are kept for a while from then on.
 #[derive(Default)]
 struct Kept(VecDeque<(Instant, OutboxOffsets)>);
 
 impl Kept {
-    /// Which rows are in Redis for long, where these are there `now`.
+    /// The last rows that have been in Redis for `KEPT`. `noted` are there `now`.
     fn over(&mut self, now: Instant, noted: &OutboxOffsets) -> OutboxOffsets {
         self.0.push_back((now, noted.clone()));
         let is_over = |(since, _): &(Instant, OutboxOffsets)| now.duration_since(*since) >= KEPT;
