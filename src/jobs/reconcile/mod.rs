@@ -41,10 +41,10 @@ mod range;
 mod rebuild;
 pub mod report;
 mod run_options;
+mod scan;
 mod scrub;
 mod stale;
 mod waiting;
-mod walk;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
