@@ -16,7 +16,7 @@ use crate::jobs::archive::clock::SnapshotClock;
 use crate::jobs::archive::{self, Scope};
 use crate::jobs::fence::TooFew;
 use crate::jobs::filters;
-use crate::jobs::reconcile::lookout::Lookout;
+use crate::jobs::reconcile::loss_detector::LossDetector;
 use crate::jobs::reconcile::{self, Mode, RunOptions};
 use crate::jobs::recount;
 use crate::jobs::runner::{self, Next, Outcome, Ran, Timetable};
@@ -101,7 +101,7 @@ impl Task {
             Timetable::new(reconcile::JOB, Mode::Changed.name(), live, |config| &config.reconcile.changed_cron),
         ];
         let bell = Arc::new(Notify::new());
-        let lookout = Lookout {
+        let loss_detector = LossDetector {
             cache: servers.cache.clone(),
             live: live.clone(),
             asked: timetables.first().map(|rebuild| Arc::clone(&rebuild.asked)).unwrap_or_default(),
@@ -109,7 +109,7 @@ impl Task {
         };
         let (beat, stopped) = (liveness.register("lookout"), stop.clone());
         tasks.spawn(async move {
-            lookout.run(beat, stopped).await;
+            loss_detector.run(beat, stopped).await;
             "lookout".to_owned()
         });
         tasks.spawn(self.clone().reconcile(timetables, Arc::clone(&bell), liveness.register("reconciler")));

@@ -32,7 +32,7 @@
 
 pub mod drift;
 mod look;
-pub mod lookout;
+pub mod loss_detector;
 mod pace;
 mod page;
 mod phantoms;

@@ -24,8 +24,8 @@ const LOOKED_BUCKETS: u32 = 2_048;
 /// Buckets that readers found missing, which one look takes.
 const MISSING_MAX: usize = 1_000;
 
-/// A daemon's lookout.
-pub struct Lookout {
+/// Finds out that Redis lost counters, and asks for a run that loads them.
+pub struct LossDetector {
     /// Where it looks.
     pub cache: Cache,
     /// Whose buckets, and how often: zero for never.
@@ -43,7 +43,7 @@ struct Seen {
     next: u32,
 }
 
-impl Lookout {
+impl LossDetector {
     /// Looks until the stop.
     pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at Redis");
