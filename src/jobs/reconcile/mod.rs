@@ -33,7 +33,7 @@
 pub mod drift;
 mod look;
 pub mod loss_detector;
-mod pace;
+
 mod page;
 mod phantoms;
 pub mod progress;
@@ -44,6 +44,7 @@ mod run_options;
 mod scan;
 mod scrub;
 mod stale;
+mod throttle;
 mod waiting;
 
 use std::collections::HashMap;
@@ -66,12 +67,12 @@ use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
-use pace::Pace;
 use page::Pending;
 use progress::Progress;
 use report::{End, Report, Steps};
 use run_options::WAIT_MAX;
 pub use run_options::{Mode, RunOptions};
+use throttle::Throttle;
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = "reconcile";
@@ -98,7 +99,7 @@ struct Run<'a> {
     on: &'a Reconciler,
     options: &'a RunOptions,
     fences: Fences<'a>,
-    pace: Pace,
+    throttle: Throttle,
     progress: watch::Sender<Progress>,
     number: u64,
     /// What Redis had when the run began.
@@ -197,7 +198,7 @@ impl Reconciler {
             on: self,
             options,
             fences,
-            pace: Pace::new(number, &self.limits),
+            throttle: Throttle::new(number, &self.limits),
             progress,
             number,
             data_set: self.cache.data_set().await.context("ask Redis which data set it has")?,
@@ -261,7 +262,7 @@ impl Run<'_> {
         } else if let Some(reason) = self.makes_way {
             self.report.end(End::TimeOver, reason.to_owned());
         } else if self.gave_up {
-            let reason = self.pace.waited_for.as_deref().unwrap_or_default();
+            let reason = self.throttle.waited_for.as_deref().unwrap_or_default();
             self.report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
         } else if self.cut_short.load(Ordering::Relaxed) {
             let goes_on = match self.options.mode {
@@ -273,9 +274,9 @@ impl Run<'_> {
             self.report.end(End::TimeOver, format!("its time was over: {goes_on}"));
         }
         self.report.clean = self.is_clean();
-        self.report.waited_s = self.pace.waited.as_secs();
-        self.report.waits = self.pace.waits;
-        self.report.waited_for = self.pace.waited_for.take();
+        self.report.waited_s = self.throttle.waited.as_secs();
+        self.report.waits = self.throttle.waits;
+        self.report.waited_for = self.throttle.waited_for.take();
         self.report
     }
 

@@ -81,7 +81,7 @@ impl Run<'_> {
                 phantoms.extend(unknown.into_iter().zip(samples).filter_map(counts));
             }
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if phantoms.len() >= self.pace.page() {
+            if phantoms.len() >= self.throttle.page() {
                 self.compare_found(&mut phantoms).await?;
             }
             self.wait().await?;
@@ -108,7 +108,7 @@ impl Run<'_> {
             let numbers = self.on.cache.numbers_of((name, kind), &metrics, some).await?;
             phantoms.extend(self.unknown_to_mysql(numbers).await?);
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if phantoms.len() >= self.pace.page() {
+            if phantoms.len() >= self.throttle.page() {
                 self.compare_found(&mut phantoms).await?;
             }
         }

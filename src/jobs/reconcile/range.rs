@@ -48,7 +48,7 @@ impl Run<'_> {
         if self.is_over() {
             return Ok(None);
         }
-        let limit = self.pace.page().min(usize::try_from(self.slice_left).unwrap_or(usize::MAX));
+        let limit = self.throttle.page().min(usize::try_from(self.slice_left).unwrap_or(usize::MAX));
         let page_began = Instant::now();
         let mut range = self.on.store.list_range(kind, after, limit).await?;
         range.limit_likes(self.on.metrics.like(), LIKES_MAX);

@@ -60,7 +60,7 @@ impl Run<'_> {
     pub(super) async fn compare_these(&mut self, numbers: &[CounterKey]) -> Result<()> {
         let mut rest = numbers;
         while !rest.is_empty() && !self.is_over() {
-            let (page, after) = rest.split_at(rest.len().min(self.pace.page()));
+            let (page, after) = rest.split_at(rest.len().min(self.throttle.page()));
             self.compare_paced(page).await?;
             rest = after;
         }
@@ -108,7 +108,7 @@ impl Run<'_> {
         let seen = self.on.store.drift_seen(SEEN_MAX).await?;
         let first: Vec<CounterKey> = seen.iter().map(|(number, _)| *number).collect();
         // Not settled by themselves: what is off of them is few of all that is compared, or too much.
-        for page in first.chunks(self.pace.page()) {
+        for page in first.chunks(self.throttle.page()) {
             if self.is_over() {
                 break;
             }
@@ -116,7 +116,7 @@ impl Run<'_> {
         }
         let mut before = ChangedBefore::NEWEST;
         while !self.is_over() {
-            let (limit, began) = (self.pace.page(), Instant::now());
+            let (limit, began) = (self.throttle.page(), Instant::now());
             let rows = self.on.store.changed_numbers(start, before, limit).await?;
             Steps::add(&mut self.report.steps_ms.list, began.elapsed());
             self.listed += rows.len() as u64;
@@ -232,7 +232,7 @@ impl Run<'_> {
                 }
             }
             fault::point("reconcile:compared");
-            self.pace.note(&self.on.limits, usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
+            self.throttle.note(&self.on.limits, usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
             reached = after;
             self.show(place);
             if self.pending.len() >= PENDING_MAX || settled.elapsed() > SETTLE_EVERY {
@@ -272,7 +272,7 @@ impl Run<'_> {
         let like = self.on.metrics.like();
         let mut without: BTreeSet<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
         while !ended && !self.is_over() {
-            let limit = self.pace.page().min(PENDING_MAX);
+            let limit = self.throttle.page().min(PENDING_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
             ended = liked.len() < limit;
             after = liked.last().copied().unwrap_or(after);
@@ -296,7 +296,7 @@ impl Run<'_> {
         let began = Instant::now();
         self.compare(page).await?;
         fault::point("reconcile:compared");
-        self.pace.note(&self.on.limits, page.len(), began.elapsed());
+        self.throttle.note(&self.on.limits, page.len(), began.elapsed());
         self.show(page.last().map(|(target, _)| *target));
         if self.pending.len() >= PENDING_MAX {
             self.settle().await?;
@@ -316,7 +316,7 @@ impl Run<'_> {
         let show = |reason: Option<&str>| {
             progress.send_modify(|progress| progress.waiting = reason.map(str::to_owned));
         };
-        self.pace.wait(self.on, &self.fences.publisher, self.stop, until, show).await?;
+        self.throttle.wait(self.on, &self.fences.publisher, self.stop, until, show).await?;
         self.gave_up = patience.is_some_and(|patience| Instant::now() > patience);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! ConfigHandle traffic first: pages are as large as their measured time allows, and wait while a server has enough to do.
+//! Live traffic goes first: pages are as large as their measured time allows, and wait while a server has enough to do.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ const REPLICA_LOOK: Duration = Duration::from_millis(10);
 const PAGE_MIN: usize = 100;
 
 /// How fast a run goes.
-pub(super) struct Pace {
+pub(super) struct Throttle {
     run: u64,
     page: usize,
     looked: Option<Instant>,
@@ -49,7 +49,7 @@ struct Wait {
     words: String,
 }
 
-impl Pace {
+impl Throttle {
     pub fn new(run: u64, limits: &Limits) -> Self {
         let page = limits.page_targets.min(PAGE_MIN * 10);
         Self { run, page, looked: None, waited: Duration::ZERO, waited_for: None, waits: Waits::default() }
