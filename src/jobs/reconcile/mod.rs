@@ -33,9 +33,8 @@
 pub mod drift;
 mod look;
 pub mod loss_detector;
-
+mod orphans;
 mod page;
-mod phantoms;
 pub mod progress;
 mod range;
 mod rebuild;

@@ -231,7 +231,7 @@ impl Run<'_> {
                 repairs.push(self.adding(number, held, counted.value - held, state));
             }
         }
-        // What MySQL doesn't know at all: likes on the way, or phantoms. Nothing is added; comparisons see to them.
+        // What MySQL doesn't know at all: likes on the way, or orphans. Nothing is added; comparisons see to them.
         (repairs, looked)
     }
 

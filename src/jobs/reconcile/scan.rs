@@ -23,7 +23,7 @@ const SETTLE_EVERY: Duration = Duration::from_secs(60);
 /// Targets that one run looks at first, because they were kept for it.
 const SEEN_MAX: usize = 5_000;
 
-/// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their phantoms.
+/// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their orphans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Checkpoint {
     /// The layout that is compared.
@@ -162,7 +162,7 @@ impl Run<'_> {
             if self.is_over() {
                 break;
             }
-            self.compare_phantoms(&name, kind).await?;
+            self.compare_orphans(&name, kind).await?;
         }
         // What was not looked at is looked at again by the next changed run if this one says nothing.
         if self.options.mode == Mode::Full && self.is_complete() {

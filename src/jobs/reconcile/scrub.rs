@@ -65,7 +65,7 @@ impl Run<'_> {
         let from = if last >= buckets { 0 } else { last };
         let until = buckets.min(from.saturating_add(some));
         for (name, kind) in self.kinds() {
-            self.compare_phantoms_of(&name, kind, from..until).await?;
+            self.compare_orphans_of(&name, kind, from..until).await?;
             if self.cut_short.load(Ordering::Relaxed) {
                 return Ok(from);
             }

@@ -26,10 +26,10 @@ const SCANNED_TARGETS: usize = 10_000;
 impl Run<'_> {
     /// Searches the buckets in which another number of numbers count than the samples of all known ones have found there: one
     /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
-    pub(super) async fn compare_phantoms(&mut self, name: &str, kind: Kind) -> Result<()> {
+    pub(super) async fn compare_orphans(&mut self, name: &str, kind: Kind) -> Result<()> {
         if !self.on.cache.is_packed() {
             for metric in self.on.metrics.codes() {
-                self.compare_phantom_keys(name, kind, metric).await?;
+                self.compare_orphan_keys(name, kind, metric).await?;
             }
             return Ok(());
         }
@@ -55,12 +55,12 @@ impl Run<'_> {
         }
         drop(seen);
         self.warn_of_full_buckets(name, most).await;
-        self.compare_phantoms_in(name, kind, &suspects).await
+        self.compare_orphans_in(name, kind, &suspects).await
     }
 
     /// Searches all keys, where each target or number has one.
-    async fn compare_phantom_keys(&mut self, name: &str, kind: Kind, metric: Metric) -> Result<()> {
-        let (mut phantoms, mut next) = (Vec::new(), Some("0".to_owned()));
+    async fn compare_orphan_keys(&mut self, name: &str, kind: Kind, metric: Metric) -> Result<()> {
+        let (mut orphans, mut next) = (Vec::new(), Some("0".to_owned()));
         let mut numbers = Vec::new();
         while let Some(from) = next
             && !self.is_over()
@@ -78,27 +78,27 @@ impl Run<'_> {
                 let counts = |(number, sample): (CounterKey, Option<Sample>)| {
                     Some(number).filter(|_| sample.is_some_and(|it| it.value != 0))
                 };
-                phantoms.extend(unknown.into_iter().zip(samples).filter_map(counts));
+                orphans.extend(unknown.into_iter().zip(samples).filter_map(counts));
             }
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if phantoms.len() >= self.throttle.page() {
-                self.compare_found(&mut phantoms).await?;
+            if orphans.len() >= self.throttle.page() {
+                self.compare_found(&mut orphans).await?;
             }
             self.wait().await?;
         }
-        self.compare_found(&mut phantoms).await
+        self.compare_found(&mut orphans).await
     }
 
     /// Searches `buckets`, whatever is known of them. Other layouts have no numbers there: a full run searches their keys.
-    pub(super) async fn compare_phantoms_of(&mut self, name: &str, kind: Kind, buckets: Range<u32>) -> Result<()> {
+    pub(super) async fn compare_orphans_of(&mut self, name: &str, kind: Kind, buckets: Range<u32>) -> Result<()> {
         if !self.on.cache.is_packed() {
             return Ok(());
         }
-        self.compare_phantoms_in(name, kind, &buckets.collect::<Vec<_>>()).await
+        self.compare_orphans_in(name, kind, &buckets.collect::<Vec<_>>()).await
     }
 
-    async fn compare_phantoms_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
-        let (metrics, mut phantoms) = (self.on.metrics.codes(), Vec::new());
+    async fn compare_orphans_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
+        let (metrics, mut orphans) = (self.on.metrics.codes(), Vec::new());
         for some in buckets.chunks(LISTED_BUCKETS) {
             self.wait().await?;
             if self.is_over() {
@@ -106,13 +106,13 @@ impl Run<'_> {
             }
             let began = Instant::now();
             let numbers = self.on.cache.numbers_of((name, kind), &metrics, some).await?;
-            phantoms.extend(self.unknown_to_mysql(numbers).await?);
+            orphans.extend(self.unknown_to_mysql(numbers).await?);
             Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if phantoms.len() >= self.throttle.page() {
-                self.compare_found(&mut phantoms).await?;
+            if orphans.len() >= self.throttle.page() {
+                self.compare_found(&mut orphans).await?;
             }
         }
-        self.compare_found(&mut phantoms).await
+        self.compare_found(&mut orphans).await
     }
 
     /// Past the server's limit a bucket takes ten times the room: said before it is reached.
@@ -134,11 +134,11 @@ impl Run<'_> {
         }
     }
 
-    async fn compare_found(&mut self, phantoms: &mut Vec<CounterKey>) -> Result<()> {
-        phantoms.sort_unstable();
-        phantoms.dedup();
-        self.report.phantoms += phantoms.len() as u64;
-        self.compare_these(&std::mem::take(phantoms)).await
+    async fn compare_found(&mut self, orphans: &mut Vec<CounterKey>) -> Result<()> {
+        orphans.sort_unstable();
+        orphans.dedup();
+        self.report.phantoms += orphans.len() as u64;
+        self.compare_these(&std::mem::take(orphans)).await
     }
 
     /// Those of `numbers`, sorted by key, that have neither a counter nor a like record.
