@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 
 use super::Run;
 use super::drift::{Logged, Verdict, judge, judge_waiting};
+use super::outbox_lag::OutboxLag;
 use super::report::Steps;
-use super::waiting::Waiting;
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
 use crate::model::{CounterKey, Metric};
@@ -52,11 +52,11 @@ impl Run<'_> {
         }
         let began = Instant::now();
         let (truths, since) = self.on.store.truths(numbers, recounted, applied.as_ref()).await?;
-        let waiting = Waiting::new(since, applied.unwrap_or_default());
+        let lag = OutboxLag::new(since, applied.unwrap_or_default());
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
         let look = |(number, sample): (CounterKey, Sample)| {
             let truth = truths.get(&number).map(|truth| self.as_corrected(number, *truth));
-            let verdict = self.judge(number, &sample, truth, &waiting);
+            let verdict = self.judge(number, &sample, truth, &lag);
             (number, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
         };
         let looks = samples.into_iter().map(look).collect();
@@ -64,15 +64,9 @@ impl Run<'_> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub(super) fn judge(
-        &self,
-        number: CounterKey,
-        sample: &Sample,
-        truth: Option<Truth>,
-        waiting: &Waiting,
-    ) -> Verdict {
+    pub(super) fn judge(&self, number: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Verdict {
         if self.is_by_daemon(number) {
-            judge_waiting(sample, truth, waiting.of(number, &sample.offsets))
+            judge_waiting(sample, truth, lag.of(number, &sample.offsets))
         } else {
             judge(sample, truth.as_ref(), self.on.limits.skew())
         }

@@ -34,6 +34,7 @@ pub mod drift;
 mod look;
 pub mod loss_detector;
 mod orphans;
+mod outbox_lag;
 mod page;
 pub mod progress;
 mod range;
@@ -44,7 +45,6 @@ mod scan;
 mod scrub;
 mod stale;
 mod throttle;
-mod waiting;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,8 +11,8 @@ use anyhow::Result;
 
 use super::drift::Verdict;
 use super::look::is_known;
+use super::outbox_lag::OutboxLag;
 use super::report::Steps;
-use super::waiting::Waiting;
 use super::{Reconciler, Run};
 use crate::cache::counters::Sample;
 use crate::cache::layout::Loaded;
@@ -71,7 +71,7 @@ impl Run<'_> {
     pub(super) async fn judge_range(&mut self, sampled: Sampled, recount: Recount) -> Result<()> {
         let Sampled { range, samples, applied, .. } = sampled;
         let (kind, like) = (range.kind, self.on.metrics.like());
-        let waiting = Waiting::new(recount.since, applied.unwrap_or_default());
+        let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
         let truth = |counted: &Counted| Truth {
             counted: counted.value,
             rows: (counted.number.1 == like).then_some(0),
@@ -101,7 +101,7 @@ impl Run<'_> {
             if sample.value != 0 {
                 self.note_seen(number.0);
             }
-            match self.judge(*number, &sample, truths.get(number).copied(), &waiting) {
+            match self.judge(*number, &sample, truths.get(number).copied(), &lag) {
                 Verdict::Busy => self.doubt(*number, None),
                 Verdict::Drift(0) => self.report.exact += 1,
                 Verdict::Drift(drift) => self.doubt(*number, Some(drift)),
