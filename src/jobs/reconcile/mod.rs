@@ -22,7 +22,7 @@
 //!   refused: it has a deadline by Redis' clock, before which no other run can have begun.
 //! * A: two looks agree. B: Redis fails over to a replica that lacks the drift. The repair is not made.
 //! * A: Redis is flushed between look and repair: `_` is gone, the script refuses. What is missing from such a bucket is
-//!   unknown, not zero, until a run has loaded it again (rebuild.rs).
+//!   unknown, not zero, until a run has loaded it again (load.rs).
 //! * Two reconciles: the job's lock admits one. If the first one's lease ran out while it was frozen, its fences are
 //!   lower than the second one's and never pass, and MySQL refuses its writes.
 //! * A row of `counter` is corrected while the consumer writes it: difference and rows are read in one snapshot, and
@@ -31,6 +31,7 @@
 //! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
 
 pub mod drift;
+mod load;
 mod look;
 pub mod loss_detector;
 mod orphans;
@@ -38,7 +39,6 @@ mod outbox_lag;
 mod page;
 pub mod progress;
 mod range;
-mod rebuild;
 pub mod report;
 mod run_options;
 mod scan;

@@ -46,7 +46,7 @@ impl Run<'_> {
             return self.compare_these(&self.numbers(targets)).await;
         }
         self.unload_stale().await?;
-        self.rebuild().await?;
+        self.load_lost().await?;
         // Before the first fence, which has less patience.
         self.wait().await?;
         match self.options.mode {

@@ -79,7 +79,7 @@ impl Loading {
 
 impl Run<'_> {
     /// Loads what is lost; false where nothing was. A dry run loads nothing.
-    pub(super) async fn rebuild(&mut self) -> Result<bool> {
+    pub(super) async fn load_lost(&mut self) -> Result<bool> {
         let mut lost = 0;
         for (name, _) in self.kinds() {
             let Unloaded { lost: of_kind, foreign } =
