@@ -16,7 +16,7 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::drift::Verdict;
-use super::look::Look;
+use super::measure::Measurement;
 use super::page::WATCHED_MAX;
 use super::report::{LISTED_MAX, Steps};
 use super::{JOB, Mode, Run};
@@ -212,7 +212,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What the buckets lacked at their cuts of a page, and the numbers of which only a look can say it: those that the daemon adds to Redis are
+    /// What the buckets lacked at their cuts of a page, and the numbers of which only a measurement can say it: those that the daemon adds to Redis are
     /// judged by each bucket's marks, and keys of targets can't be listed by bucket.
     fn lacking(&self, loading: &mut Loading, range: Range) -> (Vec<Repair>, Vec<CounterKey>) {
         let (mut repairs, mut looked) = (Vec::new(), Vec::new());
@@ -237,9 +237,14 @@ impl Run<'_> {
 
     /// Adds what numbers lack by a sample of their own. Those that are written meanwhile are busy.
     async fn load_looked(&mut self, loading: &mut Loading, numbers: &[CounterKey]) -> Result<()> {
-        let looks = self.look(numbers, Duration::ZERO, None).await?.looks;
-        loading.busy.extend(looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number));
-        self.add(loading, &self.missing(&looks)).await
+        let measurements = self.measure(numbers, Duration::ZERO, None).await?.measurements;
+        loading.busy.extend(
+            measurements
+                .iter()
+                .filter(|(_, measurement)| measurement.verdict == Verdict::Busy)
+                .map(|(number, _)| *number),
+        );
+        self.add(loading, &self.missing(&measurements)).await
     }
 
     /// Judges what is busy by a new sample: of a long load nearly all of it has come to rest since its cut.
@@ -266,24 +271,25 @@ impl Run<'_> {
                 continue;
             }
             // Where a producer's clock leaves it open which was first, what it says is taken: a comparison will mend it.
-            let looks = self.look_watched(some, Duration::ZERO, Duration::ZERO).await?;
-            for ((target, _), _) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
+            let measurements = self.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
+            for ((target, _), _) in measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy)
+            {
                 loading.leave(self.on.cache.keys.bucket(*target));
             }
-            self.add(loading, &self.missing(&looks)).await?;
+            self.add(loading, &self.missing(&measurements)).await?;
         }
         Ok(())
     }
 
-    /// What numbers lack that a look could judge.
-    fn missing(&self, looks: &BTreeMap<CounterKey, Look>) -> Vec<Repair> {
-        let missing = |(number, look): (&CounterKey, &Look)| match look.verdict {
+    /// What numbers lack that a measurement could judge.
+    fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
+        let missing = |(number, measurement): (&CounterKey, &Measurement)| match measurement.verdict {
             Verdict::Drift(drift) if drift != 0 => {
-                Some(self.adding(*number, look.sample.value, -drift, look.sample.loaded))
+                Some(self.adding(*number, measurement.sample.value, -drift, measurement.sample.loaded))
             }
             _ => None,
         };
-        looks.iter().filter_map(missing).collect()
+        measurements.iter().filter_map(missing).collect()
     }
 
     /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.

@@ -32,8 +32,8 @@
 
 pub mod drift;
 mod load;
-mod look;
 pub mod loss_detector;
+mod measure;
 mod orphans;
 mod outbox_lag;
 mod page;

@@ -1,8 +1,8 @@
-//! A page of numbers: one look at all of them; then others at those that it could not clear, and the repair.
+//! A page of numbers: one measurement of all of them; then others at those that it could not clear, and the repair.
 //!
-//! The first look is cheap: its fence goes out at once. Nearly every number is right, and cleared by it. The others are *pending*, and looked at
-//! again with those of many pages, a whole `publish_grace` later; what is busy still is watched meanwhile. One rule decides: a look that finds a
-//! drift keeps it with the pending number, and the next look that can say anything repairs what it agrees on.
+//! The first measurement is cheap: its fence goes out at once. Nearly every number is right, and cleared by it. The others are *pending*, and looked at
+//! again with those of many pages, a whole `publish_grace` later; what is busy still is watched meanwhile. One rule decides: a measurement that finds a
+//! drift keeps it with the pending number, and the next measurement that can say anything repairs what it agrees on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use anyhow::Result;
 use tracing::warn;
 
 use super::drift::Verdict;
-use super::look::{Look, Looks};
+use super::measure::{Measurement, Measurements};
 use super::report::{LISTED_MAX, Steps, TargetReport};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
@@ -32,20 +32,20 @@ pub(super) const PENDING_MAX: usize = 10_000;
 /// How long after it is noted a repair may be made: less than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
-/// Numbers that no look has decided: the drift that one has found; none where all found them busy.
+/// Numbers that no measurement has decided: the drift that one has found; none where all found them busy.
 pub(super) type Pending = BTreeMap<CounterKey, Option<i64>>;
 
 impl Run<'_> {
-    /// Looks at one page of numbers that are sorted by key.
+    /// Measurements at one page of numbers that are sorted by key.
     pub(super) async fn compare(&mut self, numbers: &[CounterKey]) -> Result<()> {
-        // Before the look, which may exceed the limits.
+        // Before the measurement, which may exceed the limits.
         self.report.checked += numbers.len() as u64;
-        let Looks { looks, truths } = self.look(numbers, Duration::ZERO, self.recounted()).await?;
-        self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
+        let Measurements { measurements, truths } = self.measure(numbers, Duration::ZERO, self.recounted()).await?;
+        self.note_unknown(numbers.iter().filter(|number| !measurements.contains_key(number)));
         self.correct_counters(&truths).await?;
-        for (number, look) in &looks {
-            match look.verdict {
-                Verdict::Drift(0) => self.note_exact(*number, look),
+        for (number, measurement) in &measurements {
+            match measurement.verdict {
+                Verdict::Drift(0) => self.note_exact(*number, measurement),
                 Verdict::Drift(drift) => self.doubt(*number, Some(drift)),
                 Verdict::Busy => self.doubt(*number, None),
             }
@@ -58,7 +58,7 @@ impl Run<'_> {
         self.pending.insert(number, drift);
     }
 
-    /// Looks again at what is pending until nothing is.
+    /// Measurements again at what is pending until nothing is.
     pub(super) async fn settle(&mut self) -> Result<()> {
         while !self.pending.is_empty() {
             let mut some = std::mem::take(&mut self.pending);
@@ -74,55 +74,55 @@ impl Run<'_> {
     async fn settle_some(&mut self, pending: Pending) -> Result<()> {
         fault::point("reconcile:looked");
         let (grace, skew) = (self.on.limits.publish_grace.0, self.on.limits.skew());
-        // What was counted in Redis before the first look, and published late, has come by the second.
+        // What was counted in Redis before the first measurement, and published late, has come by the second.
         self.pause(grace).await;
         let numbers: Vec<CounterKey> = pending.keys().copied().collect();
-        // What is shown of a target that somebody has named is all as of the same look.
+        // What is shown of a target that somebody has named is all as of the same measurement.
         let recounted = self.recounted().filter(|_| self.lists_all);
-        let Looks { looks, truths } = self.look(&numbers, grace, recounted).await?;
-        self.note_unknown(numbers.iter().filter(|number| !looks.contains_key(number)));
+        let Measurements { measurements, truths } = self.measure(&numbers, grace, recounted).await?;
+        self.note_unknown(numbers.iter().filter(|number| !measurements.contains_key(number)));
         self.correct_counters(&truths).await?;
-        let busy: Vec<CounterKey> = with_busy(&looks).collect();
-        self.decide(&pending, &looks).await?;
+        let busy: Vec<CounterKey> = with_busy(&measurements).collect();
+        self.decide(&pending, &measurements).await?;
         for some in busy.chunks(WATCHED_MAX) {
-            let looks = self.look_watched(some, grace, skew).await?;
+            let measurements = self.measure_watched(some, grace, skew).await?;
             let before = self.pending.len();
-            self.note_undecided(&looks).await?;
-            self.decide(&pending, &looks).await?;
+            self.note_undecided(&measurements).await?;
+            self.decide(&pending, &measurements).await?;
             // What stays pending counts when it is decided.
-            self.report.busy += (looks.len() + before - self.pending.len()) as u64;
+            self.report.busy += (measurements.len() + before - self.pending.len()) as u64;
         }
         Ok(())
     }
 
-    /// Repairs those on which a look agrees with an earlier one. What it is the first to find off stays pending.
-    async fn decide(&mut self, pending: &Pending, looks: &BTreeMap<CounterKey, Look>) -> Result<()> {
+    /// Repairs those on which a measurement agrees with an earlier one. What it is the first to find off stays pending.
+    async fn decide(&mut self, pending: &Pending, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut seen = BTreeMap::new();
-        for (number, look) in looks {
-            match (pending.get(number).copied().flatten(), look.verdict) {
+        for (number, measurement) in measurements {
+            match (pending.get(number).copied().flatten(), measurement.verdict) {
                 (_, Verdict::Busy) => {}
                 (Some(first), Verdict::Drift(_)) => drop(seen.insert(*number, first)),
-                (None, Verdict::Drift(0)) => self.note_exact(*number, look),
+                (None, Verdict::Drift(0)) => self.note_exact(*number, measurement),
                 (None, Verdict::Drift(drift)) => self.doubt(*number, Some(drift)),
             }
         }
-        self.repair_agreed(&seen, looks).await
+        self.repair_agreed(&seen, measurements).await
     }
 
-    /// Adds what two looks agree on.
+    /// Adds what two measurements agree on.
     async fn repair_agreed(
         &mut self,
         first: &BTreeMap<CounterKey, i64>,
-        second: &BTreeMap<CounterKey, Look>,
+        second: &BTreeMap<CounterKey, Measurement>,
     ) -> Result<()> {
         let mut repairs = Vec::new();
-        for (number, look) in second {
-            let (Some(first), Verdict::Drift(drift)) = (first.get(number), look.verdict) else { continue };
+        for (number, measurement) in second {
+            let (Some(first), Verdict::Drift(drift)) = (first.get(number), measurement.verdict) else { continue };
             let delta = confirmed_delta(*first, drift);
             if delta == 0 {
                 self.report.transient += 1;
                 if self.lists_all {
-                    self.list(*number, look, 0, "transient");
+                    self.list(*number, measurement, 0, "transient");
                 }
                 continue;
             }
@@ -130,14 +130,16 @@ impl Run<'_> {
             self.report.drift_sum += delta.unsigned_abs();
             self.report.drifted_by_size.note(delta.unsigned_abs());
             let is_set = self.on.rules.of(number.0.kind, number.1).settable && !self.is_by_daemon(*number);
-            let not_set_since = is_set.then_some(look.sample.cut);
-            repairs
-                .push(Repair { not_set_since, ..self.adding(*number, look.sample.value, delta, look.sample.loaded) });
+            let not_set_since = is_set.then_some(measurement.sample.cut);
+            repairs.push(Repair {
+                not_set_since,
+                ..self.adding(*number, measurement.sample.value, delta, measurement.sample.loaded)
+            });
         }
         if self.report.dry_run || repairs.is_empty() {
             for Repair { number, .. } in &repairs {
-                if let Some(look) = second.get(number) {
-                    self.list(*number, look, 0, "drifted");
+                if let Some(measurement) = second.get(number) {
+                    self.list(*number, measurement, 0, "drifted");
                 }
             }
             return Ok(());
@@ -148,16 +150,16 @@ impl Run<'_> {
         let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
         let mut left = Vec::new();
         for (number, result) in self.repair(&repairs, second).await? {
-            let (Some(delta), Some(look)) = (deltas.get(&number), second.get(&number)) else { continue };
+            let (Some(delta), Some(measurement)) = (deltas.get(&number), second.get(&number)) else { continue };
             match result {
                 Repaired::Done => {
                     self.report.repaired += 1;
-                    self.list(number, look, *delta, "repaired");
+                    self.list(number, measurement, *delta, "repaired");
                 }
                 Repaired::BelowZero | Repaired::Stale => {
                     self.report.left += 1;
                     left.push((number, *delta));
-                    self.list(number, look, 0, "left");
+                    self.list(number, measurement, 0, "left");
                 }
             }
         }
@@ -168,17 +170,19 @@ impl Run<'_> {
     async fn repair(
         &mut self,
         repairs: &[Repair],
-        looks: &BTreeMap<CounterKey, Look>,
+        measurements: &BTreeMap<CounterKey, Measurement>,
     ) -> Result<Vec<(CounterKey, Repaired)>> {
         let began = Instant::now();
         let pass = self.next_number();
         // Noting them makes the lease last from then: until it ends no other run measures.
         let until = |number| {
-            looks.get(number).map_or(Micros(0), |look| look.sample.cut.after(look.taken.elapsed() + REPAIR_WITHIN))
+            measurements.get(number).map_or(Micros(0), |measurement| {
+                measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
+            })
         };
         let repairs: Vec<Repair> =
             repairs.iter().map(|repair| Repair { until: until(&repair.number), ..*repair }).collect();
-        let before = |number| looks.get(&number).map_or(0, |look| look.sample.value);
+        let before = |number| measurements.get(&number).map_or(0, |measurement| measurement.sample.value);
         let intents: Vec<Intent> = repairs
             .iter()
             .map(|Repair { number, delta, .. }| Intent { number: *number, before: before(*number), added: *delta })
@@ -194,7 +198,7 @@ impl Run<'_> {
         Ok(done)
     }
 
-    /// A replica that was promoted after the looks can lack the drift that they saw.
+    /// A replica that was promoted after the measurements can lack the drift that they saw.
     pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.on.cache.data_set().await? == self.data_set {
             return Ok(());
@@ -211,7 +215,7 @@ impl Run<'_> {
                 let intent = Intent { number: *number, before: *counted, added: (*rows)? - counted };
                 Some((number.0, intent)).filter(|_| intent.added != 0)
             })
-            // A dry run finds them off at each look.
+            // A dry run finds them off at each measurement.
             .filter(|(target, _)| !self.uncorrected.contains_key(target))
             .collect();
         if off.is_empty() {
@@ -238,21 +242,22 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn note_exact(&mut self, number: CounterKey, look: &Look) {
+    fn note_exact(&mut self, number: CounterKey, measurement: &Measurement) {
         self.report.exact += 1;
         if self.lists_all {
-            self.list(number, look, 0, "exact");
+            self.list(number, measurement, 0, "exact");
         }
     }
 
-    /// Numbers that had an event so close to the cut, by a producer's clock, that no look could say which was first: the
+    /// Numbers that had an event so close to the cut, by a producer's clock, that no measurement could say which was first: the
     /// next run looks at them first, so that what was compared may be called compared.
-    async fn note_undecided(&mut self, looks: &BTreeMap<CounterKey, Look>) -> Result<()> {
-        let undecided: Vec<(CounterKey, i64)> = with_busy(looks).map(|number| (number, 0)).collect();
-        for (number, look) in looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy) {
+    async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
+        let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|number| (number, 0)).collect();
+        for (number, measurement) in measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy)
+        {
             self.report.undecided += 1;
             if self.lists_all {
-                self.list(*number, look, 0, "undecided");
+                self.list(*number, measurement, 0, "undecided");
             }
         }
         self.keep_for_next(&undecided).await
@@ -279,21 +284,24 @@ impl Run<'_> {
         }
     }
 
-    fn list(&mut self, (target, metric): CounterKey, look: &Look, added: i64, verdict: &'static str) {
+    fn list(&mut self, (target, metric): CounterKey, measurement: &Measurement, added: i64, verdict: &'static str) {
         // What the truth was at the cut is not known of an undecided one: it is told as of now.
-        let drift =
-            if let Verdict::Drift(drift) = look.verdict { drift } else { look.sample.value - look.truth.counted };
-        let redis = look.sample.value;
+        let drift = if let Verdict::Drift(drift) = measurement.verdict {
+            drift
+        } else {
+            measurement.sample.value - measurement.truth.counted
+        };
+        let redis = measurement.sample.value;
         // A target has few of all the numbers that there are.
-        let is_void = metric != self.on.metrics.like() && redis == 0 && look.truth.update_at.is_none();
+        let is_void = metric != self.on.metrics.like() && redis == 0 && measurement.truth.update_at.is_none();
         if !is_void && (self.lists_all || self.report.targets.len() < LISTED_MAX) {
             self.report.targets.push(TargetReport {
                 target: self.name(target),
                 metric: self.on.metrics.name(metric),
                 redis,
                 mysql: redis - drift,
-                counter: Some(look.truth.counted),
-                rows: look.truth.rows,
+                counter: Some(measurement.truth.counted),
+                rows: measurement.truth.rows,
                 added,
                 verdict,
             });
@@ -301,6 +309,6 @@ impl Run<'_> {
     }
 }
 
-fn with_busy(looks: &BTreeMap<CounterKey, Look>) -> impl Iterator<Item = CounterKey> {
-    looks.iter().filter(|(_, look)| look.verdict == Verdict::Busy).map(|(number, _)| *number)
+fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
+    measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy).map(|(number, _)| *number)
 }

@@ -1,4 +1,4 @@
-//! A full run's first look, by ranges of ids: one scan of all metrics instead of many point reads. Nearly every number is right, and
+//! A full run's first measurement, by ranges of ids: one scan of all metrics instead of many point reads. Nearly every number is right, and
 //! cleared by it; the others become pending.
 //!
 //! While MySQL recounts one page, the next one is listed, sampled and fenced. Counters and like records are read in one snapshot, so where they
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::drift::Verdict;
-use super::look::is_known;
+use super::measure::is_known;
 use super::outbox_lag::OutboxLag;
 use super::report::Steps;
 use super::{Reconciler, Run};
@@ -82,7 +82,7 @@ impl Run<'_> {
         for (id, liked) in recount.likes {
             truths.entry((Target { kind, id }, like)).or_default().rows = Some(liked);
         }
-        // What the list lacks was new or had no counter: the next look decides.
+        // What the list lacks was new or had no counter: the next measurement decides.
         let is_listed = |number: &CounterKey| range.counters.binary_search_by_key(number, |it| it.number).is_ok();
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|number| !is_listed(number)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;

@@ -1,4 +1,4 @@
-//! One look at some numbers: sample, fence, read, judge.
+//! One measurement of some numbers: sample, fence, read, judge.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::outbox_offsets::OutboxOffsets;
 use crate::runtime::fault;
 use crate::store::counters::Truth;
 
-/// What one look at one number saw.
+/// What one measurement saw of one number.
 #[derive(Clone, Debug)]
-pub(super) struct Look {
+pub(super) struct Measurement {
     pub sample: Sample,
     /// When Redis had answered, by our clock.
     pub taken: Instant,
@@ -26,25 +26,25 @@ pub(super) struct Look {
     pub truth: Truth,
 }
 
-/// One look at numbers, without those that are unknown.
+/// One measurement of numbers, without those that are unknown.
 #[derive(Default)]
-pub(super) struct Looks {
-    pub looks: BTreeMap<CounterKey, Look>,
+pub(super) struct Measurements {
+    pub measurements: BTreeMap<CounterKey, Measurement>,
     /// What MySQL says of all of them.
     pub truths: HashMap<CounterKey, Truth>,
 }
 
 impl Run<'_> {
-    /// One look at numbers that are sorted by key. The fence is sent `grace` after the sample; for what the daemon adds to Redis there is
+    /// One measurement of numbers that are sorted by key. The fence is sent `grace` after the sample; for what the daemon adds to Redis there is
     /// none. Like records of the metric `recounted` are counted.
-    pub(super) async fn look(
+    pub(super) async fn measure(
         &mut self,
         numbers: &[CounterKey],
         grace: Duration,
         recounted: Option<Metric>,
-    ) -> Result<Looks> {
+    ) -> Result<Measurements> {
         let applied = self.applied(numbers.iter().any(|number| self.is_by_daemon(*number))).await?;
-        let Some(samples) = self.sample(numbers).await? else { return Ok(Looks::default()) };
+        let Some(samples) = self.sample(numbers).await? else { return Ok(Measurements::default()) };
         let taken = Instant::now();
         fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
         if numbers.iter().any(|number| !self.is_by_daemon(*number)) {
@@ -54,13 +54,13 @@ impl Run<'_> {
         let (truths, since) = self.on.store.truths(numbers, recounted, applied.as_ref()).await?;
         let lag = OutboxLag::new(since, applied.unwrap_or_default());
         Steps::add(&mut self.report.steps_ms.read, began.elapsed());
-        let look = |(number, sample): (CounterKey, Sample)| {
+        let measurement = |(number, sample): (CounterKey, Sample)| {
             let truth = truths.get(&number).map(|truth| self.as_corrected(number, *truth));
             let verdict = self.judge(number, &sample, truth, &lag);
-            (number, Look { sample, taken, verdict, truth: truth.unwrap_or_default() })
+            (number, Measurement { sample, taken, verdict, truth: truth.unwrap_or_default() })
         };
-        let looks = samples.into_iter().map(look).collect();
-        Ok(Looks { looks, truths })
+        let measurements = samples.into_iter().map(measurement).collect();
+        Ok(Measurements { measurements, truths })
     }
 
     /// Judges a sample by what MySQL says.
@@ -87,17 +87,17 @@ impl Run<'_> {
 
     /// The same for busy numbers: their events are logged from before the sample until the read. Those that have an event
     /// within `skew` of the cut stay busy. What the daemon adds to Redis is only looked at again: it was busy because its rows were deleted.
-    pub(super) async fn look_watched(
+    pub(super) async fn measure_watched(
         &mut self,
         numbers: &[CounterKey],
         grace: Duration,
         skew: Duration,
-    ) -> Result<BTreeMap<CounterKey, Look>> {
+    ) -> Result<BTreeMap<CounterKey, Measurement>> {
         let (again, watched): (Vec<CounterKey>, Vec<CounterKey>) =
             numbers.iter().partition(|number| self.is_by_daemon(**number));
-        let mut looks = self.look(&again, grace, None).await?.looks;
+        let mut measurements = self.measure(&again, grace, None).await?.measurements;
         if watched.is_empty() {
-            return Ok(looks);
+            return Ok(measurements);
         }
         let watch = self.next_number();
         let limits = &self.on.limits;
@@ -115,15 +115,15 @@ impl Run<'_> {
         let (truths, logged) =
             read.context("the watch ended too early: the process was frozen, or another run has begun")?;
         let logged = Logged::new(self.on.metrics.like(), logged);
-        looks.extend(samples.into_iter().map(|(number, sample)| {
+        measurements.extend(samples.into_iter().map(|(number, sample)| {
             let truth = self.as_corrected(number, truths.get(&number).copied().unwrap_or_default());
             let verdict = match logged.value_at(number, sample.cut, skew, truth.counted) {
                 Some(value) => Verdict::Drift(sample.value - value),
                 None => Verdict::Busy,
             };
-            (number, Look { sample, taken, verdict, truth })
+            (number, Measurement { sample, taken, verdict, truth })
         }));
-        Ok(looks)
+        Ok(measurements)
     }
 
     /// Samples Redis, without what is unknown; none where nothing is left.
