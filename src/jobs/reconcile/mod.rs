@@ -66,7 +66,7 @@ use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
 use crate::store::jobs::number_of;
 
-use page::Pending;
+use page::Suspects;
 use progress::Progress;
 use report::{End, Report, Steps};
 use run_options::WAIT_MAX;
@@ -126,7 +126,7 @@ struct Run<'a> {
     cut_short: AtomicBool,
     /// Whether there was room to note all that the next run must look at.
     all_kept: bool,
-    pending: Pending,
+    suspects: Suspects,
     /// By bucket of the kind that a full run is at: how many numbers that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
     counted_seen: Vec<u16>,
     report: Report,
@@ -214,7 +214,7 @@ impl Reconciler {
             clean: true,
             cut_short: AtomicBool::new(false),
             all_kept: true,
-            pending: Pending::new(),
+            suspects: Suspects::new(),
             counted_seen: Vec::new(),
             report: Report { mode: options.mode.name(), dry_run: options.dry_run, ..Report::default() },
         };
@@ -316,7 +316,7 @@ impl Run<'_> {
     /// Shows how far the run is.
     fn show(&self, place: Option<Target>) {
         let Report { checked, drifted, .. } = self.report;
-        let (pending, place) = (self.pending.len() as u64, place.map(|place| self.name(place)));
+        let (pending, place) = (self.suspects.len() as u64, place.map(|place| self.name(place)));
         let done = self.listed;
         self.progress.send_modify(|progress| {
             *progress = Progress { checked, done, drifted, pending, place, ..std::mem::take(progress) };

@@ -1,8 +1,8 @@
 //! A page of numbers: one measurement of all of them; then others at those that it could not clear, and the repair.
 //!
-//! The first measurement is cheap: its fence goes out at once. Nearly every number is right, and cleared by it. The others are *pending*, and looked at
+//! The first measurement is cheap: its fence goes out at once. Nearly every number is right, and cleared by it. The others are *suspects*, and looked at
 //! again with those of many pages, a whole `publish_grace` later; what is busy still is watched meanwhile. One rule decides: a measurement that finds a
-//! drift keeps it with the pending number, and the next measurement that can say anything repairs what it agrees on.
+//! drift keeps it with the suspect, and the next measurement that can say anything repairs what it agrees on.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -26,14 +26,14 @@ use crate::store::repairs::Intent;
 /// Numbers that are watched at once: the consumers look each event up among them.
 pub(super) const WATCHED_MAX: usize = 1_000;
 
-/// Once so many numbers are pending they are looked at again, at most as many at once, and no page is looked at before.
-pub(super) const PENDING_MAX: usize = 10_000;
+/// Once there are so many suspects they are measured again, at most as many at once, and no page is looked at before.
+pub(super) const SUSPECTS_MAX: usize = 10_000;
 
 /// How long after it is noted a repair may be made: less than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
 /// Numbers that no measurement has decided: the drift that one has found; none where all found them busy.
-pub(super) type Pending = BTreeMap<CounterKey, Option<i64>>;
+pub(super) type Suspects = BTreeMap<CounterKey, Option<i64>>;
 
 impl Run<'_> {
     /// Measurements at one page of numbers that are sorted by key.
@@ -46,64 +46,64 @@ impl Run<'_> {
         for (number, measurement) in &measurements {
             match measurement.verdict {
                 Verdict::Drift(0) => self.note_exact(*number, measurement),
-                Verdict::Drift(drift) => self.doubt(*number, Some(drift)),
-                Verdict::Busy => self.doubt(*number, None),
+                Verdict::Drift(drift) => self.suspect(*number, Some(drift)),
+                Verdict::Busy => self.suspect(*number, None),
             }
         }
         Ok(())
     }
 
     /// Has the number looked at again.
-    pub(super) fn doubt(&mut self, number: CounterKey, drift: Option<i64>) {
-        self.pending.insert(number, drift);
+    pub(super) fn suspect(&mut self, number: CounterKey, drift: Option<i64>) {
+        self.suspects.insert(number, drift);
     }
 
-    /// Measurements again at what is pending until nothing is.
-    pub(super) async fn settle(&mut self) -> Result<()> {
-        while !self.pending.is_empty() {
-            let mut some = std::mem::take(&mut self.pending);
-            if let Some((first, _)) = some.iter().nth(PENDING_MAX) {
+    /// Measures the suspects again until there are none.
+    pub(super) async fn recheck(&mut self) -> Result<()> {
+        while !self.suspects.is_empty() {
+            let mut some = std::mem::take(&mut self.suspects);
+            if let Some((first, _)) = some.iter().nth(SUSPECTS_MAX) {
                 let first = *first;
-                self.pending = some.split_off(&first);
+                self.suspects = some.split_off(&first);
             }
-            self.settle_some(some).await?;
+            self.recheck_some(some).await?;
         }
         Ok(())
     }
 
-    async fn settle_some(&mut self, pending: Pending) -> Result<()> {
+    async fn recheck_some(&mut self, suspects: Suspects) -> Result<()> {
         fault::point("reconcile:looked");
         let (grace, skew) = (self.on.limits.publish_grace.0, self.on.limits.skew());
         // What was counted in Redis before the first measurement, and published late, has come by the second.
         self.pause(grace).await;
-        let numbers: Vec<CounterKey> = pending.keys().copied().collect();
+        let numbers: Vec<CounterKey> = suspects.keys().copied().collect();
         // What is shown of a target that somebody has named is all as of the same measurement.
         let recounted = self.recounted().filter(|_| self.lists_all);
         let Measurements { measurements, truths } = self.measure(&numbers, grace, recounted).await?;
         self.note_unknown(numbers.iter().filter(|number| !measurements.contains_key(number)));
         self.correct_counters(&truths).await?;
         let busy: Vec<CounterKey> = with_busy(&measurements).collect();
-        self.decide(&pending, &measurements).await?;
+        self.decide(&suspects, &measurements).await?;
         for some in busy.chunks(WATCHED_MAX) {
             let measurements = self.measure_watched(some, grace, skew).await?;
-            let before = self.pending.len();
+            let before = self.suspects.len();
             self.note_undecided(&measurements).await?;
-            self.decide(&pending, &measurements).await?;
-            // What stays pending counts when it is decided.
-            self.report.busy += (measurements.len() + before - self.pending.len()) as u64;
+            self.decide(&suspects, &measurements).await?;
+            // What stays suspect counts when it is decided.
+            self.report.busy += (measurements.len() + before - self.suspects.len()) as u64;
         }
         Ok(())
     }
 
-    /// Repairs those on which a measurement agrees with an earlier one. What it is the first to find off stays pending.
-    async fn decide(&mut self, pending: &Pending, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
+    /// Repairs those on which a measurement agrees with an earlier one. What it is the first to find off stays suspect.
+    async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut seen = BTreeMap::new();
         for (number, measurement) in measurements {
-            match (pending.get(number).copied().flatten(), measurement.verdict) {
+            match (suspects.get(number).copied().flatten(), measurement.verdict) {
                 (_, Verdict::Busy) => {}
                 (Some(first), Verdict::Drift(_)) => drop(seen.insert(*number, first)),
                 (None, Verdict::Drift(0)) => self.note_exact(*number, measurement),
-                (None, Verdict::Drift(drift)) => self.doubt(*number, Some(drift)),
+                (None, Verdict::Drift(drift)) => self.suspect(*number, Some(drift)),
             }
         }
         self.repair_agreed(&seen, measurements).await
@@ -235,7 +235,7 @@ impl Run<'_> {
             );
             if !self.report.dry_run {
                 self.on.store.correct_counter(JOB, self.number, pass, intent).await?;
-            } else if self.uncorrected.len() < PENDING_MAX {
+            } else if self.uncorrected.len() < SUSPECTS_MAX {
                 self.uncorrected.insert(target, delta);
             }
         }

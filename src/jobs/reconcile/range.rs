@@ -1,5 +1,5 @@
 //! A full run's first measurement, by ranges of ids: one scan of all metrics instead of many point reads. Nearly every number is right, and
-//! cleared by it; the others become pending.
+//! cleared by it; the others become suspects.
 //!
 //! While MySQL recounts one page, the next one is listed, sampled and fenced. Counters and like records are read in one snapshot, so where they
 //! differ a hand or a bug was at it.
@@ -88,7 +88,7 @@ impl Run<'_> {
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
         self.correct_counters(&truths).await?;
         for number in unlisted {
-            self.doubt(number, None);
+            self.suspect(number, None);
         }
         for (Counted { number, .. }, sample) in range.counters.iter().zip(samples) {
             if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.options.gives_way() {
@@ -102,9 +102,9 @@ impl Run<'_> {
                 self.note_seen(number.0);
             }
             match self.judge(*number, &sample, truths.get(number).copied(), &lag) {
-                Verdict::Busy => self.doubt(*number, None),
+                Verdict::Busy => self.suspect(*number, None),
                 Verdict::Drift(0) => self.report.exact += 1,
-                Verdict::Drift(drift) => self.doubt(*number, Some(drift)),
+                Verdict::Drift(drift) => self.suspect(*number, Some(drift)),
             }
         }
         Ok(())

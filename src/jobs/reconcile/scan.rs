@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::page::PENDING_MAX;
+use super::page::SUSPECTS_MAX;
 use super::range::read_range;
 use super::report::{Report, Steps};
 use super::{JOB, Mode, Run};
@@ -17,8 +17,8 @@ use crate::runtime::fault;
 use crate::store::changed::ChangedBefore;
 use crate::store::ranges::Range;
 
-/// How long targets are pending at most before a full run looks at them again: what it may have to do twice.
-const SETTLE_EVERY: Duration = Duration::from_secs(60);
+/// How long counters are suspects at most before a full run measures them again: what it may have to do twice.
+const RECHECK_EVERY: Duration = Duration::from_secs(60);
 
 /// Targets that one run looks at first, because they were kept for it.
 const SEEN_MAX: usize = 5_000;
@@ -64,7 +64,7 @@ impl Run<'_> {
             self.compare_paced(page).await?;
             rest = after;
         }
-        self.settle().await
+        self.recheck().await
     }
 
     /// Compares what changed from the last run's cut until now, by Redis' clock; what was kept for this run comes first.
@@ -107,7 +107,7 @@ impl Run<'_> {
     async fn compare_changed_since(&mut self, start: Micros) -> Result<Vec<(CounterKey, Micros)>> {
         let seen = self.on.store.drift_seen(SEEN_MAX).await?;
         let first: Vec<CounterKey> = seen.iter().map(|(number, _)| *number).collect();
-        // Not settled by themselves: what is off of them is few of all that is compared, or too much.
+        // Not rechecked by themselves: what is off of them is few of all that is compared, or too much.
         for page in first.chunks(self.throttle.page()) {
             if self.is_over() {
                 break;
@@ -126,7 +126,7 @@ impl Run<'_> {
             let Some(last) = rows.last().filter(|_| rows.len() == limit) else { break };
             before = *last;
         }
-        self.settle().await?;
+        self.recheck().await?;
         Ok(seen)
     }
 
@@ -213,7 +213,7 @@ impl Run<'_> {
         after: TargetId,
         checkpoint: impl Fn(TargetId, bool) -> serde_json::Result<String>,
     ) -> Result<()> {
-        let mut settled = Instant::now();
+        let mut rechecked = Instant::now();
         let mut reached = after;
         let mut next = self.sample_range(kind, after).await?;
         while let Some(sampled) = next {
@@ -235,14 +235,14 @@ impl Run<'_> {
             self.throttle.note(&self.on.limits, usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
             reached = after;
             self.show(place);
-            if self.pending.len() >= PENDING_MAX || settled.elapsed() > SETTLE_EVERY {
-                self.settle().await?;
-                settled = Instant::now();
+            if self.suspects.len() >= SUSPECTS_MAX || rechecked.elapsed() > RECHECK_EVERY {
+                self.recheck().await?;
+                rechecked = Instant::now();
             }
             self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await?;
             next = following;
         }
-        self.settle().await?;
+        self.recheck().await?;
         self.reached = Target { kind, id: reached };
         self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await
     }
@@ -258,9 +258,9 @@ impl Run<'_> {
         self.clean && drifted + counters_off + left + unknown == 0
     }
 
-    /// Only where nothing before it is pending. A dry run leaves none: what it has seen was not repaired.
+    /// Only where nothing before it is suspect. A dry run leaves none: what it has seen was not repaired.
     pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
-        if !self.pending.is_empty() || self.report.dry_run {
+        if !self.suspects.is_empty() || self.report.dry_run {
             return Ok(());
         }
         Ok(self.on.store.note_checkpoint(self.number, text).await?)
@@ -272,7 +272,7 @@ impl Run<'_> {
         let like = self.on.metrics.like();
         let mut without: BTreeSet<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
         while !ended && !self.is_over() {
-            let limit = self.throttle.page().min(PENDING_MAX);
+            let limit = self.throttle.page().min(SUSPECTS_MAX);
             let liked = self.on.store.liked_targets(kind, after, until, limit).await?;
             ended = liked.len() < limit;
             after = liked.last().copied().unwrap_or(after);
@@ -298,8 +298,8 @@ impl Run<'_> {
         fault::point("reconcile:compared");
         self.throttle.note(&self.on.limits, page.len(), began.elapsed());
         self.show(page.last().map(|(target, _)| *target));
-        if self.pending.len() >= PENDING_MAX {
-            self.settle().await?;
+        if self.suspects.len() >= SUSPECTS_MAX {
+            self.recheck().await?;
         }
         Ok(())
     }
