@@ -37,7 +37,6 @@ mod measure;
 mod orphans;
 mod outbox_lag;
 mod page;
-pub mod progress;
 mod range;
 pub mod report;
 mod run_options;
@@ -67,7 +66,7 @@ use crate::store::Store;
 use crate::store::jobs::number_of;
 
 use page::Suspects;
-use progress::Progress;
+use report::progress::Progress;
 use report::{End, Report, Steps};
 use run_options::WAIT_MAX;
 pub use run_options::{Mode, RunOptions};
@@ -105,7 +104,6 @@ struct Run<'a> {
     data_set: String,
     /// How many numbers (fences, watches, repairs) the run has used.
     used: u64,
-    lists_all: bool,
     /// How many rows of `counter` are still to be listed.
     slice_left: u64,
     /// How many rows of `counter` were listed, or targets that were given.
@@ -120,8 +118,6 @@ struct Run<'a> {
     reached: Target,
     stop: &'a CancellationToken,
     began: Instant,
-    /// Whether nothing was off in the part that a resumed run goes on from.
-    clean: bool,
     /// Something was not looked at, because the run was over.
     cut_short: AtomicBool,
     /// Whether there was room to note all that the next run must look at.
@@ -208,15 +204,13 @@ impl Reconciler {
             makes_way: None,
             uncorrected: HashMap::new(),
             reached: Target { kind: Kind(0), id: TargetId(0) },
-            lists_all: matches!(options.mode, Mode::Targets(_)),
             stop,
             began: Instant::now(),
-            clean: true,
             cut_short: AtomicBool::new(false),
             all_kept: true,
             suspects: Suspects::new(),
             counted_seen: Vec::new(),
-            report: Report { mode: options.mode.name(), dry_run: options.dry_run, ..Report::default() },
+            report: Report::new(&options.mode, options.dry_run),
         };
         let result = run.compare_all().await;
         self.unwatch(number).await;
@@ -272,7 +266,7 @@ impl Run<'_> {
             };
             self.report.end(End::TimeOver, format!("its time was over: {goes_on}"));
         }
-        self.report.clean = self.is_clean();
+        self.report.clean = self.report.is_clean();
         self.report.waited_s = self.throttle.waited.as_secs();
         self.report.waits = self.throttle.waits;
         self.report.waited_for = self.throttle.waited_for.take();

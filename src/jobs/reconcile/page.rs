@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::drift::Verdict;
 use super::measure::{Measurement, Measurements};
-use super::report::{LISTED_MAX, Steps, TargetReport};
+use super::report::{Steps, TargetReport, TargetVerdict};
 use super::{JOB, Run};
 use crate::cache::counters::{Repair, Repaired};
 use crate::jobs::fence::NotNow;
@@ -78,7 +78,7 @@ impl Run<'_> {
         self.pause(grace).await;
         let numbers: Vec<CounterKey> = suspects.keys().copied().collect();
         // What is shown of a target that somebody has named is all as of the same measurement.
-        let recounted = self.recounted().filter(|_| self.lists_all);
+        let recounted = self.recounted().filter(|_| self.report.lists_all);
         let Measurements { measurements, truths } = self.measure(&numbers, grace, recounted).await?;
         self.note_unknown(numbers.iter().filter(|number| !measurements.contains_key(number)));
         self.correct_counters(&truths).await?;
@@ -121,8 +121,8 @@ impl Run<'_> {
             let delta = confirmed_delta(*first, drift);
             if delta == 0 {
                 self.report.transient += 1;
-                if self.lists_all {
-                    self.list(*number, measurement, 0, "transient");
+                if self.report.lists_all {
+                    self.list(*number, measurement, 0, TargetVerdict::Transient);
                 }
                 continue;
             }
@@ -139,7 +139,7 @@ impl Run<'_> {
         if self.report.dry_run || repairs.is_empty() {
             for Repair { number, .. } in &repairs {
                 if let Some(measurement) = second.get(number) {
-                    self.list(*number, measurement, 0, "drifted");
+                    self.list(*number, measurement, 0, TargetVerdict::Drifted);
                 }
             }
             return Ok(());
@@ -154,12 +154,12 @@ impl Run<'_> {
             match result {
                 Repaired::Done => {
                     self.report.repaired += 1;
-                    self.list(number, measurement, *delta, "repaired");
+                    self.list(number, measurement, *delta, TargetVerdict::Repaired);
                 }
                 Repaired::BelowZero | Repaired::Stale => {
                     self.report.left += 1;
                     left.push((number, *delta));
-                    self.list(number, measurement, 0, "left");
+                    self.list(number, measurement, 0, TargetVerdict::Left);
                 }
             }
         }
@@ -244,8 +244,8 @@ impl Run<'_> {
 
     fn note_exact(&mut self, number: CounterKey, measurement: &Measurement) {
         self.report.exact += 1;
-        if self.lists_all {
-            self.list(number, measurement, 0, "exact");
+        if self.report.lists_all {
+            self.list(number, measurement, 0, TargetVerdict::Exact);
         }
     }
 
@@ -256,8 +256,8 @@ impl Run<'_> {
         for (number, measurement) in measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy)
         {
             self.report.undecided += 1;
-            if self.lists_all {
-                self.list(*number, measurement, 0, "undecided");
+            if self.report.lists_all {
+                self.list(*number, measurement, 0, TargetVerdict::Undecided);
             }
         }
         self.keep_for_next(&undecided).await
@@ -278,13 +278,13 @@ impl Run<'_> {
     pub(super) fn note_unknown<'a>(&mut self, numbers: impl Iterator<Item = &'a CounterKey>) {
         for (target, metric) in numbers {
             self.report.unknown += 1;
-            if self.lists_all {
+            if self.report.lists_all {
                 self.report.targets.push(TargetReport::unknown(self.name(*target), self.on.metrics.name(*metric)));
             }
         }
     }
 
-    fn list(&mut self, (target, metric): CounterKey, measurement: &Measurement, added: i64, verdict: &'static str) {
+    fn list(&mut self, (target, metric): CounterKey, measurement: &Measurement, added: i64, verdict: TargetVerdict) {
         // What the truth was at the cut is not known of an undecided one: it is told as of now.
         let drift = if let Verdict::Drift(drift) = measurement.verdict {
             drift
@@ -294,7 +294,7 @@ impl Run<'_> {
         let redis = measurement.sample.value;
         // A target has few of all the numbers that there are.
         let is_void = metric != self.on.metrics.like() && redis == 0 && measurement.truth.update_at.is_none();
-        if !is_void && (self.lists_all || self.report.targets.len() < LISTED_MAX) {
+        if !is_void && self.report.has_room() {
             self.report.targets.push(TargetReport {
                 target: self.name(target),
                 metric: self.on.metrics.name(metric),

@@ -10,7 +10,7 @@ use tracing::info;
 
 use super::page::SUSPECTS_MAX;
 use super::range::read_range;
-use super::report::{Report, Steps};
+use super::report::Steps;
 use super::{JOB, Mode, Run};
 use crate::model::{CounterKey, Kind, Micros, Target, TargetId};
 use crate::runtime::fault;
@@ -134,7 +134,8 @@ impl Run<'_> {
     async fn compare_full(&mut self) -> Result<()> {
         let resumed = self.resumed().await?;
         // What a resumed run loads was compared before it was lost.
-        self.clean = resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && self.report.buckets_loaded == 0);
+        self.report.clean =
+            resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && self.report.buckets_loaded == 0);
         let layout = self.on.cache.keys.layout().full_name();
         let began = match &resumed {
             Some(checkpoint) => Micros(checkpoint.began),
@@ -239,23 +240,17 @@ impl Run<'_> {
                 self.recheck().await?;
                 rechecked = Instant::now();
             }
-            self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await?;
+            self.note_checkpoint(&checkpoint(reached, self.report.is_clean())?).await?;
             next = following;
         }
         self.recheck().await?;
         self.reached = Target { kind, id: reached };
-        self.note_checkpoint(&checkpoint(reached, self.is_clean())?).await
+        self.note_checkpoint(&checkpoint(reached, self.report.is_clean())?).await
     }
 
     /// Whether all was looked at, or is noted for the next run.
     fn is_complete(&self) -> bool {
         self.all_kept && !self.cut_short.load(Ordering::Relaxed)
-    }
-
-    /// Whether nothing was off, from the first target on.
-    pub(super) fn is_clean(&self) -> bool {
-        let Report { drifted, counters_off, left, unknown, .. } = self.report;
-        self.clean && drifted + counters_off + left + unknown == 0
     }
 
     /// Only where nothing before it is suspect. A dry run leaves none: what it has seen was not repaired.
@@ -287,7 +282,7 @@ impl Run<'_> {
     /// Compares one page when the servers have time for it.
     async fn compare_paced(&mut self, page: &[CounterKey]) -> Result<()> {
         // Somebody waits for an answer about a few targets.
-        if !self.lists_all {
+        if !self.report.lists_all {
             self.wait().await?;
         }
         if self.is_over() {

@@ -1,11 +1,13 @@
 //! What a reconcile found and did, for people and for programs.
 
-use std::fmt;
+pub mod progress;
+mod text;
+
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::config::LIKE;
+use super::run_options::Mode;
 use crate::jobs::runner::{self, Outcome};
 use crate::model::Micros;
 
@@ -81,6 +83,9 @@ pub struct Report {
     /// Whether nothing was off, of a full run from the first target on, also where several runs went on from each other.
     #[serde(skip)]
     pub clean: bool,
+    /// Whether every counter is listed, and not only the first drifted ones.
+    #[serde(skip)]
+    pub lists_all: bool,
     /// How the run ended.
     pub ended: End,
     /// Why it ended before all was looked at, where it did.
@@ -183,39 +188,93 @@ pub struct TargetReport {
     pub rows: Option<i64>,
     /// What was added to Redis.
     pub added: i64,
-    /// `exact`, `repaired`, `drifted`, `transient`, `undecided`, `unknown` or `left`.
-    pub verdict: &'static str,
+    /// What was found of it, and done about it.
+    pub verdict: TargetVerdict,
+}
+
+/// What a report says of one target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetVerdict {
+    /// Redis is right.
+    Exact,
+    /// Off at two cuts; the difference was added.
+    Repaired,
+    /// Off at two cuts, in a dry run.
+    Drifted,
+    /// Off at one cut only.
+    Transient,
+    /// No cut could be judged.
+    Undecided,
+    /// What Redis should hold is unknown.
+    Unknown,
+    /// Off at two cuts, and not repaired.
+    Left,
+}
+
+impl TargetVerdict {
+    /// Its word in reports.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Repaired => "repaired",
+            Self::Drifted => "drifted",
+            Self::Transient => "transient",
+            Self::Undecided => "undecided",
+            Self::Unknown => "unknown",
+            Self::Left => "left",
+        }
+    }
+
+    /// What it means, for a person.
+    fn why(self) -> &'static str {
+        match self {
+            Self::Exact => "Redis is right",
+            Self::Repaired => "Redis was off at two cuts, and got the difference added",
+            Self::Drifted => "Redis is off at two cuts; a dry run adds nothing",
+            Self::Transient => "Redis was off at one cut only: an event was on its way; nothing was added",
+            Self::Undecided => {
+                "events came so close to each cut that nobody knows which was first; the next run looks again"
+            }
+            Self::Unknown => {
+                "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it"
+            }
+            Self::Left => "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again",
+        }
+    }
 }
 
 /// Drifted targets that a report lists at most: the numbers tell of the rest.
 pub(super) const LISTED_MAX: usize = 20;
 
 impl Report {
+    /// The empty report of a run.
+    pub(super) fn new(mode: &Mode, dry_run: bool) -> Self {
+        let lists_all = matches!(mode, Mode::Targets(_));
+        Self { mode: mode.name(), dry_run, lists_all, clean: true, ..Self::default() }
+    }
+
     /// Notes why the run ended early.
     pub(super) fn end(&mut self, ended: End, why: String) {
         self.ended = ended;
         self.ended_early = Some(why);
     }
+
+    /// Whether nothing was off, from the first target on.
+    pub(super) fn is_clean(&self) -> bool {
+        self.clean && self.drifted + self.counters_off + self.left + self.unknown == 0
+    }
+
+    /// Whether another counter can be listed.
+    pub(super) fn has_room(&self) -> bool {
+        self.lists_all || self.targets.len() < LISTED_MAX
+    }
 }
 
 impl TargetReport {
     pub(super) fn unknown(target: String, metric: String) -> Self {
-        Self { target, metric, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict: "unknown" }
-    }
-
-    /// The verdict in words.
-    fn why(&self) -> &'static str {
-        match self.verdict {
-            "exact" => "Redis is right",
-            "repaired" => "Redis was off at two cuts, and got the difference added",
-            "drifted" => "Redis is off at two cuts; a dry run adds nothing",
-            "transient" => "Redis was off at one cut only: an event was on its way; nothing was added",
-            "undecided" => {
-                "events came so close to each cut that nobody knows which was first; the next run looks again"
-            }
-            "unknown" => "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it",
-            _ => "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again",
-        }
+        let verdict = TargetVerdict::Unknown;
+        Self { target, metric, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict }
     }
 }
 
@@ -234,155 +293,22 @@ impl runner::Report for Report {
     }
 }
 
-/// A row of `name value` pairs; nothing where all are zero.
-fn write_row<const N: usize>(
-    f: &mut fmt::Formatter<'_>,
-    title: &str,
-    pairs: [(&str, u64); N],
-    show: impl Fn(u64) -> String,
-) -> fmt::Result {
-    let shown: Vec<String> =
-        pairs.iter().filter(|(_, value)| *value > 0).map(|(name, value)| format!("{name}: {}", show(*value))).collect();
-    if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
-}
-
-/// One line for a log; with `{:#}` more of them, for a person.
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
-        write!(f, "{mode}: {checked} counters checked, {exact} exact, {drifted} drifted by {drift_sum} in all, ")?;
-        write!(f, "{repaired} repaired, {transient} transient")?;
-        for (count, what) in [
-            (self.busy, "judged while busy"),
-            (self.undecided, "undecided (events too close to the cuts)"),
-            (self.unknown, "unknown (bucket not loaded)"),
-            (self.left, "left for the next run"),
-            (self.phantoms, "in Redis alone"),
-            (self.counters_off, "rows of counter off"),
-            (self.buckets_loaded, "lost buckets loaded"),
-            (self.counters_loaded, "counters in them"),
-            (self.waited_s, "seconds waited for the servers"),
-        ] {
-            if count > 0 {
-                write!(f, ", {count} {what}")?;
-            }
-        }
-        if !self.foreign.is_empty() {
-            write!(
-                f,
-                "; keys that hold no bucket: {}: delete them, and the next run loads them",
-                self.foreign.join(", ")
-            )?;
-        }
-        if self.dry_run {
-            f.write_str("; a dry run: nothing was changed")?;
-        }
-        if let Some(why) = &self.ended_early {
-            write!(f, "; ended early: {why}")?;
-        }
-        if f.alternate() { self.write_details(f) } else { Ok(()) }
-    }
-}
-
-impl Report {
-    /// What follows the sentence, for a person: a line for each of several facts, and for each listed target.
-    fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
-        let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
-        write_row(f, "drift by size", sizes, |count| count.to_string())?;
-        let waits = [
-            ("Threads_running", waits.threads_running),
-            ("Redis' latency", waits.redis_latency),
-            ("partitions' depth", waits.queue_depth),
-            ("replicas' lag", waits.replica_lag),
-        ];
-        write_row(f, "waits for", waits, |count| count.to_string())?;
-        let steps = [
-            ("rebuild", steps.rebuild),
-            ("list", steps.list),
-            ("sample", steps.sample),
-            ("fence", steps.fence),
-            ("read", steps.read),
-            ("repair", steps.repair),
-            ("phantoms", steps.phantoms),
-        ];
-        write_row(f, "time by step", steps, |ms| format!("{}.{:01} s", ms / 1_000, ms % 1_000 / 100))?;
-        if let Some(Slice { after, until }) = &self.slice {
-            let (after, until) =
-                (after.as_deref().unwrap_or("the first target"), until.as_deref().unwrap_or("the last"));
-            write!(f, "\n  slice           from {after} to {until}")?;
-        }
-        if let Some(in_flight) = self.in_flight {
-            write!(f, "\n  on the way      {in_flight} messages, of whichever target")?;
-        }
-        for line in &self.targets {
-            let TargetReport { target, metric, redis, mysql, counter, rows, added, verdict } = line;
-            let metric = if metric == LIKE { String::new() } else { format!(" {metric}") };
-            write!(f, "\n  {target}{metric}: {verdict}, Redis {redis}, MySQL {mysql}")?;
-            if *added != 0 {
-                write!(f, ", added {added:+}")?;
-            }
-            if *mode == "targets" {
-                write!(f, "\n    {}", line.why())?;
-                for (number, what) in [(rows, "like records"), (counter, "in counter")] {
-                    if let Some(number) = number {
-                        write!(f, "; {number} {what}")?;
-                    }
-                }
-                if *verdict != "unknown" && counter.is_some_and(|counter| counter != *mysql) {
-                    f.write_str("; events newer than the cut are in MySQL already")?;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn every_verdict_has_words_of_its_own() {
-        let words: std::collections::BTreeSet<&str> =
-            ["exact", "repaired", "drifted", "transient", "undecided", "unknown", "left"]
-                .map(|verdict| TargetReport { verdict, ..TargetReport::unknown(String::new(), String::new()) }.why())
-                .into();
-        assert_eq!(words.len(), 7);
-    }
-
-    #[test]
-    fn a_report_reads_as_a_sentence() {
-        let line = TargetReport {
-            target: "video:42".to_owned(),
-            metric: "like".to_owned(),
-            redis: 7,
-            mysql: 5,
-            counter: Some(5),
-            rows: Some(5),
-            added: -2,
-            verdict: "repaired",
-        };
-        let report = Report {
-            mode: "full",
-            checked: 10,
-            exact: 8,
-            drifted: 1,
-            repaired: 1,
-            transient: 1,
-            drift_sum: 2,
-            busy: 3,
-            drifted_by_size: Sizes { some: 1, ..Sizes::default() },
-            steps_ms: Steps { sample: 1_234, read: 60, ..Steps::default() },
-            targets: vec![line],
-            ..Report::default()
-        };
-        assert_eq!(
-            format!("{report:#}"),
-            "full: 10 counters checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
-             drift by size   2-9: 1\n  \
-             time by step    sample: 1.2 s, read: 0.0 s\n  \
-             video:42: repaired, Redis 7, MySQL 5, added -2"
-        );
+    fn a_verdict_is_one_word_in_text_and_json() {
+        for verdict in [
+            TargetVerdict::Exact,
+            TargetVerdict::Repaired,
+            TargetVerdict::Drifted,
+            TargetVerdict::Transient,
+            TargetVerdict::Undecided,
+            TargetVerdict::Unknown,
+            TargetVerdict::Left,
+        ] {
+            assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
+        }
     }
 }

@@ -27,7 +27,7 @@ pub struct Progress {
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = super::JOB;
+    const JOB: &'static str = crate::jobs::reconcile::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, self.total)
