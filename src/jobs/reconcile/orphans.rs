@@ -1,4 +1,4 @@
-//! What Redis has and MySQL doesn't: likes whose events were lost to the last one, and hands in Redis.
+//! Orphans: counters that Redis has and MySQL doesn't. Either all events of a target were lost, or somebody wrote to Redis.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -6,7 +6,8 @@ use std::time::Instant;
 use anyhow::Result;
 use tracing::warn;
 
-use super::Run;
+use super::compare::{Comparer, KnownByBucket};
+use super::context::Servers;
 use super::report::Steps;
 use crate::cache::counters::Sample;
 use crate::cache::space::LISTPACK_FIELDS;
@@ -23,132 +24,154 @@ const LISTED_BUCKETS: usize = 128;
 /// Targets that MySQL is asked about at once, of those that a search of all keys finds.
 const SCANNED_TARGETS: usize = 10_000;
 
-impl Run<'_> {
-    /// Searches the buckets in which another number of numbers count than the samples of all known ones have found there: one
-    /// that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
-    pub(super) async fn compare_orphans(&mut self, name: &str, kind: Kind) -> Result<()> {
-        if !self.on.cache.is_packed() {
-            for metric in self.on.metrics.codes() {
-                self.compare_orphan_keys(name, kind, metric).await?;
+/// Searches Redis for the orphans of one kind, and has them compared.
+pub(super) struct Orphans<'r, 'a> {
+    comparer: &'r mut Comparer<'a>,
+    kind: Kind,
+    name: &'r str,
+    /// Found, and not yet compared.
+    found: Vec<CounterKey>,
+}
+
+impl<'r, 'a> Orphans<'r, 'a> {
+    pub fn new(comparer: &'r mut Comparer<'a>, kind: Kind, name: &'r str) -> Self {
+        Self { comparer, kind, name, found: Vec::new() }
+    }
+
+    /// Searches the buckets that hold another number of counters than the samples of all `known` ones have found there. A
+    /// bucket that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
+    pub async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
+        let servers = self.comparer.run.servers;
+        let metrics = servers.metrics.codes();
+        if !servers.cache.is_packed() {
+            for metric in metrics {
+                self.compare_keys(metric).await?;
             }
             return Ok(());
         }
-        let metrics = self.on.metrics.codes();
-        let (mut most, mut from, mut suspects) = (0, 0, Vec::new());
-        let seen = std::mem::take(&mut self.counted_seen);
-        for seen in seen.chunks(COUNTED_BUCKETS) {
-            self.wait().await?;
-            if self.is_over() {
+        let mut most_fields = 0;
+        let mut from = 0;
+        let mut suspects = Vec::new();
+        for known in known.0.chunks(COUNTED_BUCKETS) {
+            self.comparer.wait().await?;
+            if self.comparer.run.early_end.is_due() {
                 return Ok(());
             }
             let began = Instant::now();
-            let until = from + u32::try_from(seen.len())?;
-            let sizes = self.on.cache.bucket_sizes(name, &metrics, from..until).await?;
-            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            for (bucket, (size, seen)) in (from..until).zip(sizes.iter().zip(seen)) {
-                most = size.fields.max(most);
-                if size.numbers % (1 << u16::BITS) != u64::from(*seen) {
+            let until = from + u32::try_from(known.len())?;
+            let sizes = servers.cache.bucket_sizes(self.name, &metrics, from..until).await?;
+            self.took(began);
+            for (bucket, (size, known)) in (from..until).zip(sizes.iter().zip(known)) {
+                most_fields = size.fields.max(most_fields);
+                if size.numbers % (1 << u16::BITS) != u64::from(*known) {
                     suspects.push(bucket);
                 }
             }
             from = until;
         }
-        drop(seen);
-        self.warn_of_full_buckets(name, most).await;
-        self.compare_orphans_in(name, kind, &suspects).await
+        drop(known);
+        warn_of_full_buckets(servers, self.name, most_fields).await;
+        self.search(&suspects).await
     }
 
-    /// Searches all keys, where each target or number has one.
-    async fn compare_orphan_keys(&mut self, name: &str, kind: Kind, metric: Metric) -> Result<()> {
-        let (mut orphans, mut next) = (Vec::new(), Some("0".to_owned()));
-        let mut numbers = Vec::new();
-        while let Some(from) = next
-            && !self.is_over()
-        {
-            let began = Instant::now();
-            let (found, to) = self.on.cache.scan_targets((name, kind), metric, &from).await?;
-            next = to;
-            numbers.extend(found.into_iter().map(|target| (target, metric)));
-            if numbers.len() >= SCANNED_TARGETS || next.is_none() {
-                numbers.sort_unstable();
-                numbers.dedup();
-                let unknown = self.unknown_to_mysql(std::mem::take(&mut numbers)).await?;
-                // A key stays when its number is repaired to zero.
-                let samples = self.on.cache.sample(&self.on.names, &unknown).await?;
-                let counts = |(number, sample): (CounterKey, Option<Sample>)| {
-                    Some(number).filter(|_| sample.is_some_and(|it| it.value != 0))
-                };
-                orphans.extend(unknown.into_iter().zip(samples).filter_map(counts));
-            }
-            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if orphans.len() >= self.throttle.page() {
-                self.compare_found(&mut orphans).await?;
-            }
-            self.wait().await?;
-        }
-        self.compare_found(&mut orphans).await
-    }
-
-    /// Searches `buckets`, whatever is known of them. Other layouts have no numbers there: a full run searches their keys.
-    pub(super) async fn compare_orphans_of(&mut self, name: &str, kind: Kind, buckets: Range<u32>) -> Result<()> {
-        if !self.on.cache.is_packed() {
+    /// Searches all of these buckets. Other layouts have no counters there: a full run searches their keys.
+    pub async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
+        if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
         }
-        self.compare_orphans_in(name, kind, &buckets.collect::<Vec<_>>()).await
+        self.search(&buckets.collect::<Vec<_>>()).await
     }
 
-    async fn compare_orphans_in(&mut self, name: &str, kind: Kind, buckets: &[u32]) -> Result<()> {
-        let (metrics, mut orphans) = (self.on.metrics.codes(), Vec::new());
+    async fn search(&mut self, buckets: &[u32]) -> Result<()> {
+        let servers = self.comparer.run.servers;
+        let metrics = servers.metrics.codes();
         for some in buckets.chunks(LISTED_BUCKETS) {
-            self.wait().await?;
-            if self.is_over() {
+            self.comparer.wait().await?;
+            if self.comparer.run.early_end.is_due() {
                 break;
             }
             let began = Instant::now();
-            let numbers = self.on.cache.numbers_of((name, kind), &metrics, some).await?;
-            orphans.extend(self.unknown_to_mysql(numbers).await?);
-            Steps::add(&mut self.report.steps_ms.phantoms, began.elapsed());
-            if orphans.len() >= self.throttle.page() {
-                self.compare_found(&mut orphans).await?;
+            let keys = servers.cache.numbers_of((self.name, self.kind), &metrics, some).await?;
+            self.found.extend(unknown_to_mysql(servers, keys).await?);
+            self.took(began);
+            if self.found.len() >= self.comparer.throttle.page() {
+                self.compare_found().await?;
             }
         }
-        self.compare_found(&mut orphans).await
+        self.compare_found().await
     }
 
-    /// Past the server's limit a bucket takes ten times the room: said before it is reached.
-    async fn warn_of_full_buckets(&self, kind: &str, most: u64) {
-        telemetry().bucket_fields(kind, most);
-        // Only then: the documented account may not ask, and Redis logs each refusal.
-        if most * 10 <= LISTPACK_FIELDS * 8 {
-            return;
+    /// Searches all keys, where each target or counter has one.
+    async fn compare_keys(&mut self, metric: Metric) -> Result<()> {
+        let servers = self.comparer.run.servers;
+        let mut next = Some("0".to_owned());
+        let mut keys = Vec::new();
+        while let Some(from) = next
+            && !self.comparer.run.early_end.is_due()
+        {
+            let began = Instant::now();
+            let (found, to) = servers.cache.scan_targets((self.name, self.kind), metric, &from).await?;
+            next = to;
+            keys.extend(found.into_iter().map(|target| (target, metric)));
+            if keys.len() >= SCANNED_TARGETS || next.is_none() {
+                keys.sort_unstable();
+                keys.dedup();
+                let unknown = unknown_to_mysql(servers, std::mem::take(&mut keys)).await?;
+                // A key stays when its counter is repaired to zero.
+                let samples = servers.cache.sample(&servers.names, &unknown).await?;
+                let counts = |(key, sample): (CounterKey, Option<Sample>)| {
+                    Some(key).filter(|_| sample.is_some_and(|it| it.value != 0))
+                };
+                self.found.extend(unknown.into_iter().zip(samples).filter_map(counts));
+            }
+            self.took(began);
+            if self.found.len() >= self.comparer.throttle.page() {
+                self.compare_found().await?;
+            }
+            self.comparer.wait().await?;
         }
-        let limit = self.on.cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);
-        if most * 10 > limit * 8 {
-            warn!(
-                event = "buckets-full",
-                kind,
-                fields = most,
-                limit,
-                "a bucket of the kind {kind} has {most} fields, and past {limit} it takes ten times the room: raise [redis] bucket_bits"
-            );
-        }
+        self.compare_found().await
     }
 
-    async fn compare_found(&mut self, orphans: &mut Vec<CounterKey>) -> Result<()> {
-        orphans.sort_unstable();
-        orphans.dedup();
-        self.report.phantoms += orphans.len() as u64;
-        self.compare_these(&std::mem::take(orphans)).await
+    async fn compare_found(&mut self) -> Result<()> {
+        let mut found = std::mem::take(&mut self.found);
+        found.sort_unstable();
+        found.dedup();
+        self.comparer.report.phantoms += found.len() as u64;
+        self.comparer.compare(&found).await
     }
 
-    /// Those of `numbers`, sorted by key, that have neither a counter nor a like record.
-    async fn unknown_to_mysql(&self, mut numbers: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
-        // Counters first: they are few point reads each, and nearly every number has one.
-        for recounted in [None, Some(self.on.metrics.like())] {
-            let (truths, _) = self.on.store.truths(&numbers, recounted, None).await?;
-            let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
-            numbers.retain(|number| !truths.get(number).is_some_and(is_known));
-        }
-        Ok(numbers)
+    fn took(&mut self, began: Instant) {
+        Steps::add(&mut self.comparer.report.steps_ms.phantoms, began.elapsed());
     }
+}
+
+/// Warns before a bucket reaches the server's limit: past it, it takes ten times the memory.
+async fn warn_of_full_buckets(servers: &Servers, kind: &str, most: u64) {
+    telemetry().bucket_fields(kind, most);
+    // Only then: the documented account may not ask, and Redis logs each refusal.
+    if most * 10 <= LISTPACK_FIELDS * 8 {
+        return;
+    }
+    let limit = servers.cache.listpack_fields().await.unwrap_or(LISTPACK_FIELDS);
+    if most * 10 > limit * 8 {
+        warn!(
+            event = "buckets-full",
+            kind,
+            fields = most,
+            limit,
+            "a bucket of the kind {kind} has {most} fields, and past {limit} it takes ten times the room: raise [redis] bucket_bits"
+        );
+    }
+}
+
+/// Those of `keys`, which are sorted, that have neither a counter nor a like record.
+async fn unknown_to_mysql(servers: &Servers, mut keys: Vec<CounterKey>) -> Result<Vec<CounterKey>> {
+    // Counters first: they are few point reads each, and nearly every key has one.
+    for recounted in [None, Some(servers.metrics.like())] {
+        let (truths, _) = servers.store.truths(&keys, recounted, None).await?;
+        let is_known = |truth: &Truth| truth.update_at.is_some() || truth.rows.unwrap_or(0) > 0;
+        keys.retain(|key| !truths.get(key).is_some_and(is_known));
+    }
+    Ok(keys)
 }

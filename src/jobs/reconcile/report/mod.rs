@@ -36,21 +36,21 @@ pub struct Report {
     pub dry_run: bool,
     /// Compared at a cut.
     pub checked: u64,
-    /// Right at the first look.
+    /// Right at the first measurement.
     pub exact: u64,
-    /// Off at two looks, in one direction.
+    /// Off at two measurements, in one direction.
     pub drifted: u64,
     /// Of those, repaired.
     pub repaired: u64,
-    /// Off at the first look, right or otherwise off at the second: events on the way.
+    /// Off at the first measurement, right or off in the other direction at the second: events in flight.
     pub transient: u64,
-    /// Judged by watching their events, because something newer than the cut was there at every look.
+    /// Judged by watching their events, because something newer than the cut was there at every measurement.
     pub busy: u64,
     /// Not judged: an event was so close to each cut, by a producer's clock, that nobody knows which was first.
     pub undecided: u64,
     /// Not compared: nobody has loaded their bucket, so what is missing is unknown.
     pub unknown: u64,
-    /// Not repaired: the bucket changed between look and repair, or the number would have gone below zero.
+    /// Not repaired: the bucket changed between measurement and repair, or the number would have gone below zero.
     pub left: u64,
     /// In Redis, but not in MySQL.
     pub phantoms: u64,
@@ -159,6 +159,17 @@ pub struct Steps {
 impl Steps {
     pub(super) fn add(step: &mut u64, took: Duration) {
         *step += u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    }
+
+    /// Adds the milliseconds of other steps.
+    pub(super) fn merge(&mut self, Self { rebuild, list, sample, fence, read, repair, phantoms }: Self) {
+        self.rebuild += rebuild;
+        self.list += list;
+        self.sample += sample;
+        self.fence += fence;
+        self.read += read;
+        self.repair += repair;
+        self.phantoms += phantoms;
     }
 }
 

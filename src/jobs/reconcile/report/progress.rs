@@ -7,27 +7,27 @@ use tracing::info;
 
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
-/// What can be said of a run.
+/// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Targets that were compared.
     pub checked: u64,
     /// Rows of `counter` that were listed: a target has one for each partition that wrote it.
     pub done: u64,
-    /// Rows that there are, by the server's statistics: none before that is known.
+    /// All rows, by the server's statistics; `None` before that is known.
     pub total: Option<u64>,
-    /// Off at two looks.
+    /// Off at two measurements.
     pub drifted: u64,
-    /// To be looked at again.
+    /// Suspects that are to be measured again.
     pub pending: u64,
     /// The last target of the last page.
     pub place: Option<String>,
-    /// Why the run waits, while it does.
+    /// Why the run waits; `None` while it doesn't.
     pub waiting: Option<String>,
 }
 
 impl RunProgress for Progress {
-    const JOB: &'static str = crate::jobs::reconcile::JOB;
+    const JOB: &'static str = crate::jobs::reconcile::run_options::JOB;
 
     fn done(&self) -> (u64, Option<u64>) {
         (self.done, self.total)
