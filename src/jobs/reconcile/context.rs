@@ -9,8 +9,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::report::progress::Progress;
-use super::report::{End, Report};
+use super::report::{End, Progress, Report};
 use super::run_options::{Mode, RunOptions, WAIT_MAX};
 use crate::broker::Broker;
 use crate::cache::Cache;

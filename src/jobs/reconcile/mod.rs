@@ -65,8 +65,7 @@ use crate::store::Store;
 
 use compare::Comparer;
 use context::{RunContext, Servers};
-use report::progress::Progress;
-use report::{End, Report};
+use report::{End, Progress, Report};
 pub use run_options::{JOB, Mode, RunOptions};
 
 /// Compares Redis with MySQL and repairs it: one run at a time.

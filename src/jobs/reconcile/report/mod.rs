@@ -1,6 +1,5 @@
-//! What a reconcile found and did, for people and for programs.
+//! What a reconcile found and did, and how far it is, for people and for programs.
 
-pub mod progress;
 mod text;
 
 use std::time::Duration;
@@ -257,6 +256,25 @@ impl TargetVerdict {
 
 /// Drifted targets that a report lists at most: the numbers tell of the rest.
 pub(super) const LISTED_MAX: usize = 20;
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Targets that were compared.
+    pub checked: u64,
+    /// Rows of `counter` that were listed: a target has one for each partition that wrote it.
+    pub done: u64,
+    /// All rows, by the server's statistics; `None` before that is known.
+    pub total: Option<u64>,
+    /// Off at two measurements.
+    pub drifted: u64,
+    /// Suspects that are to be measured again.
+    pub pending: u64,
+    /// The last target of the last page.
+    pub place: Option<String>,
+    /// Why the run waits; `None` while it doesn't.
+    pub waiting: Option<String>,
+}
 
 impl Report {
     /// The empty report of a run.

@@ -1,9 +1,14 @@
-//! A report in words.
+//! Reports and progress in words.
 
-use std::fmt;
+use std::fmt::{self, Write};
+use std::time::Duration;
 
-use super::{Report, Slice, TargetReport, TargetVerdict};
+use tracing::info;
+
+use super::{Progress, Report, Slice, TargetReport, TargetVerdict};
 use crate::config::LIKE;
+use crate::jobs::reconcile::run_options::JOB;
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 /// A row of `name value` pairs; nothing where all are zero.
 fn write_row<const N: usize>(
@@ -110,6 +115,46 @@ impl Report {
     }
 }
 
+impl RunProgress for Progress {
+    const JOB: &'static str = JOB;
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.done, self.total)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let mut text = format!("{} counters checked", self.checked);
+        if let Some(percent) = percent(self.done, self.total) {
+            // A String can't fail.
+            let _ = write!(text, " (about {percent} %)");
+        }
+        let _ = write!(text, ", {} a second", rate(self.checked, elapsed));
+        if let Some(left) = left(self.done, self.total, elapsed) {
+            let _ = write!(text, ", about {} left", spoken(left));
+        }
+        let _ = write!(text, ", {} drifted, {} to be looked at again", self.drifted, self.pending);
+        if let Some(place) = &self.place {
+            let _ = write!(text, ", now after {place}");
+        }
+        if let Some(reason) = &self.waiting {
+            let _ = write!(text, "; waiting: {reason}");
+        }
+        text
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { checked, drifted, pending, .. } = *self;
+        let per_second = rate(checked, elapsed);
+        let percent = percent(self.done, self.total);
+        let left_s = left(self.done, self.total, elapsed).map(|left| left.as_secs());
+        let (place, waiting, words) = (self.place.as_deref(), self.waiting.as_deref(), self.words(elapsed));
+        info!(
+            event = "reconcile-progress",
+            checked, percent, left_s, per_second, drifted, pending, place, waiting, "{words}"
+        );
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Sizes, Steps};
@@ -148,5 +193,17 @@ mod tests {
              time by step    sample: 1.2 s, read: 0.0 s\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"
         );
+    }
+
+    #[test]
+    fn it_says_how_long_the_rest_takes() {
+        let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
+        assert_eq!(
+            progress.words(Duration::from_secs(10)),
+            "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
+        );
+        progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
+        assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));
+        assert!(Progress::default().words(Duration::ZERO).starts_with("0 counters checked, 0 a second, 0 drifted"));
     }
 }
