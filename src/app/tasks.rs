@@ -13,7 +13,7 @@ use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
 use crate::job_name::JobName;
-use crate::jobs::reconcile::lookout::Lookout;
+use crate::jobs::reconcile::loss_detector::LossDetector;
 use crate::jobs::snapshots::clock::SnapshotClock;
 use crate::jobs::{self, Requests, Wakes, filters, runner};
 use crate::outbox::Outbox;
@@ -151,8 +151,8 @@ impl Tasks {
     fn start_detectors(&self, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop } = self.clone();
         let Servers { store, cache, .. } = servers;
-        let lookout = Lookout { cache: cache.clone(), live: live.clone(), request: requests.rebuild.clone() };
-        running.start_loop(TaskName::Lookout, |beat| lookout.run(beat, stop.clone()));
+        let detector = LossDetector { cache: cache.clone(), live: live.clone(), request: requests.rebuild.clone() };
+        running.start_loop(TaskName::Lookout, |beat| detector.run(beat, stop.clone()));
         let clock = SnapshotClock { live, store, cache, request: requests.snapshot.clone() };
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
     }

@@ -1,56 +1,55 @@
-//! Redis' counters compared with MySQL, and what has drifted repaired, while likes go on.
+//! Compares Redis' counters with MySQL, and repairs what has drifted, while likes go on.
 //!
-//! The way of a page of targets: sample Redis (the cut, by Redis' own clock) -> send a fence through every partition and
-//! wait until it is committed -> read MySQL -> judge. Nearly all are right. What is off is measured once more, this time
-//! with `publish_grace` before the sample and before the fence, and only a drift seen twice in one direction is added
-//! back, by the smaller of the two. A target that something newer than the cut was applied to is *busy*: it is looked at
-//! again with few others, and watched if that doesn't help. While watched, the consumers log its events with the rows'
-//! former states, and from the value now and that log its value as of the cut is exact.
+//! A page of counters is measured: sample Redis (the cut, by Redis' own clock) -> send a fence through every partition and
+//! wait until it is committed -> read MySQL -> judge. Nearly all counters are right. The others are suspects, and are
+//! measured once more, this time with `publish_grace` before the sample and before the fence. A drift that two measurements
+//! find in one direction is repaired: the smaller of the two is added. A counter that something newer than the cut was
+//! applied to is *busy*. It is measured again together with few others, and watched if that doesn't help: the consumers
+//! log its events with the rows' former states, and its value as of the cut follows from its value now and that log.
+//!
+//! The way of a run: `load` (what Redis lost) -> `scan` (which counters, in which order) -> `compare` (a page at a time, to
+//! the end: `measure`, recheck, `repair`). Before each page the `throttle` waits until the servers have time. No part knows
+//! the run; what they share is in `context`.
 //!
 //! The races, and what decides them:
 //!
-//! * A: a like counts in Redis. B: the first look's sample and fence. C: the like's event is published. The look sees +1.
-//!   The second one samples `publish_grace` later, and sends its fence once more so much later: C is before the read, and
-//!   nothing is repaired, unless the API server stalls between A and C for longer than twice that. Where one late like
-//!   misleads the first look and another one the second, once that is enough. The next run that finds the events takes
-//!   back what was repaired.
-//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the target is busy.
-//! * A: two looks agree on a drift. B: a like. C: the repair. It adds a difference and so keeps B (invariant 4).
-//! * A: the repair times out. B: a later run looks. C: the repair runs after all. The script checks that the bucket's
-//!   field `_` is as the sample saw it, and every repair changes that field: of A and a repair of B only one is added.
-//! * A: two looks agree. B: the run freezes, its lease ends, and a later run finds the target right. C: the repair runs. It is
-//!   refused: it has a deadline by Redis' clock, before which no other run can have begun.
-//! * A: two looks agree. B: Redis fails over to a replica that lacks the drift. The repair is not made.
-//! * A: Redis is flushed between look and repair: `_` is gone, the script refuses. What is missing from such a bucket is
-//!   unknown, not zero, until a run has loaded it again (rebuild.rs).
-//! * Two reconciles: the job's lock admits one. If the first one's lease ran out while it was frozen, its fences are
-//!   lower than the second one's and never pass, and MySQL refuses its writes.
-//! * A row of `counter` is corrected while the consumer writes it: difference and rows are read in one snapshot, and
-//!   the correction is added.
+//! * A: a like counts in Redis. B: the first measurement's sample and fence. C: the like's event is published. The first
+//!   measurement finds +1. The second one samples `publish_grace` later, and sends its fence after another
+//!   `publish_grace`, so it reads C and nothing is repaired. A publish that is later than both looks like a drift, and is
+//!   repaired. So do two late publishes, if one misleads the first measurement and the other one the second. The next run
+//!   that finds the events reverts the repair.
+//! * A: the sample. B: a like. Its `at` is after the cut, so the row of `counter` says that the counter is busy.
+//! * A: two measurements agree on a drift. B: a like. C: the repair. It adds a difference, and so keeps B (invariant 4).
+//! * A: the repair times out. B: a later run measures. C: the repair runs after all. The script checks that the bucket's
+//!   field `_` is as the sample saw it, and every repair changes that field. Of A and a repair of B only one is added.
+//! * A: two measurements agree. B: the run freezes, its lease ends, and a later run finds the counter right. C: the repair
+//!   runs. The script refuses it: it has a deadline by Redis' clock, and no other run can have begun before that.
+//! * A: two measurements agree. B: Redis fails over to a replica that lacks the drift. The repair is not made, because
+//!   Redis' data set is another one than when the run began.
+//! * A: a measurement. B: Redis is flushed. C: the repair. The script refuses it, because `_` is gone. A counter that such a
+//!   bucket lacks is unknown, not zero, until a run has loaded the bucket again.
+//! * Two reconciles run. The job's lock admits one. If the lease of the first one ended while it was frozen, its fences are
+//!   lower than those of the second one and never pass, and MySQL refuses its writes.
+//! * A row of `counter` is corrected while the consumer writes it. The row and its like records are read in one snapshot,
+//!   and the difference is added.
 //!
-//! What it must never do: set a counter, change MySQL's likes, judge a value without a fence.
+//! A reconcile must never set a counter, change MySQL's likes, or judge a value without a fence.
 
+mod compare;
+mod context;
 pub mod drift;
-mod look;
-pub mod lookout;
-mod pace;
-mod page;
-mod phantoms;
-pub mod progress;
-mod range;
-mod rebuild;
+mod load;
+pub mod loss_detector;
+mod measure;
+mod orphans;
+mod outbox_lag;
+mod repair;
 pub mod report;
 mod run_options;
-mod scrub;
-mod stale;
-mod waiting;
-mod walk;
+mod scan;
+mod throttle;
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -58,80 +57,29 @@ use tracing::warn;
 use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::cache::keys::KindNames;
-use crate::config::{Config, Kinds, Metrics, Reconcile as Limits, Rules, Writes};
+use crate::config::{Config, Rules};
 use crate::job_name::JobName;
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use crate::repair_limits::{LimitExceeded, RepairLimits};
+use crate::repair_limits::LimitExceeded;
 use crate::runtime::progress::{ProgressSink, follow};
 use crate::store::Store;
-use crate::store::jobs::number_of;
 
-use pace::Pace;
-use page::Pending;
-use progress::Progress;
-use report::{End, Report, Steps};
-use run_options::WAIT_MAX;
-pub use run_options::{Mode, RunOptions};
+use compare::Comparer;
+use context::{RunContext, Servers};
+use report::{End, Progress, Report};
+pub use run_options::{JOB, Mode, RunOptions};
 
-/// The name of the job in `job_lock` and `job_run`.
-pub const JOB: &str = JobName::Reconcile.name();
-
-/// What a reconcile stands on.
+/// Compares Redis with MySQL and repairs it: one run at a time.
 #[derive(Clone)]
 pub struct Reconciler {
-    store: Store,
-    cache: Cache,
-    /// The second layout that API servers count in.
-    also: Option<Cache>,
-    broker: Broker,
-    limits: Limits,
-    kinds: Kinds,
-    names: KindNames,
-    metrics: Metrics,
-    rules: Rules,
-    /// MySQL's replicas, by name.
-    replicas: Vec<(String, Store)>,
+    servers: Servers,
 }
 
-/// One run on its way.
+/// One run.
 struct Run<'a> {
-    on: &'a Reconciler,
-    options: &'a RunOptions,
-    fences: Fences<'a>,
-    pace: Pace,
-    progress: watch::Sender<Progress>,
-    number: u64,
-    /// What Redis had when the run began.
-    data_set: String,
-    /// How many numbers (fences, watches, repairs) the run has used.
-    used: u64,
-    lists_all: bool,
-    /// How many rows of `counter` are still to be listed.
-    slice_left: u64,
-    /// How many rows of `counter` were listed, or targets that were given.
-    listed: u64,
-    /// The servers had no time for too long.
-    gave_up: bool,
-    /// Why a scheduled run makes way: Redis lost buckets.
-    makes_way: Option<&'static str>,
-    /// What a dry run would have added to rows of `counter`.
-    uncorrected: HashMap<Target, i64>,
-    /// The last target of the last page.
-    reached: Target,
-    stop: &'a CancellationToken,
-    began: Instant,
-    /// Whether nothing was off in the part that a resumed run goes on from.
-    clean: bool,
-    /// Something was not looked at, because the run was over.
-    cut_short: AtomicBool,
-    /// Whether there was room to note all that the next run must look at.
-    all_kept: bool,
-    pending: Pending,
-    /// By bucket of the kind that a full run is at: how many numbers that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
-    counted_seen: Vec<u16>,
-    report: Report,
+    context: &'a RunContext<'a>,
+    comparer: Comparer<'a>,
 }
 
 impl Reconciler {
@@ -141,25 +89,26 @@ impl Reconciler {
     /// The address of a replica can't be used.
     pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Result<Self> {
         let replicas = Store::replicas(&config.mysql, &config.reconcile.replicas).map_err(anyhow::Error::msg)?;
-        Ok(Self {
+        let servers = Servers {
             store,
             also: cache.also(&config.redis, &config.metrics)?,
             cache,
             broker,
+            replicas,
             limits: config.reconcile.clone(),
             kinds: config.kinds.clone(),
             names: KindNames::new(&config.kinds),
             metrics: config.metrics.clone(),
             rules: Rules::from(config),
-            replicas,
-        })
+        };
+        Ok(Self { servers })
     }
 
-    /// Does the run `number` of the job, which the caller holds the lock of, and shows how far it is. Ends between two pages when `stop` is
-    /// cancelled.
+    /// Does the run `number` of the job, whose lock the caller holds, and shows how far it is. Ends between two pages
+    /// when `stop` is cancelled.
     ///
     /// # Errors
-    /// [`JobError::NotNow`] when events on the way can't be waited for; the servers' errors. Whatever was repaired stays repaired.
+    /// [`JobError::NotNow`] when events in flight can't be waited for; the servers' errors. What was repaired stays repaired.
     pub async fn run(
         &self,
         number: u64,
@@ -172,7 +121,7 @@ impl Reconciler {
             ran = self.run_showing(number, options, progress, stop) => ran,
             () = follow(to, shown) => anyhow::bail!("nobody is shown the run any longer"),
         };
-        for (_, replica) in &self.replicas {
+        for (_, replica) in &self.servers.replicas {
             replica.close().await;
         }
         ran
@@ -185,196 +134,61 @@ impl Reconciler {
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report> {
+        let servers = &self.servers;
         // What an earlier run that was killed has left behind.
-        self.unwatch(number).await;
-        let publisher = self.broker.connect_publisher("reconcile").await?;
+        servers.unwatch(number).await;
         let fences = Fences {
             job: JobName::Reconcile,
-            store: &self.store,
-            broker: &self.broker,
-            publisher,
-            fence_max: self.limits.fence_max.0,
+            store: &servers.store,
+            broker: &servers.broker,
+            publisher: servers.broker.connect_publisher("reconcile").await?,
+            fence_max: servers.limits.fence_max.0,
         };
-        let mut run = Run {
-            on: self,
-            options,
-            fences,
-            pace: Pace::new(number, &self.limits),
-            progress,
-            number,
-            data_set: self.cache.data_set().await.context("ask Redis which data set it has")?,
-            used: 0,
-            slice_left: u64::MAX,
-            listed: 0,
-            gave_up: false,
-            makes_way: None,
-            uncorrected: HashMap::new(),
-            reached: Target { kind: Kind(0), id: TargetId(0) },
-            lists_all: matches!(options.mode, Mode::Targets(_)),
-            stop,
-            began: Instant::now(),
-            clean: true,
-            cut_short: AtomicBool::new(false),
-            all_kept: true,
-            pending: Pending::new(),
-            counted_seen: Vec::new(),
-            report: Report { mode: options.mode.name(), dry_run: options.dry_run, ..Report::default() },
-        };
-        let result = run.compare_all().await;
-        self.unwatch(number).await;
+        let context = RunContext::new(servers, options, number, progress, stop).await?;
+        let mut run = Run { context: &context, comparer: Comparer::new(&context, fences) };
+        let result = run.run().await;
+        servers.unwatch(number).await;
         match result {
             Err(error) if stop.is_cancelled() && matches!(error.downcast_ref(), Some(JobError::NotNow(_))) => {}
             Err(error) if error.is::<LimitExceeded>() => {
                 warn!(event = "reconcile-braked", reason = %error, "nothing more is repaired: {error}");
-                run.report.end(End::LimitExceeded, error.to_string());
+                run.comparer.report.end(End::LimitExceeded, error.to_string());
             }
             result => result?,
         }
         if !options.dry_run {
-            self.forget_old_repairs().await;
+            servers.forget_old_repairs().await;
         }
-        Ok(run.ended())
-    }
-
-    /// Not worth failing a run for: the next one does it, and a watch ends with its time.
-    async fn unwatch(&self, number: u64) {
-        if let Err(error) = self.store.unwatch(number).await {
-            let error = format!("{:#}", anyhow::Error::from(error));
-            warn!(event = "prune-failed", error, "what was logged of watched targets could not be forgotten: {error}");
-        }
-    }
-
-    /// Not worth failing a run for: the next one does it.
-    async fn forget_old_repairs(&self) {
-        if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
-            let error = format!("{:#}", anyhow::Error::from(error));
-            warn!(event = "prune-failed", error, "old repairs could not be forgotten: {error}");
-        }
+        Ok(run.into_report())
     }
 }
 
 impl Run<'_> {
-    /// The report, with why it ended.
-    fn ended(mut self) -> Report {
-        if self.report.ended == End::LimitExceeded {
-            // Whatever else it was, somebody must look at it.
-        } else if self.stop.is_cancelled() {
-            self.report.end(End::Stopped, "told to stop".to_owned());
-        } else if let Some(reason) = self.makes_way {
-            self.report.end(End::TimeOver, reason.to_owned());
-        } else if self.gave_up {
-            let reason = self.pace.waited_for.as_deref().unwrap_or_default();
-            self.report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
-        } else if self.cut_short.load(Ordering::Relaxed) {
-            let goes_on = match self.options.mode {
-                Mode::Full => "`tallyd reconcile --resume` goes on",
-                Mode::Layout => "the same command goes on",
-                Mode::Scrub => "the next scrub goes on",
-                _ => "the next run of its kind looks at the rest",
-            };
-            self.report.end(End::TimeOver, format!("its time was over: {goes_on}"));
+    /// Loads what Redis lost, and then compares what the mode asks for.
+    async fn run(&mut self) -> Result<()> {
+        let Self { context, comparer } = self;
+        load::check_layouts(context.servers).await?;
+        if let Mode::Targets(targets) = &context.options.mode {
+            return scan::compare_targets(comparer, targets).await;
         }
-        self.report.clean = self.is_clean();
-        self.report.waited_s = self.pace.waited.as_secs();
-        self.report.waits = self.pace.waits;
-        self.report.waited_for = self.pace.waited_for.take();
-        self.report
-    }
-
-    /// Whether no other page may begin. Asked only where there is one: what it says no to is left out.
-    fn is_over(&self) -> bool {
-        let over = self.stop.is_cancelled()
-            || self.gave_up
-            || self.makes_way.is_some()
-            || self.options.run_time_max.is_some_and(|max| self.began.elapsed() > max);
-        if over {
-            self.cut_short.store(true, Ordering::Relaxed);
-        }
-        over
-    }
-
-    /// Stops before repairs that are too many, or one of which is too large.
-    fn check_limits(&self, largest: u64) -> Result<(), LimitExceeded> {
-        if self.options.force {
-            return Ok(());
-        }
-        let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.on.limits;
-        let (command, reload) = if self.options.mode == Mode::Layout {
-            ("the same command with --force", None)
-        } else {
-            ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
-        };
-        let limits =
-            RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
-        let Report { checked, drifted, counters_off, .. } = self.report;
-        limits.check(checked, drifted.max(counters_off), largest)
-    }
-
-    /// Waits, or until the stop.
-    async fn pause(&self, pause: Duration) {
-        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
-    }
-
-    /// Shows how far the run is.
-    fn show(&self, place: Option<Target>) {
-        let Report { checked, drifted, .. } = self.report;
-        let (pending, place) = (self.pending.len() as u64, place.map(|place| self.name(place)));
-        let done = self.listed;
-        self.progress.send_modify(|progress| {
-            *progress = Progress { checked, done, drifted, pending, place, ..std::mem::take(progress) };
-        });
-    }
-
-    /// Waits `grace`, and then until every event that was published by then is in MySQL.
-    async fn fence(&mut self, grace: Duration) -> Result<()> {
-        let (number, began) = (self.next_number(), Instant::now());
-        let passed = async {
-            tokio::time::sleep(grace).await;
-            self.fences.pass(number).await
-        };
-        // The daemon's own consumers stop too: then nobody lets the fence pass.
-        let stopped = || JobError::NotNow("told to stop".to_owned()).into();
-        let passed = self.stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
-        Steps::add(&mut self.report.steps_ms.fence, began.elapsed());
-        passed
-    }
-
-    fn name(&self, target: Target) -> String {
-        format!("{}:{}", self.on.kinds.name(target.kind), target.id)
-    }
-
-    /// The metric of which like records are recounted: they are the truth of likes, `counter` is that of all else. None where `counter` is trusted.
-    fn recounted(&self) -> Option<Metric> {
-        let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
-        recounts.then(|| self.on.metrics.like())
-    }
-
-    /// Whether the daemon adds the number to Redis.
-    fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
-        self.on.rules.of(target.kind, metric).writer == Writes::Daemon
-    }
-
-    /// All numbers of targets that are sorted by key.
-    fn numbers(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
-        let metrics = self.on.metrics.codes();
-        targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
-    }
-
-    /// Notes that a number which MySQL knows is not zero in Redis.
-    fn note_seen(&mut self, target: Target) {
-        let bucket = self.on.cache.keys.bucket(target) as usize;
-        if let Some(count) = self.counted_seen.get_mut(bucket) {
-            *count = count.wrapping_add(1);
+        load::unload_stale(context).await?;
+        load::load_lost(context, &mut comparer.measure, &mut comparer.report).await?;
+        // Before the first fence, which has less patience.
+        comparer.wait().await?;
+        match context.options.mode {
+            Mode::Full | Mode::Layout => scan::compare_full(comparer).await,
+            Mode::Scrub => scan::compare_slice(comparer).await,
+            _ => scan::compare_changed(comparer).await,
         }
     }
 
-    fn next_number(&mut self) -> u64 {
-        self.used += 1;
-        number_of(self.number, self.used)
-    }
-
-    /// Redis' clock.
-    async fn now(&self) -> Result<Micros> {
-        self.on.cache.now().await.context("ask for Redis' clock")
+    /// The report, with why the run ended.
+    fn into_report(self) -> Report {
+        let mut report = self.comparer.into_report();
+        // Whatever else it was, somebody must look at an exceeded limit.
+        if report.ended != End::LimitExceeded {
+            self.context.early_end.note(&self.context.options.mode, &mut report);
+        }
+        report
     }
 }

@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
+use crate::job_name::JobName;
 use crate::model::Target;
 
-/// How long a scheduled run waits for the servers: behind it, perhaps, waits one that loads what Redis has lost.
+/// The name of the job in `job_lock` and `job_run`.
+pub const JOB: &str = JobName::Reconcile.name();
+
+/// How long a scheduled run waits for the servers: a run that loads what Redis has lost may be waiting for it to end.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(600);
 
-/// Which targets a run looks at.
+/// Which targets a run compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Those that changed since the last run.
@@ -16,10 +20,10 @@ pub enum Mode {
     Full,
     /// The next slice of those of a full run, and Redis searched for what MySQL doesn't know in the next slice of its buckets.
     Scrub,
-    /// Those that changed since the last run, because Redis has lost buckets: what every run begins with is what is asked
-    /// for here.
+    /// Those that changed since the last run, because Redis has lost buckets. Every run loads lost buckets first, and this
+    /// one was started for that.
     Rebuild,
-    /// All of a second layout, which is loaded first: says nothing of the layout that the daemon compares.
+    /// All of a second layout, which is loaded first. It notes no cut for the layout that the daemon compares.
     Layout,
     /// These, recounted.
     Targets(Vec<Target>),
@@ -39,22 +43,22 @@ impl Mode {
     }
 }
 
-/// What a run shall do.
+/// What a run should do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     /// Which targets.
     pub mode: Mode,
-    /// Only look.
+    /// Compare, and change nothing.
     pub dry_run: bool,
     /// Repair however much it is.
     pub force: bool,
-    /// Go on where the last full run ended that was not done.
+    /// Go on where the last unfinished full run ended.
     pub resume: bool,
     /// Load all numbers again.
     pub reload: bool,
-    /// End after so long, between two pages.
+    /// End after this time, between two pages.
     pub run_time_max: Option<Duration>,
-    /// End once the servers have had no time for a page for so long.
+    /// End once the servers have had no time for a page for this time.
     pub wait_max: Option<Duration>,
 }
 
@@ -72,7 +76,8 @@ impl RunOptions {
         }
     }
 
-    /// Whether others wait behind the run: it is scheduled, and the next one of its mode goes on where it ends.
+    /// Whether the run ends for one that loads lost buckets: it is scheduled, and the next one of its mode goes on where it
+    /// ends.
     pub(super) fn gives_way(&self) -> bool {
         self.wait_max.is_some() && matches!(self.mode, Mode::Full | Mode::Scrub)
     }

@@ -12,7 +12,7 @@ use crate::store::outbox::Since;
 
 /// Rows that no sample of a page had, and some that they had.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct OutboxLag {
     /// By number: a row's partition and place in its outbox, and what it adds.
     additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
     /// Rows up to these are deleted.
@@ -22,7 +22,7 @@ pub(super) struct Waiting {
     applied: OutboxOffsets,
 }
 
-impl Waiting {
+impl OutboxLag {
     /// What followed `applied`, which was read before the sample.
     pub fn new(since: Since, applied: OutboxOffsets) -> Self {
         let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
@@ -84,9 +84,9 @@ mod tests {
             let applied: OutboxOffsets =
                 (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
             rows.retain(|row| row.number > applied.of(row.partition));
-            let waiting = Waiting::new(Since { rows, pruned: applied.clone() }, applied);
+            let lag = OutboxLag::new(Since { rows, pruned: applied.clone() }, applied);
             for (id, counted) in counters {
-                let lacks = waiting.of((target(id), Metric(2)), &offsets[(id % 2) as usize]);
+                let lacks = lag.of((target(id), Metric(2)), &offsets[(id % 2) as usize]);
                 prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
             }
         }
@@ -95,8 +95,8 @@ mod tests {
     #[test]
     fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
         let pruned = OutboxOffsets::parse("0:5").unwrap();
-        let waiting = Waiting::new(Since { rows: Vec::new(), pruned }, OutboxOffsets::parse("0:3").unwrap());
-        assert_eq!(waiting.of((target(1), Metric(2)), &OutboxOffsets::parse("0:4").unwrap()), None);
-        assert_eq!(waiting.of((target(1), Metric(2)), &OutboxOffsets::parse("0:5").unwrap()), Some(0));
+        let lag = OutboxLag::new(Since { rows: Vec::new(), pruned }, OutboxOffsets::parse("0:3").unwrap());
+        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:4").unwrap()), None);
+        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:5").unwrap()), Some(0));
     }
 }

@@ -1,8 +1,8 @@
-//! Looks whether Redis has lost counters, and has them loaded again within seconds.
+//! Checks whether Redis has lost counters, and has them loaded again within seconds.
 //!
-//! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Some buckets are
-//! looked at each time, all of them in turn; those that readers have found missing; and all at once when Redis has become
-//! another one, or one master of a Cluster has.
+//! A flush, an empty replica that was promoted or an evicted bucket leave buckets without the field `_`. Each check reads
+//! some buckets, so that all of them have their turn, and those that readers have found missing. It reads all buckets when
+//! Redis, or one master of a Cluster, has another data set than at the last check.
 
 use std::time::Duration;
 
@@ -16,39 +16,39 @@ use crate::jobs::Request;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 
-/// Buckets of each kind that one look reads a field of: some milliseconds of Redis.
-const LOOKED_BUCKETS: u32 = 2_048;
+/// Buckets of each kind that one check reads a field of: some milliseconds of Redis.
+const CHECKED_BUCKETS: u32 = 2_048;
 
-/// Buckets that readers found missing, which one look takes.
+/// Buckets that readers found missing, which one check takes.
 const MISSING_MAX: usize = 1_000;
 
-/// A daemon's lookout.
-pub struct Lookout {
-    /// Where it looks.
+/// Finds out that Redis lost counters, and asks for a run that loads them.
+pub struct LossDetector {
+    /// The Redis that it checks.
     pub cache: Cache,
-    /// Whose buckets, and how often: zero for never.
+    /// Which kinds, and how often: zero for never.
     pub live: ConfigHandle,
     /// Made when something is lost.
     pub request: Request,
 }
 
-/// What it knows from its last look.
+/// What it knows from its last check.
 #[derive(Default)]
-struct Seen {
+struct LastCheck {
     data_set: Option<String>,
     next: u32,
 }
 
-impl Lookout {
-    /// Looks until the stop.
+impl LossDetector {
+    /// Checks again and again until the stop.
     pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at Redis");
-        let mut seen = Seen::default();
+        let mut last = LastCheck::default();
         while !stop.is_cancelled() {
             let config = self.live.current();
             let every = config.reconcile.watch_every.0;
             if !every.is_zero() {
-                match beat.during(self.look(&KindNames::new(&config.kinds), &mut seen)).await {
+                match beat.during(self.check(&KindNames::new(&config.kinds), &mut last)).await {
                     Ok(0) => outage.over(),
                     Ok(_) => {
                         outage.over();
@@ -61,20 +61,20 @@ impl Lookout {
         }
     }
 
-    /// How many buckets it finds lost, among those that readers found missing and some others.
-    async fn look(&self, kinds: &KindNames, seen: &mut Seen) -> Result<u64, CacheError> {
+    /// How many buckets are lost, of those that readers found missing and some others.
+    async fn check(&self, kinds: &KindNames, last: &mut LastCheck) -> Result<u64, CacheError> {
         let data_set = self.cache.data_set().await?;
         let buckets = self.cache.keys.buckets();
-        let range = if seen.data_set.as_ref() == Some(&data_set) {
-            let from = if seen.next >= buckets { 0 } else { seen.next };
-            from..buckets.min(from.saturating_add(LOOKED_BUCKETS))
+        let range = if last.data_set.as_ref() == Some(&data_set) {
+            let from = if last.next >= buckets { 0 } else { last.next };
+            from..buckets.min(from.saturating_add(CHECKED_BUCKETS))
         } else {
             0..buckets
         };
-        // A hint: without it buckets are found in their turn.
+        // This is a hint. Without it buckets are found in their turn.
         let missing = match self.cache.take_missing(kinds, MISSING_MAX).await {
             Ok(missing) => missing,
-            Err(error) if seen.data_set.is_none() => {
+            Err(error) if last.data_set.is_none() => {
                 let error = format!("{:#}", anyhow::Error::from(error));
                 warn!(event = "missing-unread", error, "what readers found missing can't be read: {error}");
                 Vec::new()
@@ -86,7 +86,7 @@ impl Lookout {
             let noted = missing.iter().filter(|(of, _)| *of == kind).map(|(_, bucket)| *bucket).collect::<Vec<_>>();
             lost += self.cache.unloaded(name, range.clone().chain(noted)).await?.lost;
         }
-        *seen = Seen { data_set: Some(data_set), next: range.end };
+        *last = LastCheck { data_set: Some(data_set), next: range.end };
         Ok(lost)
     }
 }

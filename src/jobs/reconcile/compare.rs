@@ -1,0 +1,318 @@
+//! Compares counters, a page at a time, to the end: measures a page, rechecks its suspects, repairs what is confirmed.
+//!
+//! The first measurement is cheap: its fence is sent immediately. It clears nearly every counter. The others are
+//! *suspects*: they are measured again together with those of many pages, a whole `publish_grace` later, and watched
+//! meanwhile if they are still busy. One rule decides. A measurement that finds a drift keeps it with the suspect, and the
+//! next measurement that finds any value repairs what both agree on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::context::{RunContext, Servers};
+use super::drift::Verdict;
+use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_MAX, with_busy};
+use super::outbox_lag::OutboxLag;
+use super::repair::Repairer;
+use super::report::{Progress, Report, TargetReport, TargetVerdict};
+use super::throttle::Throttle;
+use crate::cache::Cache;
+use crate::cache::layout::Loaded;
+use crate::jobs::fence::Fences;
+use crate::model::{CounterKey, Kind, Metric, Target, TargetId};
+use crate::runtime::fault;
+use crate::store::counters::Truth;
+use crate::store::ranges::{Counted, Recount};
+
+/// Once there are so many suspects they are rechecked, at most as many together, and before the next page.
+pub(super) const SUSPECTS_MAX: usize = 10_000;
+
+/// Counters that no measurement has cleared, and what the last one found.
+type Suspects = BTreeMap<CounterKey, Verdict>;
+
+/// Compares the counters of a run.
+pub(super) struct Comparer<'a> {
+    // What it needs.
+    pub run: &'a RunContext<'a>,
+    pub throttle: Throttle<'a>,
+    pub measure: Measure<'a>,
+    repairer: Repairer<'a>,
+    // What it keeps.
+    suspects: Suspects,
+    /// How many rows of `counter` were listed, or targets that were given.
+    pub listed: u64,
+    pub report: Report,
+}
+
+/// By bucket of one kind: how many counters that MySQL knows are not zero in Redis, modulo 2^16. Empty where nobody asks.
+#[derive(Default)]
+pub(super) struct KnownByBucket(pub Vec<u16>);
+
+impl KnownByBucket {
+    /// For all buckets of one kind.
+    pub fn new(cache: &Cache) -> Self {
+        Self(vec![0; cache.keys.buckets() as usize])
+    }
+
+    fn note(&mut self, cache: &Cache, target: Target) {
+        if let Some(count) = self.0.get_mut(cache.keys.bucket(target) as usize) {
+            *count = count.wrapping_add(1);
+        }
+    }
+}
+
+impl<'a> Comparer<'a> {
+    pub fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+        let options = run.options;
+        Self {
+            run,
+            throttle: Throttle::new(run),
+            measure: Measure::new(run, fences),
+            repairer: Repairer::new(run),
+            suspects: Suspects::new(),
+            listed: 0,
+            report: Report::new(&options.mode, options.dry_run),
+        }
+    }
+
+    /// Compares counters that are sorted by key, to the end.
+    pub async fn compare(&mut self, keys: &[CounterKey]) -> Result<()> {
+        let mut rest = keys;
+        while !rest.is_empty() && !self.run.early_end.is_due() {
+            let (page, after) = rest.split_at(rest.len().min(self.throttle.page()));
+            self.compare_page(page).await?;
+            rest = after;
+        }
+        self.recheck().await
+    }
+
+    /// Measures one page of counters when the servers have time for it.
+    pub async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
+        // Somebody waits for an answer about a few targets.
+        if !self.report.lists_all {
+            self.wait().await?;
+        }
+        if self.run.early_end.is_due() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        self.measure_page(page).await?;
+        fault::point("reconcile:compared");
+        self.throttle.note(page.len(), began.elapsed());
+        self.show(page.last().map(|(target, _)| *target));
+        if self.has_many_suspects() {
+            self.recheck().await?;
+        }
+        Ok(())
+    }
+
+    /// Judges a range by what was read of it. Counters and like records were read in one snapshot.
+    pub async fn compare_range(
+        &mut self,
+        sampled: SampledRange,
+        recount: Recount,
+        known: &mut KnownByBucket,
+    ) -> Result<()> {
+        let servers = self.run.servers;
+        let SampledRange { range, samples, applied } = sampled;
+        let truths = truths_of(servers, range.kind, &recount);
+        let lag = OutboxLag::new(recount.since, applied.unwrap_or_default());
+        // What the list lacks was new or had no counter: the recheck decides.
+        let is_listed = |key: &CounterKey| range.counters.binary_search_by_key(key, |it| it.number).is_ok();
+        let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
+        self.report.checked += (range.counters.len() + unlisted.len()) as u64;
+        self.repairer.correct_counters(&truths, &mut self.measure, &mut self.report).await?;
+        self.suspects.extend(unlisted.into_iter().map(|key| (key, Verdict::Busy)));
+        for (Counted { number: key, .. }, sample) in range.counters.iter().zip(samples) {
+            if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.options.gives_way() {
+                self.run.early_end.make_way("Redis lost counters: they are loaded first, then it resumes");
+            }
+            let Some(sample) = sample.filter(|sample| self.measure.is_known(sample)) else {
+                self.note_unknown(*key);
+                continue;
+            };
+            if sample.value != 0 {
+                known.note(&servers.cache, key.0);
+            }
+            match self.measure.judge(*key, &sample, truths.get(key).copied(), &lag) {
+                Verdict::Drift(0) => self.report.exact += 1,
+                verdict => self.suspect(*key, verdict),
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures the suspects again until there are none.
+    pub async fn recheck(&mut self) -> Result<()> {
+        while !self.suspects.is_empty() {
+            let mut some = std::mem::take(&mut self.suspects);
+            if let Some((first, _)) = some.iter().nth(SUSPECTS_MAX) {
+                let first = *first;
+                self.suspects = some.split_off(&first);
+            }
+            self.recheck_some(some).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the suspects must be rechecked before the next page.
+    pub fn has_many_suspects(&self) -> bool {
+        self.suspects.len() >= SUSPECTS_MAX
+    }
+
+    /// Whether everything was compared, or is noted for the next run.
+    pub fn is_complete(&self) -> bool {
+        self.repairer.has_kept_all() && !self.run.early_end.was_due()
+    }
+
+    /// Waits until the servers have time for a page.
+    pub async fn wait(&mut self) -> Result<()> {
+        self.throttle.wait(self.measure.publisher()).await
+    }
+
+    /// Shows how far the run is: up to `place`.
+    pub fn show(&self, place: Option<Target>) {
+        let Report { checked, drifted, .. } = self.report;
+        let pending = self.suspects.len() as u64;
+        let place = place.map(|place| self.run.servers.name(place));
+        let done = self.listed;
+        self.run.progress.send_modify(|progress| {
+            *progress = Progress { checked, done, drifted, pending, place, ..std::mem::take(progress) };
+        });
+    }
+
+    /// Notes how far the run has come, where nothing before it is suspect. A dry run notes nothing: what it has seen was
+    /// not repaired.
+    pub async fn note_checkpoint(&self, text: &str) -> Result<()> {
+        if !self.suspects.is_empty() || self.report.dry_run {
+            return Ok(());
+        }
+        Ok(self.run.servers.store.note_checkpoint(self.run.number, text).await?)
+    }
+
+    /// The report, with what the parts have counted.
+    pub fn into_report(self) -> Report {
+        let mut report = self.report;
+        report.steps_ms.merge(self.measure.steps);
+        self.throttle.report(&mut report);
+        report.clean = report.is_clean();
+        report
+    }
+
+    async fn measure_page(&mut self, keys: &[CounterKey]) -> Result<()> {
+        // Before the measurement, which can exceed the limits.
+        self.report.checked += keys.len() as u64;
+        let measurements = self.measured(keys, Duration::ZERO, self.run.recounted()).await?;
+        for (key, measurement) in &measurements {
+            match measurement.verdict {
+                Verdict::Drift(0) => self.note_exact(*key, measurement),
+                verdict => self.suspect(*key, verdict),
+            }
+        }
+        Ok(())
+    }
+
+    async fn recheck_some(&mut self, suspects: Suspects) -> Result<()> {
+        fault::point("reconcile:looked");
+        let limits = &self.run.servers.limits;
+        let grace = limits.publish_grace.0;
+        // What was counted in Redis before the first measurement, and published late, has arrived by the second.
+        self.run.early_end.pause(grace).await;
+        let keys: Vec<CounterKey> = suspects.keys().copied().collect();
+        // All values that are shown of a target that somebody has named are from one measurement.
+        let recounted = self.run.recounted().filter(|_| self.report.lists_all);
+        let measurements = self.measured(&keys, grace, recounted).await?;
+        let busy: Vec<CounterKey> = with_busy(&measurements).collect();
+        self.decide(&suspects, &measurements).await?;
+        for some in busy.chunks(WATCHED_MAX) {
+            let measurements = self.measure.measure_watched(some, grace, limits.skew()).await?;
+            let before = self.suspects.len();
+            self.note_undecided(&measurements).await?;
+            self.decide(&suspects, &measurements).await?;
+            // What is still suspect counts when it is decided.
+            self.report.busy += (measurements.len() + before - self.suspects.len()) as u64;
+        }
+        Ok(())
+    }
+
+    /// Measures counters, notes those that are unknown, and corrects rows of `counter`.
+    async fn measured(
+        &mut self,
+        keys: &[CounterKey],
+        grace: Duration,
+        recounted: Option<Metric>,
+    ) -> Result<BTreeMap<CounterKey, Measurement>> {
+        let Measurements { measurements, truths } = self.measure.measure(keys, grace, recounted).await?;
+        for key in keys.iter().filter(|key| !measurements.contains_key(key)) {
+            self.note_unknown(*key);
+        }
+        self.repairer.correct_counters(&truths, &mut self.measure, &mut self.report).await?;
+        Ok(measurements)
+    }
+
+    /// Repairs where a measurement agrees with an earlier one. A drift that it is the first to find stays suspect.
+    async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
+        let mut first = BTreeMap::new();
+        for (key, measurement) in measurements {
+            match (suspects.get(key), measurement.verdict) {
+                (_, Verdict::Busy) => {}
+                (Some(Verdict::Drift(drift)), Verdict::Drift(_)) => {
+                    first.insert(*key, *drift);
+                }
+                (_, Verdict::Drift(0)) => self.note_exact(*key, measurement),
+                (_, verdict) => self.suspect(*key, verdict),
+            }
+        }
+        self.repairer.repair_confirmed(&first, measurements, &mut self.report).await
+    }
+
+    fn suspect(&mut self, key: CounterKey, verdict: Verdict) {
+        self.suspects.insert(key, verdict);
+    }
+
+    fn note_exact(&mut self, key: CounterKey, measurement: &Measurement) {
+        self.report.exact += 1;
+        if self.report.lists_all {
+            measurement.list(&mut self.report, self.run.servers, key, 0, TargetVerdict::Exact);
+        }
+    }
+
+    /// Counters that had an event so close to the cut, by a producer's clock, that no measurement could say which was
+    /// first. The next run measures them first, so that this one can say that everything was compared.
+    async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
+        let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
+        for (key, measurement) in measurements.iter().filter(|(_, it)| it.verdict == Verdict::Busy) {
+            self.report.undecided += 1;
+            if self.report.lists_all {
+                measurement.list(&mut self.report, self.run.servers, *key, 0, TargetVerdict::Undecided);
+            }
+        }
+        self.repairer.keep_for_next(undecided, &self.report).await
+    }
+
+    fn note_unknown(&mut self, (target, metric): CounterKey) {
+        self.report.unknown += 1;
+        if self.report.lists_all {
+            let servers = self.run.servers;
+            self.report.targets.push(TargetReport::unknown(servers.name(target), servers.metrics.name(metric)));
+        }
+    }
+}
+
+/// MySQL's values of a range. A listed target without like records has none.
+fn truths_of(servers: &Servers, kind: Kind, recount: &Recount) -> HashMap<CounterKey, Truth> {
+    let like = servers.metrics.like();
+    let truth = |counted: &Counted| Truth {
+        counted: counted.value,
+        rows: (counted.number.1 == like).then_some(0),
+        update_at: Some(counted.update_at),
+    };
+    let mut truths: HashMap<CounterKey, Truth> =
+        recount.counters.iter().map(|counted| (counted.number, truth(counted))).collect();
+    for (id, liked) in &recount.likes {
+        let (id, liked): (TargetId, i64) = (*id, *liked);
+        truths.entry((Target { kind, id }, like)).or_default().rows = Some(liked);
+    }
+    truths
+}

@@ -1,0 +1,220 @@
+//! What all parts of a run share: the servers, the run's options and passes, and why it ends early.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use super::report::{End, Progress, Report};
+use super::run_options::{Mode, RunOptions, WAIT_MAX};
+use crate::broker::Broker;
+use crate::cache::Cache;
+use crate::cache::keys::KindNames;
+use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
+use crate::jobs::JobError;
+use crate::model::{CounterKey, Metric, Micros, Target};
+use crate::store::Store;
+use crate::store::jobs::number_of;
+
+/// The servers that are compared, and the configuration that says how.
+#[derive(Clone)]
+pub(super) struct Servers {
+    pub store: Store,
+    pub cache: Cache,
+    /// The second layout that API servers count in.
+    pub also: Option<Cache>,
+    pub broker: Broker,
+    /// MySQL's replicas, by name.
+    pub replicas: Vec<(String, Store)>,
+
+    pub limits: Limits,
+    pub kinds: Kinds,
+    pub names: KindNames,
+    pub metrics: Metrics,
+    pub rules: Rules,
+}
+
+impl Servers {
+    /// A target as reports and logs write it: `video:42`.
+    pub fn name(&self, target: Target) -> String {
+        format!("{}:{}", self.kinds.name(target.kind), target.id)
+    }
+
+    /// Whether the daemon adds the number to Redis.
+    pub fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
+        self.rules.of(target.kind, metric).writer == Writes::Daemon
+    }
+
+    /// The keys of all counters of targets that are sorted.
+    pub fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
+        let metrics = self.metrics.codes();
+        targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
+    }
+
+    /// The time by Redis' clock.
+    pub async fn redis_now(&self) -> Result<Micros> {
+        self.cache.now().await.context("ask for Redis' clock")
+    }
+
+    /// Ends all watches of the run. A failure does not fail the run: the next run does it, and a watch expires.
+    pub async fn unwatch(&self, run: u64) {
+        if let Err(error) = self.store.unwatch(run).await {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(event = "prune-failed", error, "what was logged of watched targets could not be forgotten: {error}");
+        }
+    }
+
+    /// Deletes old notes of repairs. A failure does not fail the run: the next run does it.
+    pub async fn forget_old_repairs(&self) {
+        if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            warn!(event = "prune-failed", error, "old repairs could not be forgotten: {error}");
+        }
+    }
+}
+
+/// One run, as its parts see it.
+pub(super) struct RunContext<'a> {
+    pub servers: &'a Servers,
+    pub options: &'a RunOptions,
+    /// The run's number in `job_run`.
+    pub number: u64,
+    pub early_end: EarlyEnd<'a>,
+    pub progress: watch::Sender<Progress>,
+    /// Redis' data set when the run began.
+    data_set: String,
+    /// How many passes (fences, watches, repairs) have begun.
+    passes: AtomicU64,
+}
+
+impl<'a> RunContext<'a> {
+    pub async fn new(
+        servers: &'a Servers,
+        options: &'a RunOptions,
+        number: u64,
+        progress: watch::Sender<Progress>,
+        stop: &'a CancellationToken,
+    ) -> Result<Self> {
+        let data_set = servers.cache.data_set().await.context("ask Redis which data set it has")?;
+        let early_end = EarlyEnd::new(options, stop);
+        Ok(Self { servers, options, number, early_end, progress, data_set, passes: AtomicU64::new(0) })
+    }
+
+    /// The number of the next fence, watch or repair: higher than all before it.
+    pub fn next_pass(&self) -> u64 {
+        number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// The metric whose rows are recounted: like records are the truth of likes, `counter` is the truth of all else.
+    /// `None` where the run trusts `counter`.
+    pub fn recounted(&self) -> Option<Metric> {
+        let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
+        recounts.then(|| self.servers.metrics.like())
+    }
+
+    /// Fails if Redis is no longer what it was when the run began: a replica that was promoted since a measurement can
+    /// lack the drift that was measured.
+    pub async fn check_data_set(&self) -> Result<()> {
+        if self.servers.cache.data_set().await? == self.data_set {
+            return Ok(());
+        }
+        Err(JobError::NotNow("Redis was restarted, or failed over, since the run began".to_owned()).into())
+    }
+
+    /// Notes in Redis up to which instant it has been compared.
+    pub async fn note_compared(&self, cut: Micros) -> Result<()> {
+        self.check_data_set().await?;
+        self.servers.cache.note_compared(cut).await.context("note the cut in Redis")
+    }
+}
+
+/// Why a run ends before everything is compared.
+pub(super) struct EarlyEnd<'a> {
+    pub stop: &'a CancellationToken,
+    began: Instant,
+    run_time_max: Option<Duration>,
+    /// The servers had no time for too long.
+    gave_up: AtomicBool,
+    /// The run makes way for one that loads what Redis lost.
+    makes_way: OnceLock<&'static str>,
+    /// Something was left out, because the run had to end.
+    cut_short: AtomicBool,
+}
+
+impl<'a> EarlyEnd<'a> {
+    fn new(options: &RunOptions, stop: &'a CancellationToken) -> Self {
+        Self {
+            stop,
+            began: Instant::now(),
+            run_time_max: options.run_time_max,
+            gave_up: AtomicBool::new(false),
+            makes_way: OnceLock::new(),
+            cut_short: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether no other page may begin. Ask only where there is another page: on `true` it is left out.
+    pub fn is_due(&self) -> bool {
+        let is_due = self.stop.is_cancelled()
+            || self.gave_up()
+            || self.makes_way.get().is_some()
+            || self.run_time_max.is_some_and(|max| self.began.elapsed() > max);
+        if is_due {
+            self.cut_short.store(true, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    /// Whether something was left out.
+    pub fn was_due(&self) -> bool {
+        self.cut_short.load(Ordering::Relaxed)
+    }
+
+    /// When the time of the run is over.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.run_time_max.map(|max| self.began + max)
+    }
+
+    pub fn gave_up(&self) -> bool {
+        self.gave_up.load(Ordering::Relaxed)
+    }
+
+    /// Ends the run because it has waited for the servers for too long.
+    pub fn give_up(&self) {
+        self.gave_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the run in favour of one that loads what Redis lost.
+    pub fn make_way(&self, reason: &'static str) {
+        self.makes_way.get_or_init(|| reason);
+    }
+
+    /// Sleeps, at most until the stop.
+    pub async fn pause(&self, pause: Duration) {
+        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
+    }
+
+    /// Notes in the report why the run ended early, if it did.
+    pub fn note(&self, mode: &Mode, report: &mut Report) {
+        if self.stop.is_cancelled() {
+            report.end(End::Stopped, "told to stop".to_owned());
+        } else if let Some(reason) = self.makes_way.get() {
+            report.end(End::TimeOver, (*reason).to_owned());
+        } else if self.gave_up() {
+            let reason = report.waited_for.as_deref().unwrap_or_default();
+            report.end(End::TimeOver, format!("it waited for {} s: {reason}", WAIT_MAX.as_secs()));
+        } else if self.was_due() {
+            let goes_on = match mode {
+                Mode::Full => "`tallyd reconcile --resume` goes on",
+                Mode::Layout => "the same command goes on",
+                Mode::Scrub => "the next scrub goes on",
+                _ => "the next run of its kind looks at the rest",
+            };
+            report.end(End::TimeOver, format!("its time was over: {goes_on}"));
+        }
+    }
+}

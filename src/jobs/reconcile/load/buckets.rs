@@ -1,0 +1,235 @@
+//! Loads the lost buckets of one kind: all counters are read from MySQL, and what the buckets lack is added.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::loading::{Loading, LoadingBucket};
+use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
+use crate::jobs::reconcile::context::RunContext;
+use crate::jobs::reconcile::drift::Verdict;
+use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
+use crate::jobs::reconcile::repair::addition;
+use crate::jobs::reconcile::report::Report;
+use crate::model::{CounterKey, Kind, TargetId};
+use crate::runtime::fault;
+use crate::store::ranges::{LAST, Range};
+
+/// Rows that are read and added together: 8,192 buckets get some 12 of them each.
+const PAGE_ROWS: usize = 100_000;
+
+/// Counters that are measured together, where a page does not tell what their buckets held.
+const PAGE_MEASURED: usize = 20_000;
+
+/// Busy counters that are kept in memory.
+const BUSY_MAX: usize = 20_000;
+
+/// Fields of lost buckets that are kept in memory.
+const FIELDS_MAX: usize = 500_000;
+
+/// Loads buckets into Redis.
+pub(super) struct Loader<'l, 'a> {
+    run: &'l RunContext<'l>,
+    measure: &'l mut Measure<'a>,
+    report: &'l mut Report,
+}
+
+/// What a page of rows says of the buckets that are being loaded.
+#[derive(Default)]
+struct Lacking {
+    /// What they lack.
+    repairs: Vec<Repair>,
+    /// Counters of which only a measurement can say it.
+    to_measure: Vec<CounterKey>,
+}
+
+impl<'l, 'a> Loader<'l, 'a> {
+    pub fn new(run: &'l RunContext<'l>, measure: &'l mut Measure<'a>, report: &'l mut Report) -> Self {
+        Self { run, measure, report }
+    }
+
+    /// Loads buckets from `from` on, as many as memory allows; returns the bucket that follows them.
+    pub async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
+        let servers = self.run.servers;
+        // Read before: what is committed by then is loaded, and never added to these buckets, however late it is sent.
+        let outbox = servers.store.outbox_numbers().await?;
+        let metrics = servers.metrics.codes();
+        let number = self.run.number;
+        let lost = servers.cache.begin_load((name, kind), &metrics, number, from, FIELDS_MAX, &outbox).await?;
+        let next = lost.next();
+        if lost.buckets().next().is_none() {
+            return Ok(next);
+        }
+        let mut loading = Loading::new(lost, number);
+        // Until the events in flight are in MySQL nobody can say what was lost, and readers ask MySQL meanwhile.
+        self.measure.fence_patiently().await?;
+        if !self.load_pages(kind, &mut loading).await? {
+            return Ok(next);
+        }
+        fault::point("reconcile:loaded");
+        self.end_loads(name, &mut loading).await?;
+        if !loading.busy.is_empty() {
+            self.load_busy(&mut loading).await?;
+            self.load_watched(&mut loading).await?;
+            self.end_loads(name, &mut loading).await?;
+        }
+        Ok(next)
+    }
+
+    /// Adds what the buckets lack of all rows; returns whether it came to the last row.
+    async fn load_pages(&mut self, kind: Kind, loading: &mut Loading) -> Result<bool> {
+        let store = &self.run.servers.store;
+        let mut range = store.list_range(kind, TargetId(0), PAGE_ROWS).await?;
+        loop {
+            let after = range.until;
+            let Lacking { repairs, to_measure } = self.lacking(loading, range);
+            // The next page is read while this one is added.
+            let following = async { Ok(store.list_range(kind, after, PAGE_ROWS).await?) };
+            let ((), following) = tokio::try_join!(self.add(loading, &repairs), following)?;
+            for some in to_measure.chunks(PAGE_MEASURED) {
+                self.load_measured(loading, some).await?;
+            }
+            if loading.busy.len() > BUSY_MAX {
+                self.load_busy(loading).await?;
+            }
+            if self.run.early_end.is_due() {
+                return Ok(false);
+            }
+            if after >= LAST {
+                return Ok(true);
+            }
+            range = following;
+        }
+    }
+
+    /// Says of buckets that they are loaded, but for those with counters that are busy.
+    async fn end_loads(&mut self, name: &str, loading: &mut Loading) -> Result<()> {
+        let cache = &self.run.servers.cache;
+        let busy: HashSet<u32> = loading.busy.iter().map(|(target, _)| cache.keys.bucket(*target)).collect();
+        let ended = loading.lost.buckets().map(|(bucket, _)| bucket).filter(|bucket| !busy.contains(bucket));
+        self.report.buckets_loaded += cache.end_load(name, self.run.number, ended).await?;
+        for place in 0..loading.lost.cuts.len() {
+            let bucket = loading.lost.from + u32::try_from(place)?;
+            if !busy.contains(&bucket) {
+                loading.leave(bucket);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the buckets lacked at their cuts. Counters that the daemon adds to Redis are judged by each bucket's offsets,
+    /// and keys of targets can't be listed by bucket: these must be measured. Counters that MySQL doesn't know at all are
+    /// likes in flight, or orphans. Nothing is added; comparisons see to them.
+    fn lacking(&self, loading: &mut Loading, range: Range) -> Lacking {
+        let servers = self.run.servers;
+        let skew = servers.limits.skew();
+        let mut lacking = Lacking::default();
+        for counted in range.counters {
+            let key = counted.number;
+            let Some(LoadingBucket { cut, state }) = loading.bucket(servers.cache.keys.bucket(key.0)) else { continue };
+            if !servers.cache.is_packed() || servers.is_by_daemon(key) {
+                lacking.to_measure.push(key);
+                continue;
+            }
+            let held = loading.lost.held.remove(&key).unwrap_or(0);
+            if counted.update_at > cut.before(skew) {
+                loading.busy.push(key);
+            } else if counted.value != held {
+                lacking.repairs.push(addition(servers, key, held, counted.value - held, state));
+            }
+        }
+        lacking
+    }
+
+    /// Adds what counters lack by a measurement. Those that are written meanwhile are busy.
+    async fn load_measured(&mut self, loading: &mut Loading, keys: &[CounterKey]) -> Result<()> {
+        let measurements = self.measure.measure(keys, Duration::ZERO, None).await?.measurements;
+        loading.busy.extend(with_busy(&measurements));
+        self.add(loading, &self.missing(&measurements)).await
+    }
+
+    /// Measures busy counters again: of a long load nearly all of them have come to rest since its cut.
+    async fn load_busy(&mut self, loading: &mut Loading) -> Result<()> {
+        let mut busy = std::mem::take(&mut loading.busy);
+        busy.sort_unstable();
+        for some in busy.chunks(PAGE_MEASURED) {
+            if self.run.early_end.is_due() {
+                break;
+            }
+            self.load_measured(loading, some).await?;
+        }
+        // They are never at rest, and would be in the way of the others.
+        if loading.busy.len() > BUSY_MAX / 2 { self.load_watched(loading).await } else { Ok(()) }
+    }
+
+    /// Watches counters that are written all the time. The buckets of those that still can't be judged stay unknown until
+    /// the next run.
+    async fn load_watched(&mut self, loading: &mut Loading) -> Result<()> {
+        let keys = &self.run.servers.cache.keys;
+        let mut busy = std::mem::take(&mut loading.busy);
+        busy.sort_unstable();
+        for some in busy.chunks(WATCHED_MAX) {
+            if self.run.early_end.is_due() {
+                some.iter().for_each(|(target, _)| loading.leave(keys.bucket(*target)));
+                continue;
+            }
+            // Without skew: what a producer's clock leaves open is taken as it says, and a comparison repairs it.
+            let measurements = self.measure.measure_watched(some, Duration::ZERO, Duration::ZERO).await?;
+            with_busy(&measurements).for_each(|(target, _)| loading.leave(keys.bucket(target)));
+            self.add(loading, &self.missing(&measurements)).await?;
+        }
+        Ok(())
+    }
+
+    /// What counters lack that a measurement could judge.
+    fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
+        let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.verdict {
+            Verdict::Drift(drift) if drift != 0 => {
+                let sample = &measurement.sample;
+                Some(addition(self.run.servers, *key, sample.value, -drift, sample.loaded))
+            }
+            _ => None,
+        };
+        measurements.iter().filter_map(missing).collect()
+    }
+
+    /// Adds to buckets that are being loaded. One that was flushed again meanwhile is left to the next run.
+    async fn add(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
+        let keys = &self.run.servers.cache.keys;
+        let mut left = repairs.to_vec();
+        while !left.is_empty() {
+            // As many of each bucket as one call takes; the others with its next state.
+            let mut calls: HashMap<u32, usize> = HashMap::new();
+            let (now, later): (Vec<Repair>, Vec<Repair>) = left.into_iter().partition(|repair| {
+                let of_bucket = calls.entry(keys.bucket(repair.number.0)).or_default();
+                *of_bucket += 1;
+                *of_bucket <= CALL_IDS_MAX
+            });
+            self.add_once(loading, &now).await?;
+            let next = |repair: Repair| {
+                let LoadingBucket { state, .. } = loading.bucket(keys.bucket(repair.number.0))?;
+                Some(Repair { loaded: state, ..repair })
+            };
+            left = later.into_iter().filter_map(next).collect();
+        }
+        Ok(())
+    }
+
+    async fn add_once(&mut self, loading: &mut Loading, repairs: &[Repair]) -> Result<()> {
+        let servers = self.run.servers;
+        let pass = self.run.next_pass();
+        fault::point("reconcile:loading");
+        for ((target, _), repaired) in servers.cache.repair(&servers.names, pass, repairs).await? {
+            let bucket = servers.cache.keys.bucket(target);
+            match repaired {
+                Repaired::Done | Repaired::BelowZero => {
+                    self.report.counters_loaded += 1;
+                    loading.note(bucket, pass);
+                }
+                Repaired::Stale => loading.leave(bucket),
+            }
+        }
+        Ok(())
+    }
+}

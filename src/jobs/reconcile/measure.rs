@@ -1,0 +1,312 @@
+//! A measurement of counters: sample Redis (the cut), send a fence and wait until it is committed, read MySQL, judge.
+//!
+//! Some counters are measured by their keys. Many are measured by a range of ids, with one scan of all metrics instead of
+//! many point reads: then the caller reads MySQL, while the next range is sampled.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::context::{RunContext, Servers};
+use super::drift::{Logged, Verdict, judge, judge_waiting};
+use super::outbox_lag::OutboxLag;
+use super::report::{Report, Steps, TargetReport, TargetVerdict};
+use crate::broker::Publisher;
+use crate::cache::counters::Sample;
+use crate::cache::layout::Loaded;
+use crate::jobs::JobError;
+use crate::jobs::fence::Fences;
+use crate::model::{CounterKey, Metric, Micros, Target};
+use crate::outbox_offsets::OutboxOffsets;
+use crate::runtime::fault;
+use crate::store::Store;
+use crate::store::counters::Truth;
+use crate::store::ranges::{Range, Recount};
+
+/// Counters that are watched at once: the consumers look each event up among them.
+pub(super) const WATCHED_MAX: usize = 1_000;
+
+/// Uncorrected rows of `counter` that a dry run keeps in memory.
+const UNCORRECTED_MAX: usize = 10_000;
+
+/// Measures counters, and keeps what all measurements of a run need.
+pub(super) struct Measure<'a> {
+    run: &'a RunContext<'a>,
+    fences: Fences<'a>,
+    /// What a dry run would have added to rows of `counter`.
+    uncorrected: HashMap<Target, i64>,
+    /// How long sampling, fencing and reading took.
+    pub steps: Steps,
+}
+
+/// What was measured of one counter.
+#[derive(Clone, Debug)]
+pub(super) struct Measurement {
+    pub sample: Sample,
+    /// When Redis had answered, by this process' clock.
+    pub taken: Instant,
+    pub verdict: Verdict,
+    pub truth: Truth,
+}
+
+/// What was measured of several counters. Those whose value in Redis is unknown are missing.
+#[derive(Default)]
+pub(super) struct Measurements {
+    pub measurements: BTreeMap<CounterKey, Measurement>,
+    /// MySQL's values of all of them.
+    pub truths: HashMap<CounterKey, Truth>,
+}
+
+/// A range whose sample is taken and whose fence is committed: MySQL can be read.
+pub(super) struct SampledRange {
+    pub range: Range,
+    /// In the order of `range.counters`.
+    pub samples: Vec<Option<Sample>>,
+    /// Of what the daemon adds to Redis: the rows of the outboxes that were added before the sample.
+    pub applied: Option<OutboxOffsets>,
+}
+
+/// MySQL's values of a range.
+pub(super) struct RecountedRange {
+    /// `None` where too many targets of the range have no counter.
+    pub recount: Option<Recount>,
+    pub took: Duration,
+}
+
+impl<'a> Measure<'a> {
+    pub fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+        Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
+    }
+
+    /// Measures counters that are sorted by key. The fence is sent `grace` after the sample; counters that the daemon adds
+    /// to Redis need none. Like records of the metric `recounted` are counted.
+    pub async fn measure(
+        &mut self,
+        keys: &[CounterKey],
+        grace: Duration,
+        recounted: Option<Metric>,
+    ) -> Result<Measurements> {
+        let servers = self.run.servers;
+        let applied = self.applied(keys).await?;
+        let samples = self.sample(keys).await?;
+        if samples.is_empty() {
+            return Ok(Measurements::default());
+        }
+        let taken = Instant::now();
+        fault::point(if grace.is_zero() { "reconcile:sampled" } else { "reconcile:sampled-again" });
+        if keys.iter().any(|key| !servers.is_by_daemon(*key)) {
+            self.fence(grace).await?;
+        }
+        let began = Instant::now();
+        let (truths, since) = servers.store.truths(keys, recounted, applied.as_ref()).await?;
+        let lag = OutboxLag::new(since, applied.unwrap_or_default());
+        Steps::add(&mut self.steps.read, began.elapsed());
+        let measurement = |(key, sample): (CounterKey, Sample)| {
+            let truth = truths.get(&key).map(|truth| self.as_corrected(key, *truth));
+            let verdict = self.judge(key, &sample, truth, &lag);
+            (key, Measurement { sample, taken, verdict, truth: truth.unwrap_or_default() })
+        };
+        let measurements = samples.into_iter().map(measurement).collect();
+        Ok(Measurements { measurements, truths })
+    }
+
+    /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read.
+    /// Those that have an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are only
+    /// measured again: they were busy because rows of their outbox were deleted.
+    pub async fn measure_watched(
+        &mut self,
+        keys: &[CounterKey],
+        grace: Duration,
+        skew: Duration,
+    ) -> Result<BTreeMap<CounterKey, Measurement>> {
+        let servers = self.run.servers;
+        let (again, watched): (Vec<CounterKey>, Vec<CounterKey>) =
+            keys.iter().partition(|key| servers.is_by_daemon(**key));
+        let mut measurements = self.measure(&again, grace, None).await?.measurements;
+        if watched.is_empty() {
+            return Ok(measurements);
+        }
+        let watch = self.run.next_pass();
+        let seconds = (servers.limits.publish_grace.0 + servers.limits.fence_max.0).as_secs() + 60;
+        let partitions = servers.broker.partitions();
+        servers.store.watch(watch, &watched, partitions, seconds).await?;
+        let samples = self.sample(&watched).await?;
+        let taken = Instant::now();
+        fault::point("reconcile:sampled-watched");
+        self.fence(grace).await?;
+        let began = Instant::now();
+        let read = servers.store.watched(&watched, watch, partitions).await?;
+        servers.unwatch(self.run.number).await;
+        Steps::add(&mut self.steps.read, began.elapsed());
+        let (truths, logged) =
+            read.context("the watch ended too early: the process was frozen, or another run has begun")?;
+        let logged = Logged::new(servers.metrics.like(), logged);
+        measurements.extend(samples.into_iter().map(|(key, sample)| {
+            let truth = self.as_corrected(key, truths.get(&key).copied().unwrap_or_default());
+            let verdict = match logged.value_at(key, sample.cut, skew, truth.counted) {
+                Some(value) => Verdict::Drift(sample.value - value),
+                None => Verdict::Busy,
+            };
+            (key, Measurement { sample, taken, verdict, truth })
+        }));
+        Ok(measurements)
+    }
+
+    /// Samples and fences the counters of a range.
+    pub async fn sample_range(&mut self, range: Range) -> Result<SampledRange> {
+        let servers = self.run.servers;
+        let began = Instant::now();
+        let keys: Vec<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
+        let applied = self.applied(&keys).await?;
+        let samples = servers.cache.sample(&servers.names, &keys).await?;
+        Steps::add(&mut self.steps.sample, began.elapsed());
+        fault::point("reconcile:sampled");
+        if keys.iter().any(|key| !servers.is_by_daemon(*key)) {
+            self.fence(Duration::ZERO).await?;
+        }
+        Ok(SampledRange { range, samples, applied })
+    }
+
+    /// Judges a sample by what MySQL says.
+    pub fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Verdict {
+        let servers = self.run.servers;
+        if servers.is_by_daemon(key) {
+            judge_waiting(sample, truth, lag.of(key, &sample.offsets))
+        } else {
+            judge(sample, truth.as_ref(), servers.limits.skew())
+        }
+    }
+
+    /// Whether what is missing in the sample's bucket is zero, and not unknown. A run can measure what it loads itself.
+    pub fn is_known(&self, sample: &Sample) -> bool {
+        match sample.loaded {
+            Loaded::Yes { .. } => true,
+            Loaded::Loading { generation, .. } => generation == self.run.number,
+            Loaded::No => false,
+        }
+    }
+
+    /// An instant, by Redis' clock: every event that is not newer is in MySQL. Those of the last `publish_grace` may not
+    /// even be published.
+    pub async fn fenced_now(&mut self) -> Result<Micros> {
+        let now = self.run.servers.redis_now().await?;
+        self.fence(Duration::ZERO).await?;
+        Ok(now.before(self.run.servers.limits.publish_grace.0))
+    }
+
+    /// Waits for a fence for as long as it takes.
+    pub async fn fence_patiently(&mut self) -> Result<()> {
+        let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
+        let passed = self.fence(Duration::ZERO).await;
+        self.fences.fence_max = patience;
+        passed
+    }
+
+    /// How many messages the partitions hold.
+    pub async fn in_flight(&self) -> Result<u64> {
+        self.fences.waiting().await
+    }
+
+    /// A connection that can ask for the depths of queues.
+    pub fn publisher(&self) -> &Publisher {
+        &self.fences.publisher
+    }
+
+    /// Whether a dry run has left the target's row of `counter` as it was.
+    pub fn is_uncorrected(&self, target: Target) -> bool {
+        self.uncorrected.contains_key(&target)
+    }
+
+    /// Notes what a dry run would have added to the target's row of `counter`.
+    pub fn leave_uncorrected(&mut self, target: Target, delta: i64) {
+        if self.uncorrected.len() < UNCORRECTED_MAX {
+            self.uncorrected.insert(target, delta);
+        }
+    }
+
+    /// With what a run that isn't dry would have added to `counter`.
+    fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
+        if metric == self.run.servers.metrics.like() && truth.rows.is_none() {
+            truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
+        }
+        truth
+    }
+
+    /// Which rows of the outboxes are in Redis, where the daemon adds one of the counters: to be read before the sample.
+    async fn applied(&self, keys: &[CounterKey]) -> Result<Option<OutboxOffsets>> {
+        let servers = self.run.servers;
+        if !keys.iter().any(|key| servers.is_by_daemon(*key)) {
+            return Ok(None);
+        }
+        Ok(Some(servers.store.outbox_applied().await?))
+    }
+
+    /// Samples Redis, and leaves out what is unknown.
+    async fn sample(&mut self, keys: &[CounterKey]) -> Result<BTreeMap<CounterKey, Sample>> {
+        let servers = self.run.servers;
+        let began = Instant::now();
+        let samples = servers.cache.sample(&servers.names, keys).await?;
+        Steps::add(&mut self.steps.sample, began.elapsed());
+        let known = |(key, sample): (&CounterKey, Option<Sample>)| Some((*key, sample?));
+        Ok(keys.iter().zip(samples).filter_map(known).filter(|(_, sample)| self.is_known(sample)).collect())
+    }
+
+    /// Waits `grace`, and then until every event that was published by then is in MySQL.
+    async fn fence(&mut self, grace: Duration) -> Result<()> {
+        let pass = self.run.next_pass();
+        let began = Instant::now();
+        let passed = async {
+            tokio::time::sleep(grace).await;
+            self.fences.pass(pass).await
+        };
+        // The daemon's own consumers stop too: then nobody lets the fence pass.
+        let stopped = || JobError::NotNow("told to stop".to_owned()).into();
+        let stop = self.run.early_end.stop;
+        let passed = stop.run_until_cancelled(passed).await.unwrap_or_else(|| Err(stopped()));
+        Steps::add(&mut self.steps.fence, began.elapsed());
+        passed
+    }
+}
+
+impl SampledRange {
+    /// Reads MySQL.
+    pub async fn recount(&self, store: &Store) -> Result<RecountedRange> {
+        let began = Instant::now();
+        let recount = store.recount_range(&self.range, self.applied.as_ref()).await?;
+        Ok(RecountedRange { recount, took: began.elapsed() })
+    }
+}
+
+impl Measurement {
+    /// Lists the counter in the report, where there is room.
+    pub fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: TargetVerdict) {
+        let (target, metric) = key;
+        // The value as of the cut is not known of an undecided counter: its value now is reported.
+        let drift = match self.verdict {
+            Verdict::Drift(drift) => drift,
+            Verdict::Busy => self.sample.value - self.truth.counted,
+        };
+        let redis = self.sample.value;
+        // A target has few of all the metrics that there are.
+        let is_void = metric != servers.metrics.like() && redis == 0 && self.truth.update_at.is_none();
+        if is_void || !report.has_room() {
+            return;
+        }
+        report.targets.push(TargetReport {
+            target: servers.name(target),
+            metric: servers.metrics.name(metric),
+            redis,
+            mysql: redis - drift,
+            counter: Some(self.truth.counted),
+            rows: self.truth.rows,
+            added,
+            verdict,
+        });
+    }
+}
+
+/// The counters that events newer than the cut were applied to.
+pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
+    measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy).map(|(key, _)| *key)
+}

@@ -1,0 +1,234 @@
+//! Repairs: adds to Redis what two measurements agree on, corrects rows of `counter`, and stops at the limits.
+//!
+//! A repair is noted in MySQL before it is made and after. The script makes it only where the bucket is as the sample saw
+//! it, and only until a deadline.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tracing::warn;
+
+use super::context::{RunContext, Servers};
+use super::drift::Verdict;
+use super::measure::{Measure, Measurement};
+use super::report::{Report, Steps, TargetVerdict};
+use super::run_options::{JOB, Mode};
+use crate::cache::counters::{Repair, Repaired};
+use crate::cache::layout::Loaded;
+use crate::config::{Reconcile as Limits, Ruled, Writes};
+use crate::model::{CounterKey, Micros, Target};
+use crate::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
+use crate::runtime::fault;
+use crate::store::counters::Truth;
+use crate::store::jobs::LEASE;
+use crate::store::repairs::Intent;
+
+/// How long after it is noted a repair can be made: less than the lease of the run.
+const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));
+
+/// Makes the repairs of a run.
+pub(super) struct Repairer<'a> {
+    run: &'a RunContext<'a>,
+    /// Whether there was room to note all counters that the next run must measure first.
+    all_kept: bool,
+}
+
+impl<'a> Repairer<'a> {
+    pub fn new(run: &'a RunContext<'a>) -> Self {
+        Self { run, all_kept: true }
+    }
+
+    /// Whether the next run will measure all counters that this run could not decide.
+    pub fn has_kept_all(&self) -> bool {
+        self.all_kept
+    }
+
+    /// Adds what the `first` drifts and the `second` measurements agree on. A dry run only lists it.
+    pub async fn repair_confirmed(
+        &mut self,
+        first: &BTreeMap<CounterKey, i64>,
+        second: &BTreeMap<CounterKey, Measurement>,
+        report: &mut Report,
+    ) -> Result<()> {
+        let servers = self.run.servers;
+        let repairs = self.confirmed(first, second, report);
+        if report.dry_run || repairs.is_empty() {
+            for Repair { number: key, .. } in &repairs {
+                if let Some(measurement) = second.get(key) {
+                    measurement.list(report, servers, *key, 0, TargetVerdict::Drifted);
+                }
+            }
+            return Ok(());
+        }
+        fault::point("reconcile:agreed");
+        let largest = repairs.iter().map(|repair| repair.delta.unsigned_abs()).max().unwrap_or(0);
+        self.check_limits(report, largest)?;
+        let deltas: BTreeMap<CounterKey, i64> = repairs.iter().map(|repair| (repair.number, repair.delta)).collect();
+        let mut left = Vec::new();
+        for (key, repaired) in self.repair(&repairs, second, report).await? {
+            let (Some(delta), Some(measurement)) = (deltas.get(&key), second.get(&key)) else { continue };
+            match repaired {
+                Repaired::Done => {
+                    report.repaired += 1;
+                    measurement.list(report, servers, key, *delta, TargetVerdict::Repaired);
+                }
+                Repaired::BelowZero | Repaired::Stale => {
+                    report.left += 1;
+                    left.push((key, *delta));
+                    measurement.list(report, servers, key, 0, TargetVerdict::Left);
+                }
+            }
+        }
+        self.keep_for_next(left, report).await
+    }
+
+    /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3); where one doesn't,
+    /// somebody has changed it by hand, or there is a bug. What was not recounted has no rows here.
+    pub async fn correct_counters(
+        &mut self,
+        truths: &HashMap<CounterKey, Truth>,
+        measure: &mut Measure<'_>,
+        report: &mut Report,
+    ) -> Result<()> {
+        let servers = self.run.servers;
+        let off: BTreeMap<Target, Intent> = truths
+            .iter()
+            .filter_map(|(key, Truth { counted, rows, .. })| {
+                let intent = Intent { number: *key, before: *counted, added: (*rows)? - counted };
+                (intent.added != 0).then_some((key.0, intent))
+            })
+            // A dry run finds them off at each measurement.
+            .filter(|(target, _)| !measure.is_uncorrected(*target))
+            .collect();
+        if off.is_empty() {
+            return Ok(());
+        }
+        report.counters_off += off.len() as u64;
+        if !report.dry_run {
+            let largest = off.values().map(|intent| intent.added.unsigned_abs()).max().unwrap_or(0);
+            self.check_limits(report, largest)?;
+        }
+        let pass = self.run.next_pass();
+        fault::point("reconcile:correcting");
+        for (target, intent) in off {
+            let (kind, target_id, delta) = (servers.kinds.name(target.kind), target.id.0, intent.added);
+            warn!(
+                event = "counter-off",
+                kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
+            );
+            if report.dry_run {
+                measure.leave_uncorrected(target, delta);
+            } else {
+                servers.store.correct_counter(JOB, self.run.number, pass, intent).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes counters for the next run, which measures them first. So the cut of all others can go on.
+    pub async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
+        if drifts.is_empty() || report.dry_run {
+            return Ok(());
+        }
+        drifts.sort_unstable();
+        let without_room = self.run.servers.store.keep_drift_seen(&drifts).await?;
+        self.all_kept &= without_room == 0;
+        Ok(())
+    }
+
+    /// The repairs that two measurements agree on; counts what they say of the others.
+    fn confirmed(
+        &self,
+        first: &BTreeMap<CounterKey, i64>,
+        second: &BTreeMap<CounterKey, Measurement>,
+        report: &mut Report,
+    ) -> Vec<Repair> {
+        let servers = self.run.servers;
+        let mut repairs = Vec::new();
+        for (key, measurement) in second {
+            let (Some(first), Verdict::Drift(drift)) = (first.get(key), measurement.verdict) else { continue };
+            let delta = confirmed_delta(*first, drift);
+            if delta == 0 {
+                report.transient += 1;
+                if report.lists_all {
+                    measurement.list(report, servers, *key, 0, TargetVerdict::Transient);
+                }
+                continue;
+            }
+            report.drifted += 1;
+            report.drift_sum += delta.unsigned_abs();
+            report.drifted_by_size.note(delta.unsigned_abs());
+            let is_set = servers.rules.of(key.0.kind, key.1).settable && !servers.is_by_daemon(*key);
+            let not_set_since = is_set.then_some(measurement.sample.cut);
+            let addition = addition(servers, *key, measurement.sample.value, delta, measurement.sample.loaded);
+            repairs.push(Repair { not_set_since, ..addition });
+        }
+        repairs
+    }
+
+    /// Fails before repairs that are too many, or one of which is too large.
+    fn check_limits(&self, report: &Report, largest: u64) -> Result<(), LimitExceeded> {
+        if self.run.options.force {
+            return Ok(());
+        }
+        let Limits { repair_targets_max_percent, repair_abs_max, .. } = self.run.servers.limits;
+        let (command, reload) = if self.run.options.mode == Mode::Layout {
+            ("the same command with --force", None)
+        } else {
+            ("`tallyd reconcile --force`", Some("`tallyd reconcile --reload`"))
+        };
+        let limits =
+            RepairLimits { targets_max_percent: repair_targets_max_percent, abs_max: repair_abs_max, command, reload };
+        limits.check(report.checked, report.drifted.max(report.counters_off), largest)
+    }
+
+    /// Makes repairs, and notes each before it is made and after.
+    async fn repair(
+        &self,
+        repairs: &[Repair],
+        measurements: &BTreeMap<CounterKey, Measurement>,
+        report: &mut Report,
+    ) -> Result<Vec<(CounterKey, Repaired)>> {
+        let servers = self.run.servers;
+        let began = Instant::now();
+        let pass = self.run.next_pass();
+        // Noting them makes the lease last from then: until it ends no other run measures.
+        let until = |key| {
+            measurements.get(key).map_or(Micros(0), |measurement| {
+                measurement.sample.cut.after(measurement.taken.elapsed() + REPAIR_WITHIN)
+            })
+        };
+        let repairs: Vec<Repair> =
+            repairs.iter().map(|repair| Repair { until: until(&repair.number), ..*repair }).collect();
+        let before = |key| measurements.get(&key).map_or(0, |measurement| measurement.sample.value);
+        let intents: Vec<Intent> = repairs
+            .iter()
+            .map(|Repair { number, delta, .. }| Intent { number: *number, before: before(*number), added: *delta })
+            .collect();
+        servers.store.note_repairs(JOB, self.run.number, pass, &intents).await?;
+        self.run.check_data_set().await?;
+        fault::point("reconcile:noted");
+        let done = servers.cache.repair(&servers.names, pass, &repairs).await?;
+        fault::point("reconcile:repaired");
+        let outcomes: Vec<(CounterKey, &str)> = done.iter().map(|(key, repaired)| (*key, repaired.name())).collect();
+        servers.store.note_outcomes(pass, &outcomes).await?;
+        Steps::add(&mut report.steps_ms.repair, began.elapsed());
+        Ok(done)
+    }
+}
+
+/// The addition of `delta` to a counter that was `sampled`, without a deadline: a run that takes over a load changes the
+/// state of its buckets.
+///
+/// The counter can pass below zero where the daemon counts it, because events come in another order than they happened,
+/// and where MySQL has it below zero. Any other passes below zero only by what was taken away since the sample: the script
+/// refuses that, and the counter is measured again.
+pub(super) fn addition(servers: &Servers, key: CounterKey, sampled: i64, delta: i64, loaded: Loaded) -> Repair {
+    let (target, metric) = key;
+    let Ruled { writer, below_zero, .. } = servers.rules.of(target.kind, metric);
+    // Likes are never negative: where `counter` says so, it is wrong.
+    let is_below = metric != servers.metrics.like() && sampled.saturating_add(delta) < 0;
+    let below_zero = below_zero || writer == Writes::Daemon || is_below;
+    Repair { number: key, delta, below_zero, not_set_since: None, loaded, until: Micros::MAX }
+}

@@ -1,0 +1,209 @@
+//! Reports and progress in words.
+
+use std::fmt::{self, Write};
+use std::time::Duration;
+
+use tracing::info;
+
+use super::{Progress, Report, Slice, TargetReport, TargetVerdict};
+use crate::config::LIKE;
+use crate::jobs::reconcile::run_options::JOB;
+use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+
+/// A row of `name value` pairs; nothing where all are zero.
+fn write_row<const N: usize>(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    pairs: [(&str, u64); N],
+    show: impl Fn(u64) -> String,
+) -> fmt::Result {
+    let shown: Vec<String> =
+        pairs.iter().filter(|(_, value)| *value > 0).map(|(name, value)| format!("{name}: {}", show(*value))).collect();
+    if shown.is_empty() { Ok(()) } else { write!(f, "\n  {title:<15} {}", shown.join(", ")) }
+}
+
+/// One line for a log; with `{:#}` more of them, for a person.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, checked, exact, drifted, repaired, transient, drift_sum, .. } = self;
+        write!(f, "{mode}: {checked} counters checked, {exact} exact, {drifted} drifted by {drift_sum} in all, ")?;
+        write!(f, "{repaired} repaired, {transient} transient")?;
+        for (count, what) in [
+            (self.busy, "judged while busy"),
+            (self.undecided, "undecided (events too close to the cuts)"),
+            (self.unknown, "unknown (bucket not loaded)"),
+            (self.left, "left for the next run"),
+            (self.phantoms, "in Redis alone"),
+            (self.counters_off, "rows of counter off"),
+            (self.buckets_loaded, "lost buckets loaded"),
+            (self.counters_loaded, "counters in them"),
+            (self.waited_s, "seconds waited for the servers"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        if !self.foreign.is_empty() {
+            write!(
+                f,
+                "; keys that hold no bucket: {}: delete them, and the next run loads them",
+                self.foreign.join(", ")
+            )?;
+        }
+        if self.dry_run {
+            f.write_str("; a dry run: nothing was changed")?;
+        }
+        if let Some(why) = &self.ended_early {
+            write!(f, "; ended early: {why}")?;
+        }
+        if f.alternate() { self.write_details(f) } else { Ok(()) }
+    }
+}
+
+impl Report {
+    /// What follows the sentence, for a person: a line for each of several facts, and for each listed target.
+    fn write_details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { drifted_by_size: sizes, waits, steps_ms: steps, .. } = self;
+        let sizes = [("1", sizes.one), ("2-9", sizes.some), ("10-99", sizes.many), ("100+", sizes.most)];
+        write_row(f, "drift by size", sizes, |count| count.to_string())?;
+        let waits = [
+            ("Threads_running", waits.threads_running),
+            ("Redis' latency", waits.redis_latency),
+            ("partitions' depth", waits.queue_depth),
+            ("replicas' lag", waits.replica_lag),
+        ];
+        write_row(f, "waits for", waits, |count| count.to_string())?;
+        let steps = [
+            ("rebuild", steps.rebuild),
+            ("list", steps.list),
+            ("sample", steps.sample),
+            ("fence", steps.fence),
+            ("read", steps.read),
+            ("repair", steps.repair),
+            ("phantoms", steps.phantoms),
+        ];
+        write_row(f, "time by step", steps, |ms| format!("{}.{:01} s", ms / 1_000, ms % 1_000 / 100))?;
+        if let Some(Slice { after, until }) = &self.slice {
+            let (after, until) =
+                (after.as_deref().unwrap_or("the first target"), until.as_deref().unwrap_or("the last"));
+            write!(f, "\n  slice           from {after} to {until}")?;
+        }
+        if let Some(in_flight) = self.in_flight {
+            write!(f, "\n  on the way      {in_flight} messages, of whichever target")?;
+        }
+        for line in &self.targets {
+            let TargetReport { target, metric, redis, mysql, counter, rows, added, verdict } = line;
+            let metric = if metric == LIKE { String::new() } else { format!(" {metric}") };
+            let word = verdict.as_str();
+            write!(f, "\n  {target}{metric}: {word}, Redis {redis}, MySQL {mysql}")?;
+            if *added != 0 {
+                write!(f, ", added {added:+}")?;
+            }
+            if self.lists_all {
+                write!(f, "\n    {}", verdict.why())?;
+                for (number, what) in [(rows, "like records"), (counter, "in counter")] {
+                    if let Some(number) = number {
+                        write!(f, "; {number} {what}")?;
+                    }
+                }
+                if *verdict != TargetVerdict::Unknown && counter.is_some_and(|counter| counter != *mysql) {
+                    f.write_str("; events newer than the cut are in MySQL already")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RunProgress for Progress {
+    const JOB: &'static str = JOB;
+
+    fn done(&self) -> (u64, Option<u64>) {
+        (self.done, self.total)
+    }
+
+    fn words(&self, elapsed: Duration) -> String {
+        let mut text = format!("{} counters checked", self.checked);
+        if let Some(percent) = percent(self.done, self.total) {
+            // A String can't fail.
+            let _ = write!(text, " (about {percent} %)");
+        }
+        let _ = write!(text, ", {} a second", rate(self.checked, elapsed));
+        if let Some(left) = left(self.done, self.total, elapsed) {
+            let _ = write!(text, ", about {} left", spoken(left));
+        }
+        let _ = write!(text, ", {} drifted, {} to be looked at again", self.drifted, self.pending);
+        if let Some(place) = &self.place {
+            let _ = write!(text, ", now after {place}");
+        }
+        if let Some(reason) = &self.waiting {
+            let _ = write!(text, "; waiting: {reason}");
+        }
+        text
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let Self { checked, drifted, pending, .. } = *self;
+        let per_second = rate(checked, elapsed);
+        let percent = percent(self.done, self.total);
+        let left_s = left(self.done, self.total, elapsed).map(|left| left.as_secs());
+        let (place, waiting, words) = (self.place.as_deref(), self.waiting.as_deref(), self.words(elapsed));
+        info!(
+            event = "reconcile-progress",
+            checked, percent, left_s, per_second, drifted, pending, place, waiting, "{words}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Sizes, Steps};
+    use super::*;
+
+    #[test]
+    fn a_report_reads_as_a_sentence() {
+        let line = TargetReport {
+            target: "video:42".to_owned(),
+            metric: "like".to_owned(),
+            redis: 7,
+            mysql: 5,
+            counter: Some(5),
+            rows: Some(5),
+            added: -2,
+            verdict: TargetVerdict::Repaired,
+        };
+        let report = Report {
+            mode: "full",
+            checked: 10,
+            exact: 8,
+            drifted: 1,
+            repaired: 1,
+            transient: 1,
+            drift_sum: 2,
+            busy: 3,
+            drifted_by_size: Sizes { some: 1, ..Sizes::default() },
+            steps_ms: Steps { sample: 1_234, read: 60, ..Steps::default() },
+            targets: vec![line],
+            ..Report::default()
+        };
+        assert_eq!(
+            format!("{report:#}"),
+            "full: 10 counters checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
+             drift by size   2-9: 1\n  \
+             time by step    sample: 1.2 s, read: 0.0 s\n  \
+             video:42: repaired, Redis 7, MySQL 5, added -2"
+        );
+    }
+
+    #[test]
+    fn it_says_how_long_the_rest_takes() {
+        let mut progress = Progress { checked: 100, done: 200, total: Some(1_000), drifted: 3, ..Progress::default() };
+        assert_eq!(
+            progress.words(Duration::from_secs(10)),
+            "100 counters checked (about 20 %), 10 a second, about 40 s left, 3 drifted, 0 to be looked at again"
+        );
+        progress.waiting = Some("Redis answers after 200 ms, above 100".to_owned());
+        assert!(progress.words(Duration::from_secs(10)).ends_with("; waiting: Redis answers after 200 ms, above 100"));
+        assert!(Progress::default().words(Duration::ZERO).starts_with("0 counters checked, 0 a second, 0 drifted"));
+    }
+}

@@ -1,0 +1,106 @@
+//! Every counter that MySQL or Redis knows, kind by kind. A run that ended early is resumed where it ended.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use tracing::info;
+
+use super::ranges::Ranges;
+use crate::jobs::reconcile::compare::{Comparer, KnownByBucket};
+use crate::jobs::reconcile::context::RunContext;
+use crate::jobs::reconcile::orphans::Orphans;
+use crate::jobs::reconcile::run_options::{JOB, Mode};
+use crate::model::{Kind, Micros, TargetId};
+
+/// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their orphans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Checkpoint {
+    /// The layout that is compared.
+    layout: String,
+    /// Whether nothing was off, from the first target on.
+    clean: bool,
+    /// When the run began that went from the first target on, by Redis' clock.
+    began: i64,
+    kind: u8,
+    target_id: u64,
+}
+
+/// A run to go on from.
+struct Resumed {
+    run: u64,
+    checkpoint: Checkpoint,
+}
+
+/// Compares all counters.
+pub(in crate::jobs::reconcile) async fn compare_full(comparer: &mut Comparer<'_>) -> Result<()> {
+    let run = comparer.run;
+    let servers = run.servers;
+    let resumed = resumed(run).await?;
+    comparer.report.resumed_run = resumed.as_ref().map(|resumed| resumed.run);
+    let resumed = resumed.map(|resumed| resumed.checkpoint);
+    // What a resumed run loads was compared before it was lost.
+    comparer.report.clean =
+        resumed.as_ref().is_none_or(|checkpoint| checkpoint.clean && comparer.report.buckets_loaded == 0);
+    let layout = servers.cache.keys.layout().full_name();
+    let began = match &resumed {
+        Some(checkpoint) => Micros(checkpoint.began),
+        None => comparer.measure.fenced_now().await?,
+    };
+    // For the progress bar alone. Nobody knows how much is left of a resumed run.
+    let total = servers.store.estimate_counters().await.ok().filter(|_| resumed.is_none());
+    run.progress.send_modify(|progress| progress.total = total);
+    for (kind, name) in servers.names.all() {
+        let after = match &resumed {
+            Some(checkpoint) if checkpoint.kind == kind.0 => TargetId(checkpoint.target_id),
+            Some(checkpoint) if checkpoint.kind > kind.0 => continue,
+            _ => TargetId(0),
+        };
+        if run.early_end.is_due() {
+            break;
+        }
+        let mut known =
+            if servers.cache.is_packed() { KnownByBucket::new(&servers.cache) } else { KnownByBucket::default() };
+        let checkpoint = |after: TargetId, clean| {
+            let (layout, kind) = (layout.clone(), kind.0);
+            serde_json::to_string(&Checkpoint { layout, clean, began: began.0, kind, target_id: after.0 })
+        };
+        Ranges::all(comparer).compare_kind(kind, after, &mut known, checkpoint).await?;
+        if run.early_end.is_due() {
+            break;
+        }
+        Orphans::new(comparer, kind, name).compare_all(known).await?;
+    }
+    // What was left out is compared by the next changed run if this one notes no cut.
+    if run.options.mode == Mode::Full && comparer.is_complete() {
+        comparer.report.cut = Some(began.0);
+        // What another run has compared can have gone back since.
+        if resumed.is_none() && !comparer.report.dry_run {
+            run.note_compared(began).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Where to go on; `None` from the first target on.
+async fn resumed(run: &RunContext<'_>) -> Result<Option<Resumed>> {
+    let servers = run.servers;
+    if !run.options.resume {
+        return Ok(None);
+    }
+    let mode = run.options.mode.name();
+    let Some((resumed, text)) = servers.store.last_checkpoint(JOB, mode, run.number, true).await? else {
+        return Ok(None);
+    };
+    let checkpoint: Checkpoint = serde_json::from_str(&text).context("read how far the last run came")?;
+    if checkpoint.layout != servers.cache.keys.layout().full_name() {
+        return Ok(None);
+    }
+    let (kind, target_id) = (servers.kinds.name(Kind(checkpoint.kind)), checkpoint.target_id);
+    info!(
+        event = "reconcile-resumed",
+        run = resumed,
+        kind,
+        target_id,
+        "going on after {kind}:{target_id}, where run {resumed} ended"
+    );
+    Ok(Some(Resumed { run: resumed, checkpoint }))
+}

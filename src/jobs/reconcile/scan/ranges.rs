@@ -1,0 +1,143 @@
+//! All counters of a kind, by ranges of ids.
+//!
+//! While MySQL recounts one range, the next one is listed, sampled and fenced.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::jobs::reconcile::compare::{Comparer, KnownByBucket, SUSPECTS_MAX};
+use crate::jobs::reconcile::measure::{RecountedRange, SampledRange};
+use crate::jobs::reconcile::report::Steps;
+use crate::model::{CounterKey, Kind, Target, TargetId};
+use crate::runtime::fault;
+use crate::store::ranges::{LAST, Range};
+
+/// Likes that a range of several targets has at most: each is a row to recount, and no snapshot should last long.
+const LIKES_MAX: i64 = 5_000_000;
+
+/// How long counters are suspects at most before they are rechecked: what a run that resumes this one may have to repeat.
+const RECHECK_EVERY: Duration = Duration::from_secs(60);
+
+/// Compares ranges of a run, within its slice.
+pub(super) struct Ranges<'r, 'a> {
+    comparer: &'r mut Comparer<'a>,
+    /// How many rows of `counter` are left of the slice. `None` where there is no slice.
+    slice_left: Option<u64>,
+}
+
+/// One range that waits to be read.
+struct Listed {
+    sampled: SampledRange,
+    /// How long listing, sampling and fencing took.
+    took: Duration,
+}
+
+impl<'r, 'a> Ranges<'r, 'a> {
+    /// Of all counters.
+    pub fn all(comparer: &'r mut Comparer<'a>) -> Self {
+        Self { comparer, slice_left: None }
+    }
+
+    /// Of the next `rows` rows of `counter`.
+    pub fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
+        Self { comparer, slice_left: Some(rows) }
+    }
+
+    /// Whether the slice is compared.
+    pub fn is_at_end(&self) -> bool {
+        self.slice_left == Some(0)
+    }
+
+    /// Compares the kind's targets after `after`, until the end of the kind or of the slice; returns the last target.
+    /// `checkpoint` writes down how far the run has come, and whether nothing was off until there.
+    pub async fn compare_kind(
+        &mut self,
+        kind: Kind,
+        after: TargetId,
+        known: &mut KnownByBucket,
+        checkpoint: impl Fn(TargetId, bool) -> serde_json::Result<String>,
+    ) -> Result<TargetId> {
+        let run = self.comparer.run;
+        let mut rechecked = Instant::now();
+        let mut reached = after;
+        let mut next = self.list_and_sample(kind, after).await?;
+        while let Some(Listed { sampled, took: sampling }) = next {
+            let rows = sampled.range.rows();
+            let after = sampled.range.until;
+            let place = sampled.range.counters.last().map(|last| last.number.0);
+            let (recounted, following) =
+                tokio::try_join!(sampled.recount(&run.servers.store), self.list_and_sample(kind, after))?;
+            let RecountedRange { recount, took } = recounted;
+            Steps::add(&mut self.comparer.report.steps_ms.read, took);
+            match recount {
+                Some(recount) => self.comparer.compare_range(sampled, recount, known).await?,
+                None => {
+                    self.compare_uncounted(&sampled.range).await?;
+                    if run.early_end.is_due() {
+                        break;
+                    }
+                }
+            }
+            fault::point("reconcile:compared");
+            self.comparer.throttle.note(usize::try_from(rows).unwrap_or(usize::MAX), took.max(sampling));
+            reached = after;
+            self.comparer.show(place);
+            if self.comparer.has_many_suspects() || rechecked.elapsed() > RECHECK_EVERY {
+                self.comparer.recheck().await?;
+                rechecked = Instant::now();
+            }
+            self.comparer.note_checkpoint(&checkpoint(reached, self.comparer.report.is_clean())?).await?;
+            next = following;
+        }
+        self.comparer.recheck().await?;
+        self.comparer.note_checkpoint(&checkpoint(reached, self.comparer.report.is_clean())?).await?;
+        Ok(reached)
+    }
+
+    /// Lists, samples and fences the range that follows `after`. `None` at the end of the kind or of the slice, or when
+    /// the run must end.
+    async fn list_and_sample(&mut self, kind: Kind, after: TargetId) -> Result<Option<Listed>> {
+        let run = self.comparer.run;
+        if after >= LAST || self.is_at_end() {
+            return Ok(None);
+        }
+        self.comparer.wait().await?;
+        if run.early_end.is_due() {
+            return Ok(None);
+        }
+        let slice_left = self.slice_left.and_then(|left| usize::try_from(left).ok()).unwrap_or(usize::MAX);
+        let limit = self.comparer.throttle.page().min(slice_left);
+        let began = Instant::now();
+        let mut range = run.servers.store.list_range(kind, after, limit).await?;
+        range.limit_likes(run.servers.metrics.like(), LIKES_MAX);
+        Steps::add(&mut self.comparer.report.steps_ms.list, began.elapsed());
+        let rows = range.rows();
+        self.slice_left = self.slice_left.map(|left| left.saturating_sub(rows));
+        self.comparer.listed += rows;
+        let sampled = self.comparer.measure.sample_range(range).await?;
+        Ok(Some(Listed { sampled, took: began.elapsed() }))
+    }
+
+    /// Compares a range in which `counter` lacks many targets, which it gets by this.
+    async fn compare_uncounted(&mut self, range: &Range) -> Result<()> {
+        let run = self.comparer.run;
+        let like = run.servers.metrics.like();
+        let mut after = range.after;
+        let mut ended = false;
+        let mut without: BTreeSet<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
+        while !ended && !run.early_end.is_due() {
+            let limit = self.comparer.throttle.page().min(SUSPECTS_MAX);
+            let liked = run.servers.store.liked_targets(range.kind, after, range.until, limit).await?;
+            ended = liked.len() < limit;
+            after = liked.last().copied().unwrap_or(after);
+            let key = |id| (Target { kind: range.kind, id }, like);
+            let keys: Vec<CounterKey> = liked.into_iter().map(key).collect();
+            without.retain(|key| keys.binary_search(key).is_err());
+            self.comparer.compare_page(&keys).await?;
+        }
+        // Those that have a counter, but no like records.
+        self.comparer.compare(&without.into_iter().collect::<Vec<_>>()).await
+    }
+}
