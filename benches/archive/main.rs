@@ -1,7 +1,5 @@
 //! what an archive costs: rows a second against bare inserts, the stalls that others see in Redis, memory
 
-#[path = "../common/mod.rs"]
-mod common;
 mod stall;
 
 use std::collections::BTreeMap;
@@ -19,6 +17,7 @@ use stall::{Stalls, beside};
 use tallyd::cache::Cache;
 use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
+use tallyd_benches as common;
 
 const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
 

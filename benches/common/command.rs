@@ -25,7 +25,7 @@ pub struct Ended {
 /// It failed: with what it said.
 pub async fn tallyd(world: &World, arguments: &[&str]) -> Result<Ended> {
     let began = Instant::now();
-    let child = Command::new(env!("CARGO_BIN_EXE_tallyd"))
+    let child = Command::new(tallyd_testkit::program())
         .arg("--config")
         .arg(world.config_path())
         .args(arguments)

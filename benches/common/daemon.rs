@@ -12,7 +12,7 @@ pub struct Daemon(Child);
 impl Daemon {
     /// Starts the release binary; `environment` goes before the file.
     pub fn start(world: &World, environment: &[(&str, &str)]) -> Result<Self> {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tallyd"));
+        let mut command = Command::new(tallyd_testkit::program());
         command.arg("--config").arg(world.config_path()).envs(environment.iter().copied());
         command.env_remove("RUST_LOG").stdin(Stdio::null()).stderr(Stdio::null());
         Ok(Self(command.spawn().context("start tallyd")?))

@@ -1,7 +1,6 @@
 //! What the figures were measured on.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -53,7 +52,7 @@ pub fn cores() -> usize {
 }
 
 fn rabbitmq_version() -> String {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("dev/rabbitmqctl");
+    let script = tallyd_testkit::root().join("dev/rabbitmqctl");
     let version = Command::new(script).arg("version").output().ok().filter(|output| output.status.success());
     version.map_or_else(|| "unknown".to_owned(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -25,11 +25,11 @@ impl Runtime {
     }
 
     fn source(self) -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("benches/peers").join(self.name())
+        tallyd_testkit::root().join("benches/peers").join(self.name())
     }
 
     fn installed(self) -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/bench/peers").join(self.name())
+        tallyd_testkit::root().join("target/bench/peers").join(self.name())
     }
 
     /// Installs what is missing. Returns what it is: versions, in a line.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -23,7 +22,7 @@ pub struct Results<M, R> {
 impl<M: Serialize, R: Serialize> Results<M, R> {
     /// Writes target/bench/`name`.json.
     pub fn write(&self, name: &str) -> Result<()> {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/bench");
+        let folder = tallyd_testkit::root().join("target/bench");
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{name}.json"));
         fs::write(&path, serde_json::to_vec_pretty(self)?).with_context(|| format!("write {}", path.display()))?;

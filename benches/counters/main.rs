@@ -1,7 +1,5 @@
 //! how fast counts are written, against likes and against a statement for each; the price of the ledger; one hot target by slots
 
-#[path = "../common/mod.rs"]
-mod common;
 mod drain;
 mod writes;
 
@@ -14,6 +12,7 @@ use serde::Serialize;
 use common::machine::Machine;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
 use drain::Queue;
+use tallyd_benches as common;
 use writes::Write;
 
 /// Drains queues of likes and of counts, and writes counts straight to MySQL in other ways; every run's counters are compared with a
@@ -93,7 +92,7 @@ async fn main() -> Result<()> {
     print_table(&["case", "events/s", "events/batch", "ledger bytes"], &standings.iter().map(row).collect::<Vec<_>>());
     let figures = figures(&standings);
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     let results: BTreeMap<&str, Standing> = standings.into_iter().map(|(case, it)| (case.name(), it)).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results }.write("counters")
 }

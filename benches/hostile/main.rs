@@ -1,8 +1,5 @@
 //! how fast good events are written among rubbish: half of the messages, and nine of ten
 
-#[path = "../common/mod.rs"]
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -20,6 +17,7 @@ use common::preload;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
 use common::workload::{USERS, Workload};
 use common::world::{Setup, World, stack};
+use tallyd_benches as common;
 
 const TALLYD: Contender = Contender::tallyd("hostile", 1);
 
@@ -96,7 +94,7 @@ async fn main() -> Result<()> {
         ("messages_rate_nine_of_ten_rubbish".to_owned(), ratio("nine of ten", |run| run.messages_per_second)),
     ]);
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: runs }.write("hostile")
 }
 

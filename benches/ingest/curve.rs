@@ -54,7 +54,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     println!("\ntallyd, one partition. Medians. Microseconds are CPU time per event.");
     print_table(&[["point"].as_slice(), &CELLS].concat(), &rows);
     let figures = standings.iter().map(|(name, standing)| (figure(name), standing.median.events_per_second)).collect();
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: standings }.write("ingest-curve")
 }
 

@@ -1,7 +1,5 @@
 //! how fast a full queue is drained into MySQL: tallyd, the servers' own limits, and its peers
 
-#[path = "../common/mod.rs"]
-mod common;
 mod contenders;
 mod curve;
 mod drain;
@@ -17,6 +15,7 @@ use clap::{Parser, ValueEnum};
 use tallyd::event::LikeEvent;
 
 use common::workload::Workload;
+use tallyd_benches as common;
 
 /// Drains a preloaded queue with each contender in turn, and checks every row and counter after each run.
 #[derive(Clone, Debug, Parser)]

@@ -59,7 +59,7 @@ pub async fn run(arguments: &Arguments) -> Result<()> {
     lineup.print_missing();
     print_figures(&figures, &figures::AIMS);
     let results = arguments.results.clone();
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write(&results)
 }
 

@@ -2,8 +2,6 @@
 
 #[path = "../reconcile/child.rs"]
 mod child;
-#[path = "../common/mod.rs"]
-mod common;
 mod site;
 mod slow;
 
@@ -17,6 +15,7 @@ use common::report::{Aim, Results, print_figures};
 use serde::Serialize;
 use site::Site;
 use slow::Statement;
+use tallyd_benches as common;
 
 /// Rows of `counter` that the defaults are for, with their buckets.
 const ROWS: u64 = 100_000_000;
@@ -111,7 +110,7 @@ async fn main() -> Result<()> {
         Seen { rows: arguments.rows, full, changed, reloaded, daemon_peak_rss_mib, wide_full, wide_reloaded, longest };
     let figures = figures(&seen);
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("large")
 }
 

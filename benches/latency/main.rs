@@ -1,7 +1,5 @@
 //! how long an event takes from its publish to its commit, at steady rates
 
-#[path = "../common/mod.rs"]
-mod common;
 mod measure;
 mod poller;
 mod publisher;
@@ -18,6 +16,7 @@ use common::machine::Machine;
 use common::peers::Runtime;
 use common::report::{Aim, Results, median, number, print_figures, print_table};
 use measure::{Measured, Quantiles, measure};
+use tallyd_benches as common;
 
 /// Events per second.
 const RATES: [u64; 2] = [1_000, 10_000];
@@ -85,7 +84,7 @@ async fn main() -> Result<()> {
     lineup.print_missing();
     let figures = figures(&standings);
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: lineup.missing, results: standings }.write("latency")
 }
 

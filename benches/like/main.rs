@@ -1,7 +1,5 @@
 //! what a like costs an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of what a user likes
 
-#[path = "../common/mod.rs"]
-mod common;
 mod filtered;
 
 use std::collections::BTreeMap;
@@ -18,6 +16,7 @@ use serde::Serialize;
 use tallyd::cache::Cache;
 use tallyd::client::Client;
 use tallyd::model::{Kind, Target, TargetId, UserId};
+use tallyd_benches as common;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 

@@ -1,7 +1,5 @@
 //! what a counter costs in Redis' memory, and a page of counters in its processor, by how keys are laid out
 
-#[path = "../common/mod.rs"]
-mod common;
 mod counts;
 mod layout;
 mod server;
@@ -16,6 +14,7 @@ use counts::{Counts, Ids};
 use layout::{Layout, METRICS};
 use serde::Serialize;
 use server::Server;
+use tallyd_benches as common;
 
 const AIMS: [(&str, Aim); 3] =
     [("dense_ratio", Aim::AtLeast(16.0)), ("sparse_ratio", Aim::AtLeast(14.0)), ("page_20_ratio", Aim::AtMost(0.5))];

@@ -1,8 +1,6 @@
 //! what a reconcile costs: a recount of all, of what changed, a lost Redis loaded again; and what it costs the consumer
 
 mod child;
-#[path = "../common/mod.rs"]
-mod common;
 mod site;
 
 use std::collections::BTreeMap;
@@ -12,6 +10,7 @@ use clap::Parser;
 use common::machine::Machine;
 use common::report::{Aim, Results, median, print_figures};
 use serde::Serialize;
+use tallyd_benches as common;
 
 use child::Ran;
 use site::Site;
@@ -81,7 +80,7 @@ async fn main() -> Result<()> {
     result?;
     let figures = figures(&seen);
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("reconcile")
 }
 

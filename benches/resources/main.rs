@@ -3,8 +3,6 @@
 mod away;
 #[path = "../reconcile/child.rs"]
 mod child;
-#[path = "../common/mod.rs"]
-mod common;
 #[expect(dead_code, reason = "written for the other benchmark, which uses all of it")]
 #[path = "../reconcile/site.rs"]
 mod site;
@@ -23,6 +21,7 @@ use common::workload::{USERS, Workload};
 use common::world::{Setup, World};
 use serde::Serialize;
 use site::Site;
+use tallyd_benches as common;
 
 /// What docs/operations.md calls `memory_max`, with one partition.
 const MEMORY_MAX_MIB: f64 = 256.0;
@@ -108,7 +107,7 @@ async fn main() -> Result<()> {
         }
     }
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: seen }.write("resources")
 }
 

@@ -1,7 +1,5 @@
 //! how much of everything a rate needs, and of what the most: a model, held against 1, 2 and 4 partitions
 
-#[path = "../common/mod.rs"]
-mod common;
 mod measured;
 mod model;
 mod plan;
@@ -17,6 +15,7 @@ use common::machine::Machine;
 use common::report::{Aim, Results, number, print_figures, print_table};
 use measured::{Measured, POINTS};
 use model::{Cores, Costs, Outcome, Site, simulate};
+use tallyd_benches as common;
 
 /// How far the model may be from what is measured.
 const AIMS: [(&str, Aim); 3] = [
@@ -85,7 +84,7 @@ async fn main() -> Result<()> {
     print_points(&points);
     print_figures(&figures, &AIMS);
     let plans = plan::plans(costs, &measured, &arguments.rates)?;
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     let results = BTreeMap::from([("points", serde_json::to_value(points)?), ("plans", serde_json::to_value(plans)?)]);
     Results { figures, machine, arguments, missing: BTreeMap::new(), results }.write("scale")
 }

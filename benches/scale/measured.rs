@@ -1,7 +1,6 @@
 //! The points that the model is made from and held against, as `dev/bench ingest` measured them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -58,7 +57,7 @@ impl Run {
 impl Measured {
     /// Measures, unless an earlier measurement shall do.
     pub fn take(arguments: &Arguments) -> Result<Self> {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let root = tallyd_testkit::root();
         if !arguments.measured {
             let names: Vec<&str> = POINTS.iter().map(|(_, name)| *name).collect();
             let status = Command::new(root.join("dev/bench"))

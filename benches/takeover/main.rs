@@ -1,8 +1,5 @@
 //! how long partitions stand still when the daemon that has them stops, dies, freezes, or falls silent
 
-#[path = "../common/mod.rs"]
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,6 +20,7 @@ use common::relay::Relay;
 use common::report::{Aim, Results, median, print_figures};
 use common::wait;
 use common::world::{Setup, World};
+use tallyd_benches as common;
 
 const PARTITIONS: u16 = 4;
 
@@ -101,7 +99,7 @@ async fn main() -> Result<()> {
     }
     let figures = took.iter().map(|(how, ms)| (how.figure().to_owned(), median(ms.iter().copied()))).collect();
     print_figures(&figures, &AIMS);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: took }.write("takeover")
 }
 

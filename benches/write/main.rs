@@ -1,7 +1,5 @@
 //! how fast one connection writes batches, by the way in which it learns what each row was before
 
-#[path = "../common/mod.rs"]
-mod common;
 mod ways;
 
 use std::collections::BTreeMap;
@@ -21,6 +19,7 @@ use common::preload::rest;
 use common::report::{Results, median, number, print_figures, print_table};
 use common::workload::{USERS, Workload};
 use common::world::{Setup, World, stack};
+use tallyd_benches as common;
 use ways::Way;
 
 /// Writes the same events in every way, in batches of each size, and checks every row and counter after each run. Without
@@ -97,7 +96,7 @@ async fn main() -> Result<()> {
     print_table(&["way", "events/batch", "writes", "events/s", "MySQL us", "client us"], &rows);
     let figures = figures(&standings);
     print_figures(&figures, &[]);
-    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments = std::env::args().skip(1).collect();
     let results = standings.into_iter().map(|((batch, way), standing)| (format!("{}_{batch}", name(way)), standing));
     Results { figures, machine, arguments, missing: BTreeMap::new(), results: results.collect::<BTreeMap<_, _>>() }
         .write("write")

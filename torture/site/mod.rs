@@ -8,7 +8,7 @@ mod settings;
 mod settle;
 mod stack;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Output;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
@@ -50,11 +50,9 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// The program that was built with this one, which is in examples/ beside it.
+    /// The program that was built with this one.
     fn default() -> Self {
-        let here = std::env::current_exe().expect("a program has a path");
-        let tallyd = here.parent().and_then(Path::parent).expect("target/PROFILE/examples").join("tallyd");
-        Self { daemons: 3, folder: PathBuf::from("target/torture"), tallyd }
+        Self { daemons: 3, folder: PathBuf::from("target/torture"), tallyd: tallyd_testkit::program() }
     }
 }
 
