@@ -22,7 +22,6 @@ pub mod admin;
 pub mod app;
 pub mod boards;
 pub mod broker;
-pub mod cache;
 pub mod check;
 pub mod cli;
 pub mod client;
@@ -38,3 +37,4 @@ pub mod telemetry;
 
 pub use tallyd_core::{event, model, outbox_offsets, repair_limits};
 pub use tallyd_mysql as store;
+pub use tallyd_redis as cache;

@@ -15,7 +15,6 @@ mod password;
 mod problem;
 mod reconcile;
 mod recount;
-mod redis;
 mod reload;
 mod retired;
 mod rule;
@@ -38,7 +37,6 @@ pub use password::read_token;
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
-pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
 pub use schema::schema;
@@ -51,6 +49,7 @@ pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
 pub use tallyd_mysql::config::Mysql;
+pub use tallyd_redis::config::{Also, Redis};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
