@@ -5,7 +5,6 @@
 //! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
-mod amqp;
 mod check;
 mod filter;
 mod handle;
@@ -28,7 +27,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
-pub use amqp::{Amqp, QueueType};
 pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
@@ -49,6 +47,7 @@ pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
 pub use tallyd_mysql::config::Mysql;
+pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
