@@ -21,8 +21,6 @@
 pub mod admin;
 pub mod app;
 pub mod boards;
-pub mod broker;
-pub mod cache;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -37,3 +35,5 @@ pub mod telemetry;
 
 pub use tallyd_core::{event, model, outbox_offsets, repair_limits};
 pub use tallyd_mysql as store;
+pub use tallyd_rabbitmq as broker;
+pub use tallyd_redis as cache;

@@ -50,7 +50,7 @@ impl Client {
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: Micros::now() }, None)
+        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: Micros::now() }, None)?)
     }
 
     /// A page of the current period: `count` members from place `from` (1 is the best) on.

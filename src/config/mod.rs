@@ -5,7 +5,6 @@
 //! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
-mod amqp;
 mod check;
 mod filter;
 mod handle;
@@ -15,7 +14,6 @@ mod password;
 mod problem;
 mod reconcile;
 mod recount;
-mod redis;
 mod reload;
 mod retired;
 mod rule;
@@ -29,7 +27,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
-pub use amqp::{Amqp, QueueType};
 pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
@@ -38,7 +35,6 @@ pub use password::read_token;
 pub use problem::Problem;
 pub use reconcile::{EventClock, Reconcile};
 pub use recount::Recount;
-pub use redis::{Also, Redis};
 pub use reload::Reload;
 pub use retired::Retired;
 pub use schema::schema;
@@ -51,6 +47,8 @@ pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
 pub use tallyd_mysql::config::Mysql;
+pub use tallyd_rabbitmq::config::{Amqp, QueueType};
+pub use tallyd_redis::config::{Also, Redis};
 
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;

@@ -120,7 +120,13 @@ pub fn start(log: &Log) -> Result<()> {
 
 /// At this level libraries log each byte that they send: lapin the password, in the frame that logs in. No filter has these lines logged.
 fn holds_no_secret(line: &Metadata<'_>) -> bool {
-    *line.level() != Level::TRACE || line.target().split("::").next() == Some(env!("CARGO_CRATE_NAME"))
+    *line.level() != Level::TRACE || is_ours(line.target())
+}
+
+/// Whether the line comes from one of this workspace's crates: `tallyd::consumer`, `tallyd_mysql::likes`.
+fn is_ours(target: &str) -> bool {
+    let name = target.split("::").next().unwrap_or_default();
+    name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
 }
 
 fn resolve(format: LogFormat) -> LogFormat {
@@ -136,6 +142,16 @@ fn resolve(format: LogFormat) -> LogFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_our_own_crates_may_log_each_byte() {
+        for target in ["tallyd", "tallyd::consumer", "tallyd_mysql", "tallyd_rabbitmq::nodes"] {
+            assert!(is_ours(target), "{target}");
+        }
+        for target in ["", "lapin::connection", "tallydx", "sqlx_mysql", "redis::aio"] {
+            assert!(!is_ours(target), "{target}");
+        }
+    }
 
     #[test]
     fn a_flood_is_said_once_and_then_counted() {

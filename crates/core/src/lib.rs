@@ -4,6 +4,7 @@
 
 pub mod bloom;
 pub mod board;
+pub mod chain;
 pub mod event;
 pub mod keys;
 pub mod kinds;

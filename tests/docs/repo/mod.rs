@@ -4,6 +4,8 @@
 
 mod decisions;
 mod documents;
+mod floors;
+mod floors;
 mod settings;
 mod unit;
 

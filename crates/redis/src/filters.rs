@@ -4,14 +4,14 @@
 //! longer so: it may come twice or late.
 
 use redis::{Pipeline, RedisResult, Value};
+use tallyd_core::bloom::{self, Shape};
+use tallyd_core::keys::KindNames;
+use tallyd_core::model::{Target, UserId};
 
-use super::bloom::{self, Shape};
-use super::keys::KindNames;
 use super::{
     Cache, CacheError, Call, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE, Result,
     text, unexpected,
 };
-use crate::model::{Target, UserId};
 
 /// Bytes that one call appends: Redis is not held up by it.
 pub const PIECE_BYTES: usize = 64 << 10;
@@ -278,7 +278,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away.
-    pub(crate) async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
+    pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);
         let call = || Call::new(&NOTE_BESIDE, added.clone()).number(user).number(NOTED_S);

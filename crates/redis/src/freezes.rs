@@ -1,9 +1,9 @@
 //! Who may change a board's closed periods, and what Redis knows of their freezes. That goes back in time, or is lost, together with the zsets.
 
 use redis::Value;
+use tallyd_core::model::Freeze;
 
 use super::{BOARD_CLAIM, Cache, Call, Result, text, unexpected};
-use crate::model::Freeze;
 
 /// The field of the notes that holds the generation; no period is called so.
 pub(super) const GENERATION: &str = "-";

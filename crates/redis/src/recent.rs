@@ -1,16 +1,17 @@
 //! What users clicked lately, as lua/like.lua remembers it.
 
 use redis::{ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
+use tallyd_core::bloom::Shape;
+use tallyd_core::chain::Chain;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::keys::KindNames;
+use tallyd_core::model::{Target, UserId};
 use tracing::debug;
 
-use super::bloom::Shape;
-use super::keys::KindNames;
 use super::{Cache, CacheError, Call, FILTER_HAS, REMEMBER, Result, text};
-use crate::event::LikeEvent;
-use crate::model::{Target, UserId};
 
 /// The shape of a filter that a script's answer ends with.
-pub(crate) fn shape(parts: &[Value]) -> Option<Shape> {
+pub fn shape(parts: &[Value]) -> Option<Shape> {
     let [Value::Int(size), Value::Int(iterations)] = parts else { return None };
     Shape::checked(*size, *iterations)
 }
@@ -27,13 +28,13 @@ pub enum Seen {
 impl Cache {
     /// Remembers a click for `keep_s` that was counted without lua/like.lua remembering it, unless a newer one is remembered. A hint:
     /// without it a later click may be misjudged.
-    pub(crate) async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
+    pub async fn remember_click(&self, kind: &str, click: LikeEvent, keep_s: u64) {
         let LikeEvent { target, user, at, liked } = click;
         let [recent, _] = self.keys.recent(kind, self.keys.bucket(target));
         let call = Call::new(&REMEMBER, recent).arg(format!("{}:{user}", target.id));
         let call = call.arg(format!("{at}{}", if liked { '+' } else { '-' })).number(keep_s);
         if let Err(error) = self.eval("remember a click", &[call]).await {
-            debug!(event = "click-forgotten", "{:#}", anyhow::Error::from(error));
+            debug!(event = "click-forgotten", "{}", Chain(&error));
         }
     }
 

@@ -9,15 +9,15 @@
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, Value};
+use tallyd_core::model::{BoardMember, BoardPeriod, Freeze};
+use tallyd_core::ranks::{self, Before, Placed, Ranking};
+use tallyd_core::score::Rule;
 
 use super::freezes::{GENERATION, late_field, read_notes};
-use super::ranks::{self, Before, Placed, Ranking};
-use super::score::Rule;
 use super::{
     BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
     Result, text, unexpected,
 };
-use crate::model::{BoardMember, BoardPeriod, Freeze};
 
 /// Which zsets of a period are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,14 +4,14 @@
 //! started from an old backup, don't have it. Every page is read in one script with the mark.
 
 use redis::{Pipeline, Value};
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_core::score::Rule;
 
 use super::boards::{Changed, read_members};
-use super::score::Rule;
 use super::{
     BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, Call, PIPELINE_COMMANDS_MAX,
     Result, text, unexpected,
 };
-use crate::model::{BoardMember, BoardPeriod};
 
 /// What a page of a board is, or why there is none.
 #[derive(Clone, Debug, PartialEq)]

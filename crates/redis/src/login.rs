@@ -6,10 +6,11 @@ use redis::{
     Client, ClientTlsConfig, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError, RedisResult,
     TlsCertificates,
 };
+use tallyd_connect::address::ServerUrl;
+use tallyd_connect::tls::{self, Identity, Tls, TlsFault};
 
 use super::link::tcp_settings;
-use crate::config::{Identity, Redis, ServerUrl, Tls};
-use crate::runtime::tls::{self, TlsFault};
+use crate::config::Redis;
 
 /// Redis' port, unless an address says otherwise.
 pub(super) const PORT: u16 = 6_379;

@@ -1,12 +1,12 @@
 //! What keeps buckets compact in Redis, and which keys a layout has.
 
 use redis::{Cmd, Pipeline, Value};
+use tallyd_core::keys::{KindNames, fields_beside};
+use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
+use tallyd_core::model::{Metric, Target};
 
 use super::counters::pieces;
-use super::keys::{KindNames, fields_beside};
-use super::layout::{BUCKET_BITS_MAX, Form, Layout};
 use super::{Cache, CacheError, Result, text};
-use crate::model::{Metric, Target};
 
 /// The setting for the number of fields up to which Redis keeps a hash compact.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
@@ -144,8 +144,8 @@ pub fn field_bytes(metrics: &[Metric]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::layout::{Form, bucket};
-    use crate::model::TargetId;
+    use tallyd_core::layout::{Form, bucket};
+    use tallyd_core::model::TargetId;
 
     #[test]
     fn buckets_hold_up_to_a_hundred_and_twenty_eight_targets() {

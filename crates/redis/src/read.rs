@@ -1,11 +1,11 @@
 //! Numbers as readers see them.
 
 use redis::{Pipeline, Value};
+use tallyd_core::keys::{KindNames, LOADED};
+use tallyd_core::layout::{Layout, Loaded};
+use tallyd_core::model::{Metric, Target};
 
-use super::keys::{KindNames, LOADED};
-use super::layout::{Layout, Loaded};
 use super::{Cache, CacheError, Call, Result, SAMPLE_PLAIN, text, unexpected};
-use crate::model::{Metric, Target};
 
 const ACTION: &str = "read counters";
 
@@ -97,7 +97,7 @@ pub(super) fn read_found(layout: &Layout, metrics: &[Metric], answer: &Value) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::layout::Form;
+    use tallyd_core::layout::Form;
 
     fn text(text: &str) -> Value {
         if text.is_empty() { Value::Nil } else { Value::BulkString(text.into()) }

@@ -1,12 +1,11 @@
 //! Adding to a board: one call for all periods that an instant lies in.
 
-use anyhow::{Context, Result, bail};
 use redis::Value;
+use tallyd_core::board::Board;
+use tallyd_core::model::Micros;
+use tallyd_core::period::Period;
 
 use super::{BOARD, Cache, Call, unexpected};
-use crate::config::Board;
-use crate::model::Micros;
-use tallyd_core::period::Period;
 
 /// What is added to a member of a board.
 #[derive(Clone, Copy, Debug)]
@@ -34,19 +33,44 @@ pub struct Once {
     pub after: Option<(u64, usize)>,
 }
 
+/// Why nothing can be added to a board: the configuration would have to be another one.
+#[derive(Debug, thiserror::Error)]
+pub enum GainError {
+    /// There is no such board.
+    #[error("no [[board]] is named {0}")]
+    NoBoard(String),
+    /// The board has no such column.
+    #[error("[[board]] {board} has no column {column}: it has {}", .has.join(", "))]
+    NoColumn {
+        /// The board.
+        board: String,
+        /// What was asked for.
+        column: String,
+        /// The columns that it has.
+        has: Vec<String>,
+    },
+    /// The board's time zone is not known here.
+    #[error(transparent)]
+    Zone(#[from] jiff::Error),
+}
+
 impl Cache {
     /// The call of lua/board.lua that adds it.
     ///
     /// # Errors
     /// The board, or the column, is not among `boards`.
-    pub(crate) fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call> {
+    pub fn gain_call(&self, boards: &[Board], gain: Gain<'_>, once: Option<Once>) -> Result<Call, GainError> {
         let Gain { board: name, member, column, delta, at } = gain;
+        let missing = || GainError::NoBoard(name.to_owned());
         let boards: Vec<&Board> = boards.iter().filter(|board| board.name == name).collect();
-        let first = boards.first().with_context(|| format!("no [[board]] is named {name}"))?;
+        let first = boards.first().ok_or_else(missing)?;
         let (primary, second) = match first.score.iter().position(|name| name == column) {
             Some(0) => (delta, 0),
             Some(_) => (0, delta),
-            None => bail!("[[board]] {name} has no column {column}: it has {}", first.score.join(", ")),
+            None => {
+                let (board, column) = (name.to_owned(), column.to_owned());
+                return Err(GainError::NoColumn { board, column, has: first.score.clone() });
+            }
         };
         let mut call: Option<Call> = None;
         let mut packings = Vec::with_capacity(boards.len());
@@ -60,7 +84,7 @@ impl Cache {
             });
             packings.push((board.rule().packing.low_bits(), period.time_ends_s(&calendar), board.period.step_s()));
         }
-        let call = call.with_context(|| format!("no [[board]] is named {name}"))?;
+        let call = call.ok_or_else(missing)?;
         let call = if once.is_some() { call.key(self.keys.board_added(name)) } else { call };
         let call = call.arg(member).number(primary).number(second).arg(first.rule().name());
         let with = |call: Call, (bits, ends_s, step_s)| call.number(bits).number(ends_s).number(step_s);
@@ -78,7 +102,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away, or took some of them: all must be sent again.
-    pub(crate) async fn gain(&self, calls: &[Call]) -> super::Result<Vec<super::CacheError>> {
+    pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<super::CacheError>> {
         const ACTION: &str = "add to a board";
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {

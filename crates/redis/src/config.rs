@@ -2,9 +2,10 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::{Secret, ServerUrl, Tls};
-use crate::cache::layout::{BUCKET_BITS_MAX, Form, Layout};
+use tallyd_connect::address::ServerUrl;
+use tallyd_connect::secret::Secret;
+use tallyd_connect::tls::Tls;
+use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 
 /// `[redis]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use redis::{Pipeline, Value};
+use tallyd_core::keys::KindNames;
+use tallyd_core::layout::{Form, Layout, Loaded};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
 
-use super::keys::KindNames;
-use super::layout::{Form, Layout, Loaded};
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use crate::outbox_offsets::OutboxOffsets;
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use super::{PartitionBy, Secret, ServerUrl, Tls};
+use tallyd_connect::address::ServerUrl;
+use tallyd_connect::secret::Secret;
+use tallyd_connect::tls::Tls;
+use tallyd_core::partition::PartitionBy;
 
 /// How many partitions at most: each costs a queue and a connection to the broker.
-pub(super) const PARTITIONS_MAX: u16 = 256;
+const PARTITIONS_MAX: u16 = 256;
 
 /// `[amqp]`
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use redis::Value;
+use tallyd_core::keys::KindNames;
+use tallyd_core::model::{Addition, Kind};
 
-use super::keys::KindNames;
 use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text, unexpected};
-use crate::model::{Addition, Kind};
 
 /// A row of an outbox, or what of it is for one bucket: its number, and what it adds.
 pub type Row = (u64, Vec<Addition>);

@@ -1,9 +1,9 @@
 //! Questions to Redis that change nothing: what the account may do, and how the servers are set.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
 use super::{Cache, CacheError, MAY, Result, text};
-use crate::model::{Kind, Metric, Micros, Target, TargetId};
 
 /// What the daemon runs on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
@@ -159,7 +159,7 @@ fn call(name: &str, key: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
     use std::fs;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     use super::*;
 
@@ -179,8 +179,13 @@ mod tests {
         "may.lua",
     ];
 
+    /// The repository's.
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
+
     fn read(path: &str) -> String {
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+        fs::read_to_string(root().join(path)).unwrap()
     }
 
     fn set<'a>(names: impl IntoIterator<Item = &'a &'a str>) -> BTreeSet<String> {
@@ -218,7 +223,7 @@ mod tests {
             .chain(&ON_PLAIN)
             .chain(&ASKED_WITH));
         let mut seen = BTreeSet::new();
-        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")).unwrap() {
+        for entry in fs::read_dir(root().join("lua")).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             if OF_CLIENTS.contains(&name.as_str()) {
                 continue;
@@ -237,7 +242,7 @@ mod tests {
         let beside = ["SCAN", "CLUSTER", "ASKING", "SADD", "CONFIG", "SENTINEL", "ROLE"];
         let asked = ON_BUCKETS.iter().chain(&ON_BOARDS).chain(&ON_MISSING).chain(&ON_FILTERS).chain(&ON_PLAIN);
         let all = set(asked.chain(&ASKED_WITH).chain(&beside));
-        for entry in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cache")).unwrap() {
+        for entry in fs::read_dir(root().join("crates/redis/src")).unwrap() {
             let path = entry.unwrap().path();
             let runs = capitals(&fs::read_to_string(&path).unwrap(), "cmd(\"");
             assert!(runs.is_subset(&all), "{} runs {:?}", path.display(), runs.difference(&all));

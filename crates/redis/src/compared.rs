@@ -1,9 +1,9 @@
 //! Up to where reconciles have compared Redis, as Redis itself notes it: the note goes back in time together with the counters.
 
 use redis::Pipeline;
+use tallyd_core::model::Micros;
 
 use super::{Cache, CacheError, Result, Servers, text};
-use crate::model::Micros;
 
 /// Notes on a Cluster. They lie in as many slots, so that each master has some.
 const NOTES_ON_CLUSTER: u16 = 1_024;

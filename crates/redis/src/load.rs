@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::num::NonZeroI64;
 
 use redis::{Pipeline, Value};
+use tallyd_core::keys::LOADED;
+use tallyd_core::layout::Loaded;
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
 
 use super::counters::pieces;
-use super::keys::LOADED;
-use super::layout::Loaded;
 use super::{Cache, Call, LOAD, Result, text, unexpected};
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use crate::outbox_offsets::OutboxOffsets;
 
 /// Buckets that are marked at once: a load keeps 16 bytes of each.
 const BUCKETS_MAX: u32 = 1 << 22;

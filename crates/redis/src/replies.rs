@@ -1,12 +1,12 @@
 //! All that reads an answer of Redis, in one place: for those who hold it against answers that no Redis gives (`fuzz/`). Pure.
 
 use redis::Value;
+use tallyd_core::layout::Layout;
+use tallyd_core::model::Metric;
 
-use super::layout::Layout;
 use super::recent::shape;
 use super::slots::SlotMap;
 use super::{boards, counters, filters, read, sentinel, snapshots};
-use crate::model::Metric;
 
 /// The most targets of a sample that is tried.
 const MEMBERS_MAX: usize = 4;

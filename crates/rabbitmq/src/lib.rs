@@ -5,6 +5,7 @@
 //! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
 //! limit, so each gets ours.
 
+pub mod config;
 mod nodes;
 pub mod probe;
 mod topology;
@@ -26,8 +27,9 @@ use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProper
 
 use nodes::{Node, Nodes};
 
-use crate::config::{Amqp, Identity};
-use crate::runtime::tls::{self, TlsFault};
+use tallyd_connect::tls::{self, Identity, TlsFault};
+
+use crate::config::Amqp;
 
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;

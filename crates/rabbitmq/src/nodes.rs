@@ -136,7 +136,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServerUrl;
+    use tallyd_connect::address::ServerUrl;
 
     fn names(turn: &[&Node]) -> Vec<String> {
         turn.iter().map(|node| node.name.clone()).collect()

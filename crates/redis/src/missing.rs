@@ -1,10 +1,10 @@
 //! The buckets that readers found missing.
 
 use redis::{Pipeline, Value};
+use tallyd_core::keys::KindNames;
+use tallyd_core::model::{Kind, Target};
 
-use super::keys::KindNames;
 use super::{Cache, CacheError, Result, text, unexpected};
-use crate::model::{Kind, Target};
 
 /// How long what readers find missing stays noted, in seconds.
 const MISSING_KEPT_S: u64 = 3_600;

@@ -1,4 +1,4 @@
-//! Redis, derived from MySQL: every command and key of the daemon stands in this folder.
+//! Redis, derived from MySQL: every command and key of the daemon stands in this crate.
 //!
 //! One connection to each server, shared and pipelined. It is thrown away, and the next call makes a new one, at the
 //! first sign that it or its server can't be trusted: an I/O error, a timeout, a server that is read-only (a demoted
@@ -11,6 +11,7 @@ pub mod apply;
 pub mod boards;
 mod cluster;
 mod compared;
+pub mod config;
 pub mod counters;
 pub mod feed;
 pub mod filters;
@@ -36,13 +37,14 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use tallyd_core::keys::Keys;
+use tallyd_core::kinds::Metrics;
+use tallyd_core::model::Micros;
 
 pub use tallyd_core::{bloom, keys, layout, ranks, score, template};
 
-use crate::config::{Metrics, Redis};
-use crate::model::Micros;
+use crate::config::Redis;
 use cluster::Cluster;
-use keys::Keys;
 use link::{Link, NO_REPLICAS};
 use login::Login;
 use sentinel::Sentinels;
@@ -62,7 +64,7 @@ pub struct CacheError {
 
 impl CacheError {
     /// Whether it did not run, because its keys are on two nodes of a Cluster while their slot moves.
-    pub(crate) fn is_of_a_moving_slot(&self) -> bool {
+    pub fn is_of_a_moving_slot(&self) -> bool {
         self.source.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
     }
 
@@ -121,7 +123,7 @@ enum Servers {
 }
 
 /// A Lua script under lua/, with what the server knows it by.
-pub(crate) struct Script {
+pub struct Script {
     text: &'static str,
     hash: LazyLock<String>,
 }
@@ -129,18 +131,22 @@ pub(crate) struct Script {
 macro_rules! script {
     ($name:literal) => {
         Script {
-            text: include_str!(concat!("../../lua/", $name)),
+            text: include_str!(concat!("../../../lua/", $name)),
             hash: LazyLock::new(|| {
-                redis::Script::new(include_str!(concat!("../../lua/", $name))).get_hash().to_owned()
+                redis::Script::new(include_str!(concat!("../../../lua/", $name))).get_hash().to_owned()
             }),
         }
     };
 }
 
-pub(crate) static LIKE: Script = script!("like.lua");
-pub(crate) static COUNT: Script = script!("count.lua");
-pub(crate) static TAKE_BACK: Script = script!("take_back.lua");
-pub(crate) static LIMIT: Script = script!("limit.lua");
+/// Counts a like.
+pub static LIKE: Script = script!("like.lua");
+/// Counts any other number.
+pub static COUNT: Script = script!("count.lua");
+/// Takes back what was counted and could not be published.
+pub static TAKE_BACK: Script = script!("take_back.lua");
+/// Limits how often a user may click.
+pub static LIMIT: Script = script!("limit.lua");
 pub(crate) static BOARD: Script = script!("board.lua");
 static SAMPLE: Script = script!("sample.lua");
 static SAMPLE_PLAIN: Script = script!("sample_plain.lua");
@@ -170,7 +176,7 @@ static BOARD_RAISE: Script = script!("board_raise.lua");
 static MAY: Script = script!("may.lua");
 
 /// One call of a script.
-pub(crate) struct Call {
+pub struct Call {
     script: &'static Script,
     keys: Vec<String>,
     /// One after the other, because there may be millions of them.
@@ -180,24 +186,26 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    pub(crate) fn new(script: &'static Script, key: String) -> Self {
+    /// A call of that script for a key, which chooses the server.
+    pub fn new(script: &'static Script, key: String) -> Self {
         Self { script, keys: vec![key], arguments: Vec::new(), ends: Vec::new() }
     }
 
     /// One more key, in the same slot as the first.
-    pub(crate) fn key(mut self, key: String) -> Self {
+    pub fn key(mut self, key: String) -> Self {
         self.keys.push(key);
         self
     }
 
-    pub(crate) fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
+    /// One more argument.
+    pub fn arg(mut self, argument: impl AsRef<[u8]>) -> Self {
         self.arguments.extend_from_slice(argument.as_ref());
         self.ends.push(self.arguments.len());
         self
     }
 
     /// A number, in decimal.
-    pub(crate) fn number(mut self, number: impl std::fmt::Display) -> Self {
+    pub fn number(mut self, number: impl std::fmt::Display) -> Self {
         // A vector can't fail.
         let _ = write!(self.arguments, "{number}");
         self.ends.push(self.arguments.len());
@@ -327,7 +335,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away, or one call failed: those before and after it may have run.
-    pub(crate) async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
+    pub async fn eval(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Value>> {
         self.eval_each(action, calls).await?.into_iter().collect()
     }
 
@@ -335,7 +343,7 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away: any of them may have run.
-    pub(crate) async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
+    pub async fn eval_each(&self, action: &'static str, calls: &[Call]) -> Result<Vec<Result<Value>>> {
         let mut answers = Vec::with_capacity(calls.len());
         for piece in calls.chunks(PIPELINE_COMMANDS_MAX) {
             let mut pipeline = Pipeline::with_capacity(piece.len());
@@ -396,7 +404,7 @@ fn unexpected(action: &'static str, answer: &Value) -> CacheError {
 }
 
 /// Text of an answer.
-pub(crate) fn text(value: &Value) -> Option<&str> {
+pub fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         Value::SimpleString(text) => Some(text),

@@ -1,0 +1,111 @@
+//! The floors inside the daemon: imports point down, and tasks never call each other. Between crates Cargo holds them.
+
+use std::collections::BTreeSet;
+
+use super::{root, sources};
+
+/// The rooms of `src/`, the highest floor first. Rooms of one floor may know each other, except for the tasks.
+const FLOORS: [&[&str]; 5] = [
+    &["main", "app"],
+    &["admin", "check", "cli", "show"],
+    &TASKS,
+    &["boards", "client", "code_registry"],
+    &["config", "runtime", "telemetry"],
+];
+
+/// Each stands alone.
+const TASKS: [&str; 4] = ["consumer", "dead_letters", "jobs", "outbox"];
+
+/// Names of lower crates, which every room may use.
+const CRATES: [&str; 7] = ["broker", "cache", "event", "model", "outbox_offsets", "repair_limits", "store"];
+
+/// Imports that are still wrong. This list only becomes shorter.
+const EXCEPTIONS: [(&str, &str); 6] = [
+    ("check", "app"),
+    ("cli", "app"),
+    ("consumer", "dead_letters"),
+    ("jobs", "consumer"),
+    ("telemetry", "boards"),
+    ("telemetry", "jobs"),
+];
+
+/// The room of a file: `consumer` of `src/consumer/mod.rs`, `boards` of `src/boards.rs`.
+fn room(path: &str) -> &str {
+    path.split('/').next().unwrap().trim_end_matches(".rs")
+}
+
+/// The names that directly follow `crate::` in the text, comments left out.
+fn imported(text: &str) -> BTreeSet<String> {
+    let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let word = |rest: &str| -> String {
+        rest.trim_start().chars().take_while(|letter| letter.is_ascii_lowercase() || *letter == '_').collect()
+    };
+    let mut found = BTreeSet::new();
+    for rest in code.split("crate::").skip(1) {
+        match rest.strip_prefix('{') {
+            None => drop(found.insert(word(rest))),
+            Some(list) => {
+                // Only what stands at the list's own depth.
+                let mut depth = 0;
+                let own: String = list
+                    .chars()
+                    .take_while(|letter| {
+                        depth += i32::from(*letter == '{') - i32::from(*letter == '}');
+                        depth >= 0
+                    })
+                    .collect();
+                let mut depth = 0;
+                let parts = own.split(|letter| {
+                    depth += i32::from(letter == '{') - i32::from(letter == '}');
+                    letter == ',' && depth == 0
+                });
+                found.extend(parts.map(word));
+            }
+        }
+    }
+    found.retain(|name| !name.is_empty());
+    found
+}
+
+fn floor(room: &str) -> Option<usize> {
+    FLOORS.iter().position(|rooms| rooms.contains(&room))
+}
+
+fn is_allowed(from: &str, to: &str) -> bool {
+    let both_tasks = TASKS.contains(&from) && TASKS.contains(&to);
+    from == to || CRATES.contains(&to) || (!both_tasks && floor(from) <= floor(to))
+}
+
+#[test]
+fn imports_point_down_and_tasks_never_call_each_other() {
+    let src = root().join("src");
+    let mut wrong = BTreeSet::new();
+    for (path, text) in sources("src") {
+        let path = path.strip_prefix(&src).unwrap().to_str().unwrap().to_owned();
+        let from = room(&path);
+        if from == "lib" {
+            continue;
+        }
+        assert!(floor(from).is_some(), "src/{path}: the room {from} has no floor in tests/repo/floors.rs");
+        for to in imported(&text) {
+            let is_known = CRATES.contains(&to.as_str()) || floor(&to).is_some();
+            assert!(is_known, "src/{path}: the room {to} has no floor in tests/repo/floors.rs");
+            if !is_allowed(from, &to) {
+                wrong.insert((from.to_owned(), to));
+            }
+        }
+    }
+    let known: BTreeSet<(String, String)> =
+        EXCEPTIONS.iter().map(|(from, to)| ((*from).to_owned(), (*to).to_owned())).collect();
+    let new: Vec<_> = wrong.difference(&known).collect();
+    assert!(new.is_empty(), "these imports point up, or from task to task: {new:?}");
+    let done: Vec<_> = known.difference(&wrong).collect();
+    assert!(done.is_empty(), "no longer wrong, take them off the list: {done:?}");
+}
+
+#[test]
+fn imports_are_read_from_every_form() {
+    let text = "use crate::store::likes;\n// crate::cli\nuse crate::{broker::{Link, nodes}, cache};\nlet x = crate::app::run();";
+    let expected = ["app", "broker", "cache", "store"].map(str::to_owned);
+    assert_eq!(imported(text), BTreeSet::from(expected));
+}
