@@ -76,7 +76,7 @@ impl Run<'_> {
         passed
     }
 
-    /// Builds one, and says how many users are in it. None where it came to nothing.
+    /// Builds one, and says how many users are in it. `None` where Redis no longer had what was begun, or at a stop.
     async fn build(&mut self, target: Target, expected: u64) -> Result<Option<u64>> {
         let (on, run) = (self.on, self.number);
         let shape = Shape::of(expected, on.wish.false_positive);
@@ -113,8 +113,7 @@ impl Run<'_> {
         Ok(Some(users))
     }
 
-    /// Reads who likes a target into a part of its filter; says how many rows there were, and how many Redis remembered. None when told to
-    /// stop.
+    /// Reads who likes a target into a part of its filter; says how many rows there were, and how many Redis remembered. `None` at a stop.
     async fn read(&self, target: Target, shape: Shape, window: &mut Window) -> Result<Option<(u64, u64)>> {
         let on = self.on;
         // First what Redis remembers: what it forgets meanwhile is in MySQL by then.
@@ -136,7 +135,7 @@ impl Run<'_> {
                 Some(UserId(last)) if users.len() as u64 == LIKERS_PAGE => after = *last,
                 _ => return Ok(Some((rows, others))),
             }
-            // Setting bits is work, not waiting: others shall have the thread, too.
+            // Setting bits is work, not waiting: other tasks need the thread, too.
             tokio::task::yield_now().await;
         }
     }

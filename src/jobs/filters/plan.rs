@@ -3,7 +3,7 @@
 use crate::cache::bloom::{self, Shape};
 use crate::cache::filters::FilterState;
 
-/// What filters shall be like.
+/// What filters should be like.
 #[derive(Clone, Debug)]
 pub struct Wish {
     /// How many likes a target must have.
@@ -21,7 +21,7 @@ pub enum Plan {
     Nothing,
     /// Users are noted beside it: set their bits.
     Fold(Shape),
-    /// Build one for so many users. With `distrusted` the former one may lack some of them, and goes at once.
+    /// Build one for this number of users. With `distrusted` the former one may lack some of them, and is dropped immediately.
     Build {
         /// For how many.
         expected: u64,
@@ -35,10 +35,8 @@ pub enum Plan {
 /// Decides by how many like the target and what there is.
 pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     let Some(state) = state else {
-        return match likes >= wish.likes_min {
-            true => Plan::Build { expected: fresh(wish, likes), distrusted: false },
-            false => Plan::Nothing,
-        };
+        let enough = likes >= wish.likes_min;
+        return if enough { Plan::Build { expected: fresh(wish, likes), distrusted: false } } else { Plan::Nothing };
     };
     if likes.saturating_mul(2) < wish.likes_min {
         return Plan::Drop;

@@ -47,11 +47,13 @@ pub struct Mark {
 
 impl runner::Report for Report {
     fn outcome(&self) -> Outcome {
-        match () {
-            () if self.stopped => Outcome::Stopped,
-            // What one filter alone stands in the way of is looked at again when its target changes, and once a day.
-            () if self.left_because.is_some() => Outcome::Failed,
-            () => Outcome::Done,
+        if self.stopped {
+            Outcome::Stopped
+        } else if self.left_because.is_some() {
+            Outcome::Failed
+        } else {
+            // A filter that could not be built alone is tried again when its target changes, and once a day.
+            Outcome::Done
         }
     }
 }

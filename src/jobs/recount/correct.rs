@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tracing::warn;
 
-use super::page::Sight;
+use super::page::Measured;
 use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{Run, stopped};
 use crate::config::Reconcile as Limits;
@@ -18,18 +18,18 @@ const CHUNK: usize = 100;
 
 impl Run<'_> {
     /// A target is off, and will be corrected.
-    pub(super) fn note(&mut self, sight: &Sight, added: i64) {
-        let target = Target { kind: self.on.kind, id: sight.id };
+    pub(super) fn note(&mut self, found: &Measured, added: i64) {
+        let target = Target { kind: self.on.kind, id: found.id };
         self.report.drifted += 1;
         self.report.drift_sum = self.report.drift_sum.saturating_add(added.unsigned_abs());
         self.largest = self.largest.max(added.unsigned_abs());
         if self.report.targets.len() < LISTED_MAX {
-            let name = format!("{}:{}", self.on.kind_name, sight.id);
-            let Sight { truth, counted, .. } = *sight;
+            let name = format!("{}:{}", self.on.kind_name, found.id);
+            let Measured { truth, counted, .. } = *found;
             self.report.targets.push(TargetReport { target: name, truth, counter: counted, added });
         }
         if !self.options.dry_run {
-            self.intents.push(Intent { number: (target, self.on.metric), before: sight.counted, added });
+            self.intents.push(Intent { number: (target, self.on.metric), before: found.counted, added });
         }
     }
 

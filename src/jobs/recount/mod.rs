@@ -49,7 +49,7 @@ use crate::store::jobs::number_of;
 use crate::store::ranges::LAST;
 use crate::store::recounts::{Question, RecountError};
 use crate::store::repairs::Intent;
-use page::{Sight, Verdict, judge, sights};
+use page::{Measured, Verdict, judge, measured};
 use report::{End, Progress, Report};
 use tallyd_core::recount_query::Query;
 
@@ -96,7 +96,7 @@ struct Suspects {
     after: TargetId,
     until: TargetId,
     /// In order of id.
-    sights: Vec<Sight>,
+    measured: Vec<Measured>,
 }
 
 /// One run on its way.
@@ -239,24 +239,24 @@ impl Run<'_> {
                 self.end(End::Stopped, "told to stop".to_owned());
                 return Ok(());
             }
-            let page = self.look(after, LAST).await?;
+            let page = self.measure(after, LAST).await?;
             self.report.checked += page.checked;
             self.report.exact += page.checked - page.off.len() as u64;
             if !page.off.is_empty() {
-                self.suspects.push(Suspects { after, until: page.until, sights: page.off });
+                self.suspects.push(Suspects { after, until: page.until, measured: page.off });
             }
             after = page.until;
             self.show(after);
             if self.pending() >= SUSPECTS_MAX {
-                self.settle().await?;
+                self.recheck().await?;
             }
         }
-        self.settle().await?;
+        self.recheck().await?;
         self.correct().await
     }
 
     /// One look at a page: its targets that are off.
-    async fn look(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
+    async fn measure(&mut self, after: TargetId, until: TargetId) -> Result<Page> {
         let began = Instant::now();
         let question = self.on.question(after);
         let asked = self.on.store.ask_recount((self.on.kind, self.on.metric), &question, until);
@@ -265,10 +265,10 @@ impl Run<'_> {
         let answer = answer.map_err(|error| self.on.job_error(error).into_error())?;
         self.report.pages += 1;
         let mut page = Page { checked: 0, off: Vec::new(), until: answer.until };
-        for sight in sights(&answer) {
+        for found in measured(&answer) {
             page.checked += 1;
-            if sight.drift() != 0 {
-                page.off.push(sight);
+            if found.drift() != 0 {
+                page.off.push(found);
             }
         }
         self.report.look_ms += millis(began.elapsed());
@@ -276,7 +276,7 @@ impl Run<'_> {
     }
 
     /// Looks again at what is suspect until it is decided, or has changed too often.
-    async fn settle(&mut self) -> Result<()> {
+    async fn recheck(&mut self) -> Result<()> {
         let mut left = std::mem::take(&mut self.suspects);
         fault::point("recount:looked");
         for _ in 0..LOOKS {
@@ -289,30 +289,30 @@ impl Run<'_> {
                 if self.stop.is_cancelled() {
                     return Err(stopped());
                 }
-                let sights = self.look_again(&page).await?;
-                if let Some((first, last)) = sights.first().zip(sights.last()) {
-                    changed.push(Suspects { after: TargetId(first.id.0 - 1), until: last.id, sights });
+                let measured = self.recheck_page(&page).await?;
+                if let Some((first, last)) = measured.first().zip(measured.last()) {
+                    changed.push(Suspects { after: TargetId(first.id.0 - 1), until: last.id, measured });
                 }
             }
             left = changed;
         }
         fault::point("recount:looked-again");
-        self.report.busy += left.iter().map(|page| page.sights.len() as u64).sum::<u64>();
+        self.report.busy += left.iter().map(|page| page.measured.len() as u64).sum::<u64>();
         if self.intents.len() >= HELD_MAX { self.correct().await } else { Ok(()) }
     }
 
     /// Judges a page's suspects by another look, and gives those that have changed as that look saw them.
-    async fn look_again(&mut self, page: &Suspects) -> Result<Vec<Sight>> {
+    async fn recheck_page(&mut self, page: &Suspects) -> Result<Vec<Measured>> {
         let (mut after, mut changed) = (page.after, Vec::new());
-        let mut suspects = page.sights.iter().peekable();
+        let mut suspects = page.measured.iter().peekable();
         // More than one page where targets have come in between.
         while after < page.until {
-            let now = self.look(after, page.until).await?;
+            let now = self.measure(after, page.until).await?;
             let mut off = now.off.into_iter().peekable();
             while let Some(first) = suspects.next_if(|first| first.id <= now.until) {
-                while off.next_if(|sight| sight.id < first.id).is_some() {}
+                while off.next_if(|found| found.id < first.id).is_some() {}
                 // Not among those that are off: it is right by now.
-                let verdict = off.next_if(|sight| sight.id == first.id).map(|second| (second, judge(first, &second)));
+                let verdict = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
                 match verdict {
                     None | Some((_, Verdict::Right)) => self.report.transient += 1,
                     Some((second, Verdict::Changed)) => changed.push(second),
@@ -348,7 +348,7 @@ impl Run<'_> {
     }
 
     fn pending(&self) -> usize {
-        self.suspects.iter().map(|page| page.sights.len()).sum()
+        self.suspects.iter().map(|page| page.measured.len()).sum()
     }
 
     fn show(&self, reached: TargetId) {
@@ -364,7 +364,7 @@ impl Run<'_> {
 /// What one look at a page saw.
 struct Page {
     checked: u64,
-    off: Vec<Sight>,
+    off: Vec<Measured>,
     /// Its last id.
     until: TargetId,
 }

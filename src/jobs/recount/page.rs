@@ -8,7 +8,7 @@ use crate::store::recounts::Answer;
 
 /// One target, as one look saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct Measured {
     /// Whose number.
     pub id: TargetId,
     /// What the query says; zero where it says nothing.
@@ -19,7 +19,7 @@ pub struct Sight {
     pub update_at: Option<Micros>,
 }
 
-impl Sight {
+impl Measured {
     /// By how much `counter` is off.
     pub fn drift(&self) -> i64 {
         self.counted.saturating_sub(self.truth)
@@ -41,7 +41,7 @@ pub enum Verdict {
 /// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
 /// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
 /// less, of whose events only one has come yet, leave it as it was.
-pub fn judge(first: &Sight, second: &Sight) -> Verdict {
+pub fn judge(first: &Measured, second: &Measured) -> Verdict {
     if second.drift() == 0 {
         return Verdict::Right;
     }
@@ -55,7 +55,7 @@ pub fn judge(first: &Sight, second: &Sight) -> Verdict {
 }
 
 /// All targets of an answer, in order of id, whether the query, `counter` or both know them.
-pub fn sights(answer: &Answer) -> impl Iterator<Item = Sight> {
+pub fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
     let mut truths = answer.truths.iter().copied().peekable();
     let mut counters = answer.counters.iter().copied().peekable();
     std::iter::from_fn(move || next(&mut truths, &mut counters))
@@ -64,13 +64,13 @@ pub fn sights(answer: &Answer) -> impl Iterator<Item = Sight> {
 fn next(
     truths: &mut Peekable<impl Iterator<Item = (TargetId, i64)>>,
     counters: &mut Peekable<impl Iterator<Item = (TargetId, i64, Micros)>>,
-) -> Option<Sight> {
+) -> Option<Measured> {
     let ids = [truths.peek().map(|(id, _)| *id), counters.peek().map(|(id, ..)| *id)];
     let id = ids.into_iter().flatten().min()?;
     let truth = truths.next_if(|(other, _)| *other == id).map_or(0, |(_, truth)| truth);
     let counter = counters.next_if(|(other, ..)| *other == id);
     let (counted, update_at) = counter.map_or((0, None), |(_, counted, at)| (counted, Some(at)));
-    Some(Sight { id, truth, counted, update_at })
+    Some(Measured { id, truth, counted, update_at })
 }
 
 #[cfg(test)]
@@ -81,20 +81,20 @@ mod tests {
 
     use super::*;
 
-    fn sight(truth: i64, counted: i64, update_at: i64) -> Sight {
-        Sight { id: TargetId(1), truth, counted, update_at: Some(Micros(update_at)) }
+    fn found(truth: i64, counted: i64, update_at: i64) -> Measured {
+        Measured { id: TargetId(1), truth, counted, update_at: Some(Micros(update_at)) }
     }
 
     #[test]
     fn only_what_rests_and_is_off_twice_is_corrected() {
         for (first, second, verdict) in [
-            (sight(5, 3, 1), sight(5, 3, 1), Verdict::Off(2)),
-            (sight(5, 9, 1), sight(5, 8, 1), Verdict::Off(-3)),
-            (sight(5, 4, 1), sight(5, 5, 2), Verdict::Right),
-            (sight(5, 4, 1), sight(6, 6, 2), Verdict::Right),
-            (sight(5, 4, 1), sight(6, 4, 1), Verdict::Changed),
-            (sight(5, 4, 1), sight(5, 4, 2), Verdict::Changed),
-            (sight(5, 4, 1), sight(5, 6, 1), Verdict::Changed),
+            (found(5, 3, 1), found(5, 3, 1), Verdict::Off(2)),
+            (found(5, 9, 1), found(5, 8, 1), Verdict::Off(-3)),
+            (found(5, 4, 1), found(5, 5, 2), Verdict::Right),
+            (found(5, 4, 1), found(6, 6, 2), Verdict::Right),
+            (found(5, 4, 1), found(6, 4, 1), Verdict::Changed),
+            (found(5, 4, 1), found(5, 4, 2), Verdict::Changed),
+            (found(5, 4, 1), found(5, 6, 1), Verdict::Changed),
         ] {
             assert_eq!(judge(&first, &second), verdict, "{first:?}, {second:?}");
         }
@@ -119,9 +119,9 @@ mod tests {
                 counters: counters.iter().map(|(id, counted)| (TargetId((*id).into()), (*counted).into(), Micros(1))).collect(),
                 until: TargetId(255),
             };
-            let seen: Vec<Sight> = sights(&answer).collect();
+            let seen: Vec<Measured> = measured(&answer).collect();
             prop_assert!(seen.is_sorted_by(|a, b| a.id < b.id));
-            for Sight { id, truth, counted, update_at } in &seen {
+            for Measured { id, truth, counted, update_at } in &seen {
                 let key = &u8::try_from(id.0).unwrap();
                 prop_assert_eq!(*truth, truths.get(key).map_or(0, |truth| i64::from(*truth)));
                 prop_assert_eq!(*counted, counters.get(key).map_or(0, |counted| i64::from(*counted)));
@@ -153,7 +153,7 @@ mod tests {
                 let (deltas, ats): (Vec<i64>, Vec<i64>) =
                     applied.map(|(place, it)| (it.delta, (it.at * 100 + place) as i64)).unzip();
                 let counted = 100 + drift + deltas.iter().sum::<i64>();
-                Sight { id: TargetId(1), truth, counted, update_at: Some(Micros(ats.into_iter().max().unwrap_or(-1))) }
+                Measured { id: TargetId(1), truth, counted, update_at: Some(Micros(ats.into_iter().max().unwrap_or(-1))) }
             };
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));

@@ -5,7 +5,6 @@
 mod decisions;
 mod documents;
 mod floors;
-mod floors;
 mod settings;
 mod unit;
 
