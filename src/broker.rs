@@ -27,7 +27,7 @@ use nodes::{Node, Nodes};
 
 use crate::config::{Amqp, Identity};
 use crate::runtime::tls::{self, TlsFault};
-use crate::telemetry::telemetry;
+use crate::telemetry::{self, telemetry};
 
 /// AMQP's number for "kept on disk".
 const PERSISTENT: u8 = 2;
@@ -126,7 +126,7 @@ impl Broker {
         };
         let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
         let connection = connected.map_err(|error| self.told(node, error))?;
-        telemetry().opened.add("rabbitmq", 1);
+        telemetry().opened(telemetry::Server::Rabbitmq);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         Ok(Link { channel, connection, timeout })
     }

@@ -18,7 +18,7 @@
 //! [`jobs`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
-pub mod admin;
+pub(crate) mod admin;
 pub mod app;
 pub mod boards;
 pub mod broker;
@@ -39,4 +39,4 @@ pub mod repair_limits;
 pub mod runtime;
 pub mod show;
 pub mod store;
-pub mod telemetry;
+pub(crate) mod telemetry;

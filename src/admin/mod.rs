@@ -43,8 +43,8 @@ use crate::config::{ConfigError, ConfigHandle};
 use crate::model::Micros;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::store::Store;
-use crate::telemetry::observer::{Observer, Sight};
-use crate::telemetry::status::Status;
+use crate::telemetry::observer::Observer;
+use crate::telemetry::status::{Sight, Status};
 use crate::telemetry::telemetry;
 use listener::{Listener, Stream};
 use token::Token;
@@ -77,7 +77,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(2);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
 /// The port, listened on.
-pub struct Admin {
+pub(crate) struct Admin {
     listener: Listener,
     routes: Router,
 }
@@ -101,9 +101,9 @@ struct Asked {
 
 impl Asked {
     /// How the daemon stands.
-    fn told(&self) -> Status {
+    fn status(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
-        Status::tell(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
+        Status::report(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
     }
 }
 
@@ -180,7 +180,7 @@ fn routes(asked: Asked) -> Router {
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(metrics::show))
         .route("/v1/counters/{kind}/{id}", get(counters::show))
-        .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.told())))
+        .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.status())))
         .route("/v1/history", get(async || json(StatusCode::OK, &telemetry().pulse.points())))
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))

@@ -9,7 +9,6 @@ mod start;
 mod tasks;
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -23,7 +22,7 @@ use crate::admin::Admin;
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
-use crate::telemetry::telemetry;
+use crate::telemetry::{telemetry, tell_status};
 use reload::Reloader;
 use tasks::Task;
 
@@ -53,7 +52,7 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     let reloader = Reloader { path: path.to_owned(), sender, store: servers.store.clone(), hangups };
     tasks.spawn(reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
-    tokio::spawn(systemd::tell_status(drained));
+    tokio::spawn(tell_status(drained));
     let ended = tokio::select! {
         ready = start::servers_are_ready(&servers, &live) => match ready {
             Ok(()) => work(Task { live: live.clone(), servers: servers.clone(), stop: stop.clone() }, &liveness, &mut tasks).await,
@@ -65,7 +64,7 @@ pub async fn run(path: &Path, config: Config) -> Result<()> {
     };
     // A start that failed was not told to stop.
     stop.cancel();
-    telemetry().draining.store(true, Ordering::Relaxed);
+    telemetry().drains();
     systemd::stopping();
     let drain_max = Duration::from_secs(live.current().daemon.drain_max_s);
     let drained = drain(&mut tasks, drain_max).await;
@@ -85,7 +84,7 @@ async fn work(task: Task, liveness: &Liveness, tasks: &mut JoinSet<String>) -> R
         (task.live.current().amqp.partitions, task.servers.owner.clone(), task.stop.clone());
     task.start_all(liveness, tasks).await?;
     systemd::ready();
-    telemetry().working.store(true, Ordering::Relaxed);
+    telemetry().works();
     info!(
         event = "started",
         version = env!("CARGO_PKG_VERSION"),

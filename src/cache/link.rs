@@ -12,7 +12,7 @@ use tokio::sync::Mutex;
 use super::login::Login;
 use super::sentinel::Sentinels;
 use super::text;
-use crate::telemetry::telemetry;
+use crate::telemetry::{self, telemetry};
 
 /// What a server says to writes that too few replicas would get (`min-replicas-to-write`).
 pub(super) const NO_REPLICAS: &str = "NOREPLICAS";
@@ -158,7 +158,7 @@ impl Link {
             Err(error) if is_of_the_server(&error) => return Err(error),
             Err(_) => {}
         }
-        telemetry().opened.add("redis", 1);
+        telemetry().opened(telemetry::Server::Redis);
         *shared = Some(Connected { connection: connection.clone(), master, asked: Instant::now() });
         Ok(connection)
     }

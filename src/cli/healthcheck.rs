@@ -9,7 +9,7 @@ use clap::Args;
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, EXIT_FAILED};
 use crate::admin::ask;
-use crate::admin::health::{ConfigHandle, Ready};
+use crate::admin::health::{Live, Ready};
 use crate::telemetry::status::printable;
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(super) async fn run(config: &Path, args: &HealthcheckArgs) -> Result<u8> {
     let port = args.port.port(config)?;
     let answer = ask::get(&port, if args.live { "/livez" } else { "/readyz" }).await?;
     let told = if args.live {
-        serde_json::from_str(&answer.body).map(|ConfigHandle { live, stuck }| live_lines(live, &stuck))
+        serde_json::from_str(&answer.body).map(|Live { live, stuck }| live_lines(live, &stuck))
     } else {
         serde_json::from_str(&answer.body).map(|ready: Ready| ready_lines(&ready))
     };
@@ -46,8 +46,6 @@ fn ready_lines(told: &Ready) -> (bool, Vec<String>) {
     }
     // Of what is away with a daemon that is ready.
     let away = told.servers.iter().filter(|server| !server.up);
-    let away = away.map(|server| {
-        format!("{} is away: {}", server.server, server.reason.as_deref().unwrap_or("no reason is known"))
-    });
+    let away = away.map(|server| format!("{} is away: {}", server.server.name(), server.why()));
     (true, std::iter::once("ready".to_owned()).chain(away).collect())
 }

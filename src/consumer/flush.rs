@@ -21,6 +21,7 @@ use crate::event::{Reason, Refusal};
 use crate::model::{Metric, Micros};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use crate::runtime::waits::Work;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError, partitions};
 use crate::telemetry::telemetry;
@@ -100,7 +101,7 @@ impl Writer {
     /// The partition was taken over, clocks are apart, MySQL was away for longer than `database_away_max`, or away when the session
     /// ended, or the broker has not taken what there was no room for: the batch must be given back to the broker.
     pub async fn write(&mut self, batch: Batch) -> anyhow::Result<Written> {
-        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        let mut outage = Outage::new(Work::Writing(self.partition));
         let mut written = Written::default();
         self.clock = batch.clock;
         // Events that are refused alone become dead letters together, in the last part.

@@ -65,6 +65,7 @@ use crate::model::Metric;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
+use crate::runtime::waits::Work;
 use crate::store::{Store, StoreError, likes};
 use crate::telemetry::{Standing, telemetry};
 
@@ -136,8 +137,8 @@ impl Partition {
 
     /// Consumes until the stop, through whatever goes wrong.
     pub async fn run(self) {
-        let mut broker = Outage::new(format!("consuming partition {}", self.number));
-        let mut database = Outage::new(format!("the database for partition {}", self.number));
+        let mut broker = Outage::new(Work::Consuming(self.number));
+        let mut database = Outage::new(Work::Database(self.number));
         let mut limit = PrefetchLimit::default();
         let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {

@@ -78,7 +78,7 @@ impl Writer {
     pub(super) async fn do_without_room(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
-        never.iter().for_each(|letter| telemetry().dead_letters_dropped(letter.reason, 1));
+        never.iter().for_each(|letter| telemetry().consumer.dead_letter_dropped(letter.reason));
         let (partition, queue, now) = (self.partition, self.room.broker.returned(), Instant::now());
         if let Some(dropped) = self.room.dropped.note(never.len() as u64, now) {
             warn!(

@@ -36,7 +36,7 @@ use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::telemetry::{PartitionVitals, Standing, telemetry};
+use crate::telemetry::{Close, PartitionState, Standing, telemetry};
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
@@ -180,7 +180,7 @@ struct Session<'a> {
     refused: Flood,
     silence: Silence,
     unacked: Oldest,
-    vitals: Arc<PartitionVitals>,
+    vitals: Arc<PartitionState>,
 }
 
 impl Session<'_> {
@@ -200,7 +200,7 @@ impl Session<'_> {
                 return Ok(());
             }
             if self.is_due() {
-                self.start_writing("size")?;
+                self.start_writing(Close::Size)?;
                 continue;
             }
             tokio::select! {
@@ -217,7 +217,7 @@ impl Session<'_> {
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(self.open.since.map(|since| since + self.partition.linger())), if self.writing.is_none() => self.start_writing("linger")?,
+                () = until(self.open.since.map(|since| since + self.partition.linger())), if self.writing.is_none() => self.start_writing(Close::Linger)?,
                 _ = tick.tick() => self.look().await?,
             }
         }

@@ -14,6 +14,7 @@ use crate::runtime::fault;
 use crate::store::likes::{self, Before, Difference, Pair, State};
 use crate::store::partitions::{self, Ownership};
 use crate::store::{StoreError, Text, letters, outbox};
+use crate::telemetry::Step;
 
 /// What a transaction found out, to be remembered once it is committed.
 #[derive(Default)]
@@ -31,7 +32,7 @@ impl Writer {
         self.beat.beat();
         let mut steps = Steps::begin();
         let mut lent = self.store.acquire().await?;
-        steps.end("lend");
+        steps.end(Step::Lend);
         self.beat.beat();
         let found = lent.limit("write a batch", |it| self.transact_on(it, batch, &mut steps)).await?;
         steps.note();
@@ -55,7 +56,7 @@ impl Writer {
             return Err(StoreError::Forgotten(ledger_floor));
         }
         self.learn_watch(&mut tx, watch).await?;
-        steps.end("lock");
+        steps.end(Step::Lock);
         let winners = coalesce(&events);
         // A watch needs the rows' former states in full.
         let before = match self.watch.of_likes(self.metric) {
@@ -73,7 +74,7 @@ impl Writer {
             differences.extend(sums);
             differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
         }
-        steps.end("rows");
+        steps.end(Step::Rows);
         let outboxed = self.add_differences(&mut tx, last, &differences).await?;
         self.keep_late(&mut tx, now, &differences).await?;
         let kept = self.room(&mut tx, &batch.refused).await?;
@@ -81,12 +82,12 @@ impl Writer {
         for fence in batch.fences.values() {
             partitions::pass_fence(&mut tx, self.partition, *fence).await?;
         }
-        steps.end("counters");
+        steps.end(Step::Counters);
         fault::point("consumer:before-commit");
         // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
         tx.commit().await.map_err(sql("commit a batch"))?;
         fault::point("consumer:after-commit");
-        steps.end("commit");
+        steps.end(Step::Commit);
         Ok(Found { epoch, coalesced, outboxed, kept })
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::batch::{Batch, Event};
 use crate::model::Micros;
-use crate::telemetry::{PartitionVitals, telemetry};
+use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
 
 /// What was received and not noted yet.
 #[derive(Clone, Copy, Debug, Default)]
@@ -32,38 +32,40 @@ impl ReceivedCounts {
     /// Notes them.
     pub fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
-        telemetry().messages.add(messages);
-        telemetry().redelivered.add(redelivered);
-        for (kind, events) in [("like", likes), ("unlike", unlikes), ("count", counts), ("set", sets)] {
-            telemetry().received.add(kind, events);
+        let metrics = &telemetry().consumer;
+        metrics.messages.inc_by(messages);
+        metrics.redelivered.inc_by(redelivered);
+        let types = [EventType::Like, EventType::Unlike, EventType::Count, EventType::Set];
+        for (of, events) in types.iter().zip([likes, unlikes, counts, sets]) {
+            metrics.received.get_or_create(of).inc_by(events);
         }
     }
 }
 
 /// Notes a batch, or a part of one, that is committed as so many rows.
 pub(super) fn committed(batch: &Batch, rows: usize) {
-    let (now, vitals) = (Micros::now(), telemetry());
+    let (now, metrics) = (Micros::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
-    vitals.committed.add(events);
-    vitals.coalesced.add(events.saturating_sub(rows as u64));
-    vitals.batch_events.add(events as f64);
+    metrics.committed.inc_by(events);
+    metrics.coalesced.inc_by(events.saturating_sub(rows as u64));
+    metrics.batch_events.observe(events as f64);
     for received in &batch.events {
-        vitals.lag.add((now.0 - received.event.at().0) as f64 / 1e6);
+        metrics.lag.observe(seconds_between(received.event.at(), now));
     }
     for letter in &batch.refused {
-        vitals.dead_letter(letter.reason);
+        metrics.dead_letter(letter.reason);
     }
 }
 
 /// Notes that a batch is written again, and why.
 pub(super) fn again(code: &'static str) {
-    telemetry().retries.add(code, 1);
+    telemetry().consumer.retry(code);
 }
 
 /// How long the steps of a transaction took: noted once it is committed.
 pub(super) struct Steps {
     last: Instant,
-    took: Vec<(&'static str, f64)>,
+    took: Vec<(Step, f64)>,
 }
 
 impl Steps {
@@ -72,7 +74,7 @@ impl Steps {
     }
 
     /// That step ends now.
-    pub fn end(&mut self, step: &'static str) {
+    pub fn end(&mut self, step: Step) {
         let now = Instant::now();
         self.took.push((step, now.duration_since(self.last).as_secs_f64()));
         self.last = now;
@@ -80,7 +82,7 @@ impl Steps {
 
     pub fn note(self) {
         for (step, seconds) in self.took {
-            telemetry().step(step, seconds);
+            telemetry().consumer.steps.get_or_create(&step).observe(seconds);
         }
     }
 }
@@ -93,7 +95,7 @@ pub(super) struct Oldest {
 }
 
 impl Oldest {
-    pub fn note(&self, vitals: &Arc<PartitionVitals>) {
+    pub fn note(&self, vitals: &Arc<PartitionState>) {
         vitals.oldest(self.writing.or(self.open));
     }
 }

@@ -11,3 +11,4 @@ pub mod retry;
 pub mod shutdown;
 pub mod systemd;
 pub mod tls;
+pub mod waits;

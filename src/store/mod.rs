@@ -49,7 +49,7 @@ pub use self::text::Text;
 use crate::config::{Identity, Mysql, ServerUrl};
 use crate::model::Micros;
 use crate::runtime::tls::{self, TlsFault};
-use crate::telemetry::telemetry;
+use crate::telemetry::{self, telemetry};
 
 /// MySQL's port, unless an address says otherwise.
 const PORT: u16 = 3_306;
@@ -110,7 +110,7 @@ impl Store {
             .after_connect(move |connection, _| {
                 let begin = Arc::clone(&begin);
                 Box::pin(async move {
-                    telemetry().opened.add("mysql", 1);
+                    telemetry().opened(telemetry::Server::Mysql);
                     set_session(connection).await?;
                     if !begin.is_empty() {
                         connection.execute(sqlx::raw_sql(AssertSqlSafe(begin.to_string()))).await?;

@@ -11,6 +11,7 @@ use super::super::waiting::Waiting;
 use super::writing::{Written, join};
 use super::{Open, REPLY_SUCCESS, Session};
 use crate::runtime::fault;
+use crate::telemetry::Close;
 
 impl Session<'_> {
     /// Writes all that was delivered, for each message that returns is counted, and acknowledges it at the end: for each acknowledgement the broker
@@ -26,7 +27,7 @@ impl Session<'_> {
                 if self.open.batch.is_empty() {
                     break;
                 }
-                self.start_writing("stop")?;
+                self.start_writing(Close::Stop)?;
             }
             self.partition.beat.beat();
             let written = self.written().await?;

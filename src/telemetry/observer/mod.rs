@@ -24,9 +24,8 @@ use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
-use crate::store::partitions::Owner;
-use crate::telemetry::status::{Board, Job, Reconciled, Server};
-use crate::telemetry::{POINT_EVERY, SERVERS, telemetry};
+use crate::telemetry::status::{Observed, ServerStatus, Sight};
+use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
 use queues::Queues;
 
@@ -49,42 +48,8 @@ const SLOW: Duration = Duration::from_millis(500);
 /// How long a server may take to answer before it is said to be away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// What was seen.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observed {
-    /// When.
-    pub at: Option<Micros>,
-    /// In the order of [`SERVERS`].
-    pub servers: Vec<Server>,
-    /// Messages and consumers of each partition's queue.
-    pub queues: BTreeMap<u16, (u64, u64)>,
-    /// Messages in the queue of what the broker has given up on.
-    pub returned: Option<u64>,
-    /// Who writes which partition.
-    pub owners: Vec<Owner>,
-    /// How many partitions are in use.
-    pub noted_partitions: Option<u16>,
-    /// Rows of the outbox that are not in Redis yet.
-    pub outbox_rows: Option<u64>,
-    /// Jobs and modes.
-    pub jobs: Vec<Job>,
-    /// The reconciler's last runs, the oldest first.
-    pub reconciles: Vec<Reconciled>,
-    /// The last one of each mode.
-    pub last_reconciles: Vec<Reconciled>,
-    /// Boards.
-    pub boards: Vec<Board>,
-    /// Open dead letters by reason.
-    pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Those of the fullest partition, by how many it may have.
-    pub dead_letters_full: Option<f64>,
-}
-
-/// What all look at.
-pub type Sight = watch::Receiver<Arc<Observed>>;
-
 /// The task.
-pub struct Observer {
+pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
@@ -100,12 +65,7 @@ impl Observer {
     /// With what it will have seen.
     pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
         // What is written while it looks for the first time is in the first point.
-        telemetry().pulse.beat(
-            (Instant::now(), Micros::now()),
-            telemetry().committed.get(),
-            telemetry().lag.get(),
-            None,
-        );
+        telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
             live: live.clone(),
@@ -129,10 +89,10 @@ impl Observer {
             let config = self.live.current();
             let looked = async {
                 self.look(&config).await;
-                if self.is_up("mysql") && jobs.is_over(JOBS_EVERY) {
+                if self.is_up(Server::Mysql) && jobs.is_over(JOBS_EVERY) {
                     self.look_at_jobs(&config).await;
                 }
-                if self.is_up("mysql") && self.is_up("redis") && boards.is_over(BOARDS_EVERY) {
+                if self.is_up(Server::Mysql) && self.is_up(Server::Redis) && boards.is_over(BOARDS_EVERY) {
                     self.look_at_boards(&config).await;
                 }
             };
@@ -141,9 +101,8 @@ impl Observer {
             }
             if point.is_over(POINT_EVERY) {
                 let queued =
-                    self.is_up("rabbitmq").then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
-                let now = (Instant::now(), Micros::now());
-                telemetry().pulse.beat(now, telemetry().committed.get(), telemetry().lag.get(), queued);
+                    self.is_up(Server::Rabbitmq).then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
+                telemetry().pulse.beat(queued);
             }
             self.seen.at = Some(Micros::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
@@ -177,9 +136,9 @@ impl Observer {
                 ((asked.map_err(|error| format!("{error:#}")), took), depths)
             },
         );
-        self.note(0, mysql);
-        self.note(1, redis);
-        self.note(2, rabbitmq);
+        self.note(Server::Mysql, mysql);
+        self.note(Server::Redis, redis);
+        self.note(Server::Rabbitmq, rabbitmq);
         if let (Ok((owners, noted)), Ok(rows)) = owners {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = noted.map(|noted| noted.partitions);
@@ -190,22 +149,18 @@ impl Observer {
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
 
-    fn is_up(&self, server: &str) -> bool {
+    fn is_up(&self, server: Server) -> bool {
         self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
     }
 
     /// Notes whether a server answers.
-    fn note(&mut self, place: usize, (asked, took): (Result<(), String>, Duration)) {
-        let servers = &mut self.seen.servers;
-        if servers.len() <= place {
-            servers.resize_with(place + 1, Server::default);
-        }
-        let (Some(seen), Some(name)) = (servers.get_mut(place), SERVERS.get(place)) else { return };
-        if seen.up != asked.is_ok() || seen.since == 0 {
-            seen.since = Micros::now().0;
-        }
-        (seen.server, seen.up, seen.look_s) = ((*name).to_owned(), asked.is_ok(), took.as_secs_f64());
-        seen.reason = asked.err();
+    fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
+        let before = self.seen.servers.iter().position(|seen| seen.server == server);
+        let before = before.map(|place| self.seen.servers.remove(place));
+        let since = before.filter(|before| before.up == asked.is_ok()).map_or(Micros::now().0, |before| before.since);
+        let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
+        // In the order in which they are asked.
+        self.seen.servers.push(ServerStatus { server, up, reason: asked.err(), since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
@@ -254,8 +209,12 @@ struct Failing {
 
 impl Default for Failing {
     fn default() -> Self {
-        let of = |what: &str| Outage::new(format!("looking at {what} for the status"));
-        Self { queues: of("queues"), jobs: of("jobs"), letters: of("dead letters"), boards: of("boards") }
+        Self {
+            queues: Outage::new("looking at queues for the status"),
+            jobs: Outage::new("looking at jobs for the status"),
+            letters: Outage::new("looking at dead letters for the status"),
+            boards: Outage::new("looking at boards for the status"),
+        }
     }
 }
 
