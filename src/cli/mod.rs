@@ -26,7 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use crate::app::{self, Servers};
-use crate::config::{self, Config, ConfigError, Kinds};
+use crate::config::{self, Config, ConfigError, Kinds, Log, LogFormat};
 use crate::jobs::archive::Scope;
 use crate::jobs::filters;
 use crate::jobs::reconcile::report::End;
@@ -219,7 +219,7 @@ fn run(cli: Cli) -> Result<u8> {
         None => None,
     };
     let config = config::load(&cli.config)?;
-    log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+    start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
@@ -235,6 +235,17 @@ fn run(cli: Cli) -> Result<u8> {
             Some(Command::Migrate) => migrate(&config).await,
         }
     })
+}
+
+/// Starts logging as `[log]` says.
+fn start_log(log: &Log) -> Result<()> {
+    let format = match log.format {
+        LogFormat::Auto => log::Format::of_stderr(),
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Journald => log::Format::Journald,
+    };
+    log::start(log::filter(&log.level)?, format)
 }
 
 fn start_runtime() -> Result<Runtime> {
