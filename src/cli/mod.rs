@@ -200,7 +200,6 @@ pub fn main() -> u8 {
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
-    process::ensure();
     dump::forbid();
     match process::with_room(|| run(cli)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
@@ -223,7 +222,10 @@ fn run(cli: Cli) -> Result<u8> {
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile(&config, &ReconcileArgs::default()).await,
-            None => app::run(&cli.config, config).await.map(|()| EXIT_DONE),
+            None => {
+                process::check_stacks();
+                app::run(&cli.config, config).await.map(|()| EXIT_DONE)
+            }
             Some(Command::Reconcile(args)) => reconcile(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Archive(args)) => archive(&config, args).await,
