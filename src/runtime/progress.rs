@@ -1,4 +1,4 @@
-//! Shows how far a run is to whoever watches it: a log, or a bar on a terminal.
+//! Shows how far a run is, in the log or as a bar on a terminal.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,13 +9,13 @@ use tokio::sync::watch;
 
 use crate::runtime::log;
 
-/// How often the log says it.
+/// How often the log has a line.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
 /// How often [`done`] is brought up to date.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Who is shown a run.
+/// Where a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressSink {
     /// The log: a line every half minute.
@@ -26,11 +26,11 @@ pub enum ProgressSink {
 
 /// What can be said of a run, after it has taken `elapsed`.
 pub trait RunProgress: Clone {
-    /// Whose run it is.
+    /// The job's name.
     const JOB: &'static str;
 
-    /// How much is done, and of how much: none before that is known.
-    fn done(&self) -> (u64, Option<u64>);
+    /// How much is done, and of how much: `None` before that is known.
+    fn done(&self) -> Done;
 
     /// A sentence.
     fn words(&self, elapsed: Duration) -> String;
@@ -65,7 +65,7 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
 /// How much is done, and of how much if that is known.
-pub(crate) type Done = (u64, Option<u64>);
+pub type Done = (u64, Option<u64>);
 
 /// How much of a job's run in this process is done; nothing if there is none.
 pub(crate) fn done(job: &str) -> Done {

@@ -1,4 +1,4 @@
-//! A server that is away: wait longer each time up to a cap, never give up, and log it once, then as a count.
+//! Retries what fails: waits longer each time up to a cap, never gives up, and logs the failure once, then as a count.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Short enough that work goes on within a second or so of a server's return.
+/// Short enough that work resumes about a second after a server has returned.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
@@ -22,12 +22,12 @@ pub struct Outage {
     began: Option<Instant>,
     logged: Instant,
     tries: u64,
-    /// Its number among what the process waits for.
+    /// Its number in [`waits`].
     wait: Option<u64>,
 }
 
 impl Outage {
-    /// Nothing has failed yet. `what` is named in the logs.
+    /// Nothing has failed yet. The log and the status name `what`.
     pub fn new(what: impl Into<Work>) -> Self {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }

@@ -1,4 +1,4 @@
-//! What systemd is told, where it runs us (`Type=notify`); nothing otherwise.
+//! Notifies systemd, if it runs this process (`Type=notify`).
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use tracing::{error, warn};
 
 use super::liveness::Liveness;
 
-/// A loop that hasn't beaten for so long is stuck: longer than any single call may take.
+/// A loop that hasn't beaten for this long is stuck. No single call may take as long.
 pub const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// The configuration is valid and the loops run. Not "all servers are up": a server that is away is waited for.
+/// The configuration is valid and the loops run. A server may be away: it is waited for.
 pub fn ready() {
     tell(&[NotifyState::Ready]);
 }

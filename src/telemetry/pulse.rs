@@ -10,7 +10,7 @@ use super::{Buckets, locked, telemetry};
 use crate::model::Micros;
 
 /// How far two points are apart.
-pub const POINT_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
 /// Points of an hour.
 const POINTS_MAX: usize = 360;
@@ -18,22 +18,22 @@ const POINTS_MAX: usize = 360;
 /// Ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Point {
+pub(crate) struct Point {
     /// Their end, in microseconds since the epoch.
     pub at: i64,
     /// Events a second whose effect was committed.
     pub events_s: f64,
-    /// Half of them were committed within so many seconds of their `at`; none where there were no events.
+    /// Half of them were committed within so many seconds of their `at`. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
     /// 99 of 100 were.
     pub lag_p99_s: Option<f64>,
-    /// Messages that waited in the queues at their end; none where nobody knew.
+    /// Messages that waited in the queues at their end. `None` if the broker did not answer.
     pub queued: Option<u64>,
 }
 
 /// The points, and what they are counted from.
 #[derive(Debug, Default)]
-pub struct Pulse(Mutex<State>);
+pub(crate) struct Pulse(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -66,7 +66,6 @@ impl Pulse {
         });
     }
 
-    /// The last point.
     pub fn last(&self) -> Option<Point> {
         locked(&self.0).points.back().cloned()
     }

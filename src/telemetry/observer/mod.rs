@@ -1,9 +1,9 @@
-//! Looks at the servers every few seconds, for those who look at the daemon: which of them answer, how full the queues are, how
-//! runs of jobs ended, whoever ran them, how boards stand.
+//! Asks the servers every few seconds, for the status and the metrics: which of them answer, how full the queues are, how runs of jobs ended,
+//! how boards stand.
 //!
-//! It is no part of the work: its connections are its own and few, each read is small or by an index, all have time
-//! limits, and the servers are asked at once, so that one that is away keeps nobody from being told of the others. What is
-//! not known any more stays as it was, and that its server is away, or that the look fails, is told beside it; but not how full queues are.
+//! It must not disturb the work: it has few connections of its own, each read is small or uses an index, and all have time limits. The servers
+//! are asked at the same time, so that one that does not answer does not hide the others. What is not known any more stays as it was, beside the
+//! note that its server is away or that the question failed. Only the depths of queues are dropped.
 
 mod boards;
 mod jobs;
@@ -29,26 +29,29 @@ use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
 use queues::Queues;
 
-/// How often servers, queues and partitions are looked at.
+/// How often servers, queues and partitions are asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// How often jobs are, which costs some reads of MySQL.
+/// The same of jobs, which cost some reads of MySQL.
 const JOBS_EVERY: Duration = Duration::from_secs(10);
 
-/// How often boards are, which costs some more.
+/// The same of boards, which cost some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later; and where nobody answered, which may come of that
-/// or of a MySQL that was away.
+/// How often open dead letters are counted.
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
+
+/// How much later the next count is made if the last one was [`SLOW`], because there are many.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
+
+/// How much later it is made if there was no answer: the count was too slow, or MySQL was away.
 const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
-/// How long a server may take to answer before it is said to be away.
+/// A server that has not answered within this time counts as away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// The task.
+/// The task that asks.
 pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
@@ -62,9 +65,9 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// With what it will have seen.
+    /// The task, and where it will show what it has seen.
     pub fn new(live: &ConfigHandle, store: Store, cache: Cache, broker: Broker) -> (Self, Sight) {
-        // What is written while it looks for the first time is in the first point.
+        // So that the first point has what is written until then.
         telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
@@ -81,7 +84,7 @@ impl Observer {
         (observer, sight)
     }
 
-    /// Looks until the stop.
+    /// Asks until the stop.
     pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) -> String {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
@@ -111,10 +114,10 @@ impl Observer {
         "observer".to_owned()
     }
 
-    /// Asks all servers at once.
+    /// Asks all servers at the same time.
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, queues, seen, .. } = self;
-        // Those of daemons that have more, too.
+        // Other daemons may have more.
         let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
         let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
             async {
@@ -143,7 +146,7 @@ impl Observer {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = noted.map(|noted| noted.partitions);
         }
-        // Of a broker that is away nobody knows how full its queues are.
+        // If the broker is away, nobody knows how full its queues are.
         let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
@@ -199,7 +202,7 @@ impl Observer {
     }
 }
 
-/// Looks that fail though their servers answer: said in the log, and among what fails and is tried again.
+/// Questions that fail though their servers answer: they are logged, and are among what fails and is tried again.
 struct Failing {
     queues: Outage,
     jobs: Outage,
@@ -219,7 +222,7 @@ impl Default for Failing {
 }
 
 impl Failing {
-    /// What was told.
+    /// The answer, if there is one.
     fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
         let outage = of(self);
         match asked {
@@ -242,7 +245,7 @@ struct Rest(Option<Instant>);
 impl Rest {
     /// Whether it is time to do it again; it is done then.
     fn is_over(&mut self, every: Duration) -> bool {
-        // A look that came a moment early is none too many.
+        // The loop may come a moment early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());
@@ -250,22 +253,24 @@ impl Rest {
         over
     }
 
-    /// It is not done again for so much longer.
+    /// It is done again so much later.
     fn pause(&mut self, more: Duration) {
         self.0 = self.0.map(|done| done + more);
     }
 }
 
-/// How much longer than usual dead letters are not counted.
+/// How much later than usual dead letters are counted again.
 fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
-    match is_answered {
-        true if took > SLOW => LETTERS_SLOWLY,
-        true => Duration::ZERO,
-        false => LETTERS_AFTER_FAILURE,
+    if !is_answered {
+        LETTERS_AFTER_FAILURE
+    } else if took > SLOW {
+        LETTERS_SLOWLY
+    } else {
+        Duration::ZERO
     }
 }
 
-/// What was answered in time, and how long it took.
+/// The answer, if it came in time, and how long it took.
 async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
     let began = Instant::now();
     let asked = tokio::time::timeout(ANSWER_MAX, ask).await;
@@ -281,7 +286,7 @@ mod tests {
     fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {
         let pause = |is_answered, ms| pause_of_letters(is_answered, Duration::from_millis(ms));
         assert_eq!((pause(true, 500), pause(true, 501)), (Duration::ZERO, LETTERS_SLOWLY));
-        // MySQL was away for as long as it is waited for: what it would have taken nobody knows.
+        // MySQL did not answer within the limit: nobody knows how long it would have taken.
         assert_eq!((pause(false, 1), pause(false, 4_000)), (LETTERS_AFTER_FAILURE, LETTERS_AFTER_FAILURE));
     }
 }
