@@ -18,6 +18,10 @@ COPY --from=build /usr/bin/tallyd /usr/bin/tallyd
 COPY --chmod=644 config.toml /etc/tallyd/config.toml
 # A relative password_file is looked for here: where Docker, Podman and Compose put secrets.
 ENV CREDENTIALS_DIRECTORY=/run/secrets
+# The broker library reads a message's headers by recursion: room for the deepest that fit into a frame. Only address space is reserved.
+ENV RUST_MIN_STACK=134217728
+# With as many arenas as glibc makes by default, memory that threads have freed stays with the process.
+ENV MALLOC_ARENA_MAX=2
 # Nobody's account, by number, so that Kubernetes can see that it isn't root (runAsNonRoot).
 USER 65532:65532
 EXPOSE 9464

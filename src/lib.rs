@@ -18,7 +18,7 @@
 //! [`jobs`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
 //! on, as [`servers`] has them; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
-pub mod admin;
+pub(crate) mod admin;
 pub mod app;
 pub mod boards;
 pub mod cli;
@@ -31,9 +31,9 @@ pub mod jobs;
 pub mod outbox;
 pub mod runtime;
 pub mod servers;
-pub mod telemetry;
+pub(crate) mod telemetry;
 
-pub use tallyd_core::{event, model, outbox_offsets, repair_limits};
+pub use tallyd_core::{event, model, outbox_offsets, period, repair_limits};
 pub use tallyd_mysql as store;
 pub use tallyd_rabbitmq as broker;
 pub use tallyd_redis as cache;

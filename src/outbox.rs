@@ -48,7 +48,7 @@ use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
 use crate::store::outbox::{End, OutboxRow};
-use crate::telemetry::telemetry;
+use crate::telemetry::{seconds_between, telemetry};
 
 /// How often it looks for rows that others have left, and notes the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);
@@ -202,8 +202,8 @@ impl Outbox {
         fed?;
         fault::point("outbox:added");
         let now = Micros::now();
-        written.iter().for_each(|at| telemetry().outbox_lag.add((now.0 - at.0) as f64 / 1e6));
-        telemetry().outbox_added.add(additions);
+        written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
+        telemetry().outbox.added.inc_by(additions);
         state.added.raise(partition, last);
         if full {
             state.more.insert(partition);

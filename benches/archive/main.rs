@@ -15,7 +15,7 @@ use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
 use tallyd::cache::Cache;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 use tallyd_benches as common;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 use sqlx::Row;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 
 use crate::dice::Dice;

@@ -1,4 +1,4 @@
-//! Asks a daemon's admin port, for commands: one connection, one request, a limit for the time and the bytes of the answer.
+//! The commands' client of the admin port: one connection, one request, and limits for the time and the size of the answer.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,48 +16,41 @@ use url::{Host, Url};
 
 use crate::config::{SOCKET, Secret};
 
-/// How long a daemon may take to answer: it asks no server meanwhile.
+/// A daemon answers these requests without asking a server.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 
 /// Bytes of an answer. A status of 1,000 partitions has 300 kB.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// What was answered.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// 200, and 503 of a daemon that is not ready.
     pub status: StatusCode,
     /// JSON.
     pub body: String,
 }
 
-/// Nobody answers there.
+/// No daemon answers.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no daemon answers at {at}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
 )]
-pub struct NoDaemon {
-    /// Where.
+pub(crate) struct NoDaemon {
     pub at: At,
-    /// Why.
     pub reason: String,
 }
 
 /// A daemon's admin port.
 #[derive(Clone, Debug)]
-pub struct Port {
-    /// Where it is.
+pub(crate) struct Port {
     pub at: At,
-    /// What it asks for.
     pub token: Option<Secret>,
 }
 
 /// Where a daemon is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum At {
-    /// By plain HTTP.
+pub(crate) enum At {
     Url(Url),
-    /// The same, by a socket in the file system.
     Socket(PathBuf),
 }
 
@@ -85,7 +78,7 @@ impl At {
         Ok(Either::Left(stream?))
     }
 
-    /// By which name it is asked, and below which path.
+    /// The `Host` of the request, and the path that goes before its own.
     fn host_and_path(&self) -> (String, &str) {
         match self {
             Self::Url(url) => {
@@ -97,11 +90,8 @@ impl At {
     }
 }
 
-/// Asks for `path`, which is below that of the port's address.
-///
-/// # Errors
-/// [`NoDaemon`], also when the answer is late or too large, or no HTTP.
-pub async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
+/// Asks for `path`, below the path of the port's address. An answer that is late, too large or no HTTP is [`NoDaemon`], too.
+pub(crate) async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
     let answer = tokio::time::timeout(ANSWER_MAX, exchange(port, path)).await;
     let answer = answer.unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_MAX.as_secs()));
     answer.map_err(|error| NoDaemon { at: port.at.clone(), reason: format!("{error:#}") })
@@ -109,7 +99,7 @@ pub async fn get(port: &Port, path: &str) -> Result<Answer, NoDaemon> {
 
 async fn exchange(Port { at, token }: &Port, path: &str) -> Result<Answer> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(at.connect().await?)).await?;
-    // Ends with this call, whatever comes.
+    // Aborted when this call ends.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let (host, base) = at.host_and_path();

@@ -1,4 +1,4 @@
-//! `GET /v1/counters/video/42`: a target's numbers, as `tallyd show` has them.
+//! `GET /v1/counters/video/42`: a target's numbers, as `tallyd show` prints them.
 
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -30,12 +30,14 @@ pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(Str
     }
 }
 
-/// What could not be done with which server. Not the causes, which may quote an address.
+/// Which server failed at what. Without the causes, which may quote an address.
 fn reason(error: &anyhow::Error) -> String {
-    let server = match error {
-        error if error.chain().any(|cause| cause.is::<StoreError>()) => "MySQL",
-        error if error.chain().any(|cause| cause.is::<CacheError>()) => "Redis",
-        _ => "tallyd",
+    let server = if error.chain().any(|cause| cause.is::<StoreError>()) {
+        "MySQL"
+    } else if error.chain().any(|cause| cause.is::<CacheError>()) {
+        "Redis"
+    } else {
+        "tallyd"
     };
     format!("{server}: {error}")
 }

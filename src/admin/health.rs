@@ -1,4 +1,4 @@
-//! `GET /livez`, `GET /readyz`: for those who restart a daemon, and those who wait for it.
+//! `GET /livez` says whether a daemon must be restarted, `GET /readyz` whether it writes events.
 
 use std::time::Duration;
 
@@ -8,15 +8,14 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
-use crate::telemetry::status::{Server, State as Life};
+use crate::telemetry::status::{ServerStatus, State as Life, Status};
 
-/// A loop that hasn't beaten for so long is stuck: when systemd's watchdog is no longer fed.
-pub const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
+/// A loop that hasn't beaten for this long is stuck, and systemd's watchdog is no longer fed.
+const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 
 /// Whether the process works: a server that is away is no reason to restart it.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Live {
-    /// It does.
+pub(crate) struct Live {
     pub live: bool,
     /// Loops that make no progress.
     pub stuck: Vec<String>,
@@ -24,15 +23,13 @@ pub struct Live {
 
 /// Whether events are written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ready {
-    /// They are.
+pub(crate) struct Ready {
     pub ready: bool,
-    /// `starting`, `running` or `draining`.
     pub state: Life,
     /// Why they aren't, a sentence for each reason.
     pub reasons: Vec<String>,
     /// Each server and how it stands. Without Redis events are written all the same.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerStatus>,
 }
 
 pub(super) async fn livez(State(asked): State<Asked>) -> Response {
@@ -42,7 +39,7 @@ pub(super) async fn livez(State(asked): State<Asked>) -> Response {
 }
 
 pub(super) async fn readyz(State(asked): State<Asked>) -> Response {
-    let told = asked.told();
-    let status = if told.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(status, &Ready { ready: told.ready, state: told.state, reasons: told.not_ready, servers: told.servers })
+    let Status { ready, state, not_ready: reasons, servers, .. } = asked.status();
+    let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(code, &Ready { ready, state, reasons, servers })
 }

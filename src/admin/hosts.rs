@@ -1,9 +1,9 @@
-//! Names that a request may be sent to. A page on the Web may have its own name point to this port (DNS rebinding), and then read what
-//! is answered; but the browser sends that name along. Pure.
+//! Names that a request may be sent to. A page on the Web can let its own name point to this port (DNS rebinding) and read the answers, but the
+//! browser sends that name in `Host`. Pure.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Whether `Host` is an address, `localhost` or one of `names`. A program that sends none is no browser.
+/// Whether `Host` is an address, `localhost` or one of `names`. A client without `Host` is no browser.
 pub(super) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
     let Some(host) = host else { return true };
     if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

@@ -17,18 +17,14 @@ pub(super) enum Listener {
     Socket(Socket),
 }
 
-/// A socket, whose file goes with it.
+/// A socket. Its file is removed when it is dropped.
 pub(super) struct Socket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl Listener {
-    /// Listens. A socket that nobody listens on any more, because a daemon was killed, is replaced. Who may connect to a new one is what the
-    /// process' umask leaves.
-    ///
-    /// # Errors
-    /// The address or the path is taken, or may not be listened on.
+    /// Listens. The socket that a killed daemon has left is replaced. The process' umask decides who can connect to a new one.
     pub(super) async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
@@ -40,7 +36,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens: with the port that it was given where any would do.
+    /// Where it listens, with the port that the system chose if `listen` has port 0.
     pub(super) fn listens(&self) -> Result<Listen> {
         Ok(match self {
             Self::Address(listener) => Listen::Address(listener.local_addr()?),
@@ -56,7 +52,7 @@ impl Listener {
     }
 }
 
-/// Takes away what a daemon has left that was killed; fails where one listens, and where the path is another file's.
+/// Removes the socket that a killed daemon has left. Fails if a process listens on it, or if the file is no socket.
 async fn forget(path: &Path) -> Result<()> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(()) };
     if !found.file_type().is_socket() {
@@ -71,7 +67,7 @@ async fn forget(path: &Path) -> Result<()> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Gone already: nothing to take away.
+        // It may be gone already.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,8 +1,10 @@
-//! The admin port: what the daemon tells those who look after it, over HTTP.
+//! The admin port: status, metrics and health of the daemon, over HTTP. It changes nothing.
 //!
-//! It must never slow the tasks: its connections to the servers are its own and few, and requests are bounded in number and
-//! time. One connection is one request. It changes nothing. On this machine's own addresses and sockets it asks for no token unless one is set,
-//! on others it does (`token`); a page on the Web is kept out by the name that a request is sent to (`hosts`), and gets no CORS header.
+//! It must never slow the tasks: it has few connections of its own to the servers, and requests are bounded in number and time. A connection
+//! serves one request. On addresses that other machines reach a token is required (`token`). A page on the Web is kept out by the name that a
+//! request is sent to (`hosts`), and gets no CORS header.
+//!
+//! The loop that accepts connections is our own, because `axum::serve` limits neither the connections nor the time and size of a request's head.
 
 pub mod ask;
 mod counters;
@@ -44,19 +46,19 @@ use crate::jobs;
 use crate::model::Micros;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::store::Store;
-use crate::telemetry::observer::{Observer, Sight};
-use crate::telemetry::status::Status;
+use crate::telemetry::observer::Observer;
+use crate::telemetry::status::{Sight, Status};
 use crate::telemetry::telemetry;
 use listener::{Listener, Stream};
 use token::Token;
 
-/// Connections at once. Others wait to be accepted.
+/// Connections at the same time. Others wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may last: to read a request, answer it and send the answer.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
-/// How long the head of a request may take to come: who connects and asks nothing must not keep others out.
+/// How long the head of a request may take to arrive: idle clients must not keep others out.
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
 /// Bytes of the head of a request.
@@ -65,25 +67,25 @@ const HEAD_BYTES_MAX: usize = 16 << 10;
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Requests at once that ask servers.
+/// Requests at the same time that ask servers.
 const ASKING_MAX: usize = 16;
 
-/// Connections to MySQL: those who ask wait for one.
+/// Connections to MySQL. A request waits until one is free.
 const STORE_CONNECTIONS: u32 = 4;
 
-/// How long the end waits for answers that are under way.
+/// How long a stop waits for requests in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
-/// How long it waits after a connection could not be accepted, for instance because there are too many files open.
+/// Delay after a connection could not be accepted, for instance because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
 /// The port, listened on.
-pub struct Admin {
+pub(crate) struct Admin {
     listener: Listener,
     routes: Router,
 }
 
-/// What answers are made of.
+/// What the handlers need.
 #[derive(Clone)]
 struct Asked {
     live: ConfigHandle,
@@ -92,24 +94,23 @@ struct Asked {
     /// What was seen of the servers.
     sight: Sight,
     liveness: Liveness,
-    /// This process, as it is named where it holds something.
+    /// Host and process, as locks name it.
     owner: Arc<str>,
-    /// Who may ask servers.
+    /// Permits to ask servers.
     asking: Arc<Semaphore>,
-    /// What a request must have.
     token: Option<Token>,
 }
 
 impl Asked {
     /// How the daemon stands.
-    fn told(&self) -> Status {
+    fn status(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
-        Status::tell(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
+        Status::report(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
     }
 }
 
 impl Admin {
-    /// Listens where `[admin] listen` says, with the task that looks at the servers for it; none where it is empty.
+    /// Listens where `[admin] listen` says, and makes the task that observes the servers. `None` if it is empty.
     ///
     /// # Errors
     /// [`ConfigError`]: the address or path is taken, or may not be listened on.
@@ -127,7 +128,7 @@ impl Admin {
         info!(event = "admin-listening", address = address.to_string(), "the admin port is {address}");
         let store = Store::of_short_reads(&config.mysql, STORE_CONNECTIONS, ANSWER_MAX)?;
         let cache = Cache::new(&config.redis, &config.metrics)?;
-        // Its own: whoever asks for numbers must not make servers seem away.
+        // Its own, so that requests for numbers can't make a server seem away.
         let its = Store::of_short_reads(&config.mysql, 1, ANSWER_MAX)?;
         let (observer, sight) =
             Observer::new(live, its, Cache::new(&config.redis, &config.metrics)?, broker.clone(), jobs::modes);
@@ -144,7 +145,7 @@ impl Admin {
         Ok(Some((Self { listener, routes: routes(asked) }, observer)))
     }
 
-    /// Answers until `end`, when all else has stopped, and then what is under way.
+    /// Serves until `end`, when all else has stopped, and finishes requests in flight.
     pub async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
@@ -157,7 +158,7 @@ impl Admin {
             }
         }
         drop(self.listener);
-        // What is left after that ends with the process.
+        // The rest ends with the process.
         let _ =
             tokio::time::timeout(DRAIN_MAX, beat.during(async { while connections.join_next().await.is_some() {} }))
                 .await;
@@ -173,7 +174,6 @@ impl Admin {
     }
 }
 
-/// All that can be asked.
 fn routes(asked: Asked) -> Router {
     Router::new()
         .route("/", get(page::show))
@@ -181,14 +181,14 @@ fn routes(asked: Asked) -> Router {
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(metrics::show))
         .route("/v1/counters/{kind}/{id}", get(counters::show))
-        .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.told())))
+        .route("/v1/status", get(async |State(asked): State<Asked>| json(StatusCode::OK, &asked.status())))
         .route("/v1/history", get(async || json(StatusCode::OK, &telemetry().pulse.points())))
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)
 }
 
-/// Answers one request; none that has not come by the end.
+/// Serves one request, unless it has not arrived by the end.
 async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
     let routes = TowerToHyperService::new(routes);
     let mut connection = pin!(
@@ -205,11 +205,11 @@ async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
             let _ = connection.await;
         }
     };
-    // Whoever asked has gone, or is too slow: nothing to mend here.
+    // An error means that the client has gone, or is too slow.
     let _ = tokio::time::timeout(CONNECTION_MAX, served).await;
 }
 
-/// What holds for every route: who may ask, and for how long.
+/// Checks every request's method, host and token, and limits its time.
 async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"));
@@ -220,21 +220,19 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     }
     if asked.token.as_ref().is_some_and(|token| !token.is_in(request.headers().get(AUTHORIZATION))) {
         let mut answer = refused(StatusCode::UNAUTHORIZED, "the token of [admin] token_file is missing or another one");
-        // A browser asks for a user, who may be anybody, and a password.
+        // A browser then asks for a user, whose name is ignored, and a password.
         answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tallyd\""));
         return Ok(answer);
     }
     let answer = tokio::time::timeout(ANSWER_MAX, next.run(request)).await;
     let late = |_| busy(&format!("a server has not answered within {} s", ANSWER_MAX.as_secs()));
     let mut answer = answer.unwrap_or_else(late);
-    // It is of this moment, and what it says it is.
     let headers = answer.headers_mut();
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(answer)
 }
 
-/// An answer of JSON.
 fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
@@ -242,12 +240,12 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
     }
 }
 
-/// An answer that says why there is none.
+/// A refusal with its reason.
 fn refused(status: StatusCode, reason: &str) -> Response {
     json(status, &serde_json::json!({ "error": reason }))
 }
 
-/// An answer that says that there may be one later.
+/// A refusal that ends soon: the client can try again.
 fn busy(reason: &str) -> Response {
     let mut response = refused(StatusCode::SERVICE_UNAVAILABLE, reason);
     response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));

@@ -1,4 +1,4 @@
-//! Who may ask, where a token is asked for: as `Authorization: Bearer TOKEN`, or in a browser as the password of any user. Pure.
+//! Checks the token of a request: `Authorization: Bearer TOKEN`, or in a browser the password of any user. Pure.
 
 use axum::http::HeaderValue;
 use base64::Engine;
@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Secret;
 
-/// A token, of which only a digest is kept.
+/// The digest of a token.
 #[derive(Clone)]
 pub(super) struct Token([u8; 32]);
 
@@ -16,7 +16,7 @@ impl Token {
         Self(Sha256::digest(token.expose()).into())
     }
 
-    /// Whether a request has it. How long that takes tells nothing of the token: digests are compared, and all of each.
+    /// Whether a request has it. The time that this takes reveals nothing: whole digests are compared.
     pub(super) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
         let Some(given) = authorization.and_then(|value| given(value.to_str().ok()?)) else { return false };
         let digest: [u8; 32] = Sha256::digest(given).into();

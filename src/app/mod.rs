@@ -9,7 +9,6 @@ mod startup;
 mod tasks;
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -21,7 +20,7 @@ use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
 use crate::servers::Servers;
-use crate::telemetry::telemetry;
+use crate::telemetry::{telemetry, tell_status};
 use reload::Reloader;
 use tasks::{Running, TaskName, Tasks};
 
@@ -52,7 +51,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let reloader = Reloader { path, sender, store: servers.store.clone(), hangups };
     running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
-    tokio::spawn(systemd::tell_status(drained));
+    tokio::spawn(tell_status(drained));
     let tasks = Tasks { live: live.clone(), servers: servers.clone(), stop: stop.clone() };
     let ended = tokio::select! {
         ready = startup::servers_are_ready(&servers, &live) => match ready {
@@ -65,7 +64,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     };
     // A start that failed has cancelled nothing.
     stop.cancel();
-    telemetry().draining.store(true, Ordering::Relaxed);
+    telemetry().drains();
     systemd::stopping();
     let drain_max = Duration::from_secs(live.current().daemon.drain_max_s);
     let drained = drain(&mut running, drain_max).await;
@@ -86,7 +85,7 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     let stop = tasks.stop.clone();
     tasks.start_all(running).await?;
     systemd::ready();
-    telemetry().working.store(true, Ordering::Relaxed);
+    telemetry().works();
     info!(
         event = "started",
         version = env!("CARGO_PKG_VERSION"),

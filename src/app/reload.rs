@@ -50,7 +50,7 @@ impl Reloader {
         let path = self.path.clone();
         let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
         let now = Arc::clone(&self.sender.borrow());
-        let filter = log::filter(&new.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+        let filter = log::filter(&new.log.level).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
             let noted = code_registry::agree(&self.store, &config).await;

@@ -46,8 +46,6 @@ fn ready_lines(told: &Ready) -> (bool, Vec<String>) {
     }
     // Of what is away with a daemon that is ready.
     let away = told.servers.iter().filter(|server| !server.up);
-    let away = away.map(|server| {
-        format!("{} is away: {}", server.server, server.reason.as_deref().unwrap_or("no reason is known"))
-    });
+    let away = away.map(|server| format!("{} is away: {}", server.server.name(), server.why()));
     (true, std::iter::once("ready".to_owned()).chain(away).collect())
 }

@@ -25,7 +25,7 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{self, Config, ConfigError};
+use crate::config::{self, Config, ConfigError, Log, LogFormat};
 use crate::runtime::{dump, log, process};
 use args::{parse_target, parse_time};
 use exit::exit_code;
@@ -139,7 +139,6 @@ where
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
-    process::ensure();
     dump::forbid();
     match process::with_room(|| run(cli, daemon)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
@@ -161,11 +160,14 @@ where
         None => None,
     };
     let config = config::load(&cli.config)?;
-    log::start(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+    start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
     start_runtime()?.block_on(async {
         match command {
             None if cli.reconcile_once => reconcile::run(&config, &reconcile::ReconcileArgs::default()).await,
-            None => daemon(cli.config, config).await.map(|()| EXIT_DONE),
+            None => {
+                process::check_stacks();
+                daemon(cli.config, config).await.map(|()| EXIT_DONE)
+            }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
             Some(Command::Archive(args)) => archive::run(&config, args).await,
@@ -177,6 +179,17 @@ where
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })
+}
+
+/// Starts logging as `[log]` says.
+fn start_log(log: &Log) -> Result<()> {
+    let format = match log.format {
+        LogFormat::Auto => log::Format::of_stderr(),
+        LogFormat::Text => log::Format::Text,
+        LogFormat::Json => log::Format::Json,
+        LogFormat::Journald => log::Format::Journald,
+    };
+    log::start(log::filter(&log.level)?, format)
 }
 
 fn start_runtime() -> Result<Runtime> {

@@ -28,9 +28,11 @@ use crate::model::{Addition, Micros};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use crate::runtime::waits::Work;
 use crate::store::letters::{self, DeadLetter};
 use crate::store::likes::{self, Difference};
 use crate::store::{Fate, Store, StoreError, Text, outbox, partitions};
+use crate::telemetry::Step;
 
 /// After this many rivals in a row there is a delay between two tries.
 const RIVALS_MAX: u32 = 3;
@@ -148,7 +150,7 @@ impl BatchWriter {
 
     /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
     pub async fn write(&mut self, batch: Batch) -> Result<Written, WriteError> {
-        let mut outage = Outage::new(format!("writing partition {}", self.partition));
+        let mut outage = Outage::new(Work::Writing(self.partition));
         let mut written = Written::default();
         // Events that are refused alone become dead letters together, in the last part.
         let mut refused = Batch { clock: batch.clock, ..Batch::default() };
@@ -204,7 +206,7 @@ impl BatchWriter {
         self.heartbeat.beat();
         self.steps.begin();
         let mut conn = self.store.acquire().await?;
-        self.steps.end("lend");
+        self.steps.end(Step::Lend);
         self.heartbeat.beat();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let work = async |connection: &mut MySqlConnection| {
@@ -217,7 +219,7 @@ impl BatchWriter {
             Ok(committed)
         };
         let committed = conn.limit("write a batch", work).await?;
-        self.steps.end("commit");
+        self.steps.end(Step::Commit);
         self.steps.note();
         Ok(committed)
     }
@@ -231,12 +233,12 @@ impl BatchWriter {
             return Err(StoreError::Forgotten(owner.ledger_floor));
         }
         self.capture.refresh(tx, owner.watch).await?;
-        self.steps.end("lock");
+        self.steps.end(Step::Lock);
         let likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
         let differences = merge(likes.differences, counts);
-        self.steps.end("rows");
+        self.steps.end(Step::Rows);
         let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &rules).await?;
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
         let letters = self.quota.admit(tx, &batch.refused).await?;
@@ -244,7 +246,7 @@ impl BatchWriter {
         for fence in batch.fences.values() {
             partitions::pass_fence(tx, self.partition, *fence).await?;
         }
-        self.steps.end("counters");
+        self.steps.end(Step::Counters);
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
     }
 

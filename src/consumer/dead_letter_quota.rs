@@ -81,7 +81,7 @@ impl DeadLetterQuota {
     pub async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
-        never.iter().for_each(|letter| telemetry().dead_letters_dropped(letter.reason, 1));
+        never.iter().for_each(|letter| telemetry().consumer.dead_letter_dropped(letter.reason));
         self.log(left.len(), never.len());
         while !left.is_empty() {
             let heartbeat = self.heartbeat.clone();

@@ -56,6 +56,7 @@ use crate::broker::Broker;
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use crate::runtime::waits::Work;
 use crate::store::{Store, likes};
 use crate::telemetry::{Standing, telemetry};
 
@@ -107,8 +108,8 @@ impl Partition {
         let config = self.live.current();
         let reads_first = config.consumer.reads_first;
         let mut learned = Learned { reads_first, sizes: MessageSizes::default(), limit: PrefetchLimit::default() };
-        let mut broker = Outage::new(format!("consuming partition {}", self.number));
-        let mut database = Outage::new(format!("the database for partition {}", self.number));
+        let mut broker = Outage::new(Work::Consuming(self.number));
+        let mut database = Outage::new(Work::Database(self.number));
         let vitals = telemetry().partition(self.number);
         while !self.stop.is_cancelled() {
             self.heartbeat.beat();

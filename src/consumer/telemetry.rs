@@ -7,7 +7,7 @@ use tracing::info;
 
 use super::batch::{Batch, Event};
 use crate::model::Micros;
-use crate::telemetry::{PartitionVitals, telemetry};
+use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
 
 /// How often the throughput is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
@@ -36,38 +36,40 @@ impl ReceivedCounts {
     /// Adds them to the metrics.
     pub fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
-        telemetry().messages.add(messages);
-        telemetry().redelivered.add(redelivered);
-        for (kind, events) in [("like", likes), ("unlike", unlikes), ("count", counts), ("set", sets)] {
-            telemetry().received.add(kind, events);
+        let metrics = &telemetry().consumer;
+        metrics.messages.inc_by(messages);
+        metrics.redelivered.inc_by(redelivered);
+        let types = [EventType::Like, EventType::Unlike, EventType::Count, EventType::Set];
+        for (of, events) in types.iter().zip([likes, unlikes, counts, sets]) {
+            metrics.received.get_or_create(of).inc_by(events);
         }
     }
 }
 
 /// Notes a batch, or a part of one, that is committed.
 pub(super) fn committed(batch: &Batch, rows: usize) {
-    let (now, vitals) = (Micros::now(), telemetry());
+    let (now, metrics) = (Micros::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
-    vitals.committed.add(events);
-    vitals.coalesced.add(events.saturating_sub(rows as u64));
-    vitals.batch_events.add(events as f64);
+    metrics.committed.inc_by(events);
+    metrics.coalesced.inc_by(events.saturating_sub(rows as u64));
+    metrics.batch_events.observe(events as f64);
     for received in &batch.events {
-        vitals.lag.add((now.0 - received.event.at().0) as f64 / 1e6);
+        metrics.lag.observe(seconds_between(received.event.at(), now));
     }
     for letter in &batch.refused {
-        vitals.dead_letter(letter.reason);
+        metrics.dead_letter(letter.reason);
     }
 }
 
 /// Notes that a batch is written again, and why.
 pub(super) fn again(code: &'static str) {
-    telemetry().retries.add(code, 1);
+    telemetry().consumer.retry(code);
 }
 
 /// How long the steps of a transaction took. Noted once it is committed.
 pub(super) struct Steps {
     last: Instant,
-    took: Vec<(&'static str, f64)>,
+    took: Vec<(Step, f64)>,
 }
 
 impl Default for Steps {
@@ -83,7 +85,7 @@ impl Steps {
     }
 
     /// Ends a step.
-    pub fn end(&mut self, step: &'static str) {
+    pub fn end(&mut self, step: Step) {
         let now = Instant::now();
         self.took.push((step, now.duration_since(self.last).as_secs_f64()));
         self.last = now;
@@ -91,7 +93,7 @@ impl Steps {
 
     pub fn note(&mut self) {
         for (step, seconds) in self.took.drain(..) {
-            telemetry().step(step, seconds);
+            telemetry().consumer.steps.get_or_create(&step).observe(seconds);
         }
     }
 }
@@ -104,7 +106,7 @@ pub(super) struct Oldest {
 }
 
 impl Oldest {
-    pub fn note(&self, vitals: &Arc<PartitionVitals>) {
+    pub fn note(&self, vitals: &Arc<PartitionState>) {
         vitals.oldest(self.writing.or(self.open));
     }
 }

@@ -1,5 +1,5 @@
-//! No core dump of this process: it would hold passwords and keys. Nor may another process of the same user look into it, as with a debugger,
-//! or read its environment.
+//! Forbids core dumps of this process, which would hold passwords and keys. It also keeps other processes of the same user from debugging it and
+//! from reading its environment.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 

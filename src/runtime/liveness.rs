@@ -1,5 +1,5 @@
-//! Which loops are alive: each beats at least once a second while it works or waits, and the watchdog is fed only
-//! while all of them do. A server that is away stops no beat; a loop that hangs does.
+//! Which loops are alive. Each loop beats at least once a second while it works or waits, also while a server is away. The watchdog is fed only
+//! while all of them beat.
 
 use std::future::Future;
 use std::pin::pin;
@@ -55,7 +55,7 @@ impl Liveness {
 }
 
 impl Heartbeat {
-    /// "I am alive."
+    /// The loop is alive.
     pub fn beat(&self) {
         self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
     }

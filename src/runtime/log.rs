@@ -12,8 +12,6 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
-use crate::config::{Log, LogFormat};
-
 /// Libraries that log what their callers get as errors too. What the filter says of them wins.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
@@ -74,14 +72,39 @@ impl Write for Stderr {
     }
 }
 
-/// What is logged. `RUST_LOG` wins over `[log] level`.
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One readable line per fact.
+    Text,
+    /// One JSON object per fact.
+    Json,
+    /// Straight to journald, fields kept.
+    Journald,
+}
+
+impl Format {
+    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
+    pub fn of_stderr() -> Self {
+        if io::stderr().is_terminal() {
+            Self::Text
+        // Set by systemd when stderr goes to the journal.
+        } else if std::env::var_os("JOURNAL_STREAM").is_some() {
+            Self::Journald
+        } else {
+            Self::Json
+        }
+    }
+}
+
+/// What is logged. `RUST_LOG` wins over the configured `level`.
 ///
 /// # Errors
 /// A filter that doesn't parse.
-pub fn filter(log: &Log) -> Result<EnvFilter> {
+pub fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match std::env::var("RUST_LOG") {
         Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
-        _ => (log.level.clone(), "level"),
+        _ => (level.to_owned(), "level"),
     };
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
@@ -100,13 +123,13 @@ pub fn change(filter: EnvFilter) {
 /// Starts logging to stderr, or to journald.
 ///
 /// # Errors
-/// A filter that doesn't parse, or a journal that isn't there.
-pub fn start(log: &Log) -> Result<()> {
-    let (filter, handle) = reload::Layer::new(filter(log)?);
-    let lines = match resolve(log.format) {
-        LogFormat::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
-        LogFormat::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed(),
-        LogFormat::Text | LogFormat::Auto => tracing_subscriber::fmt::layer()
+/// A journal that isn't there.
+pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = match format {
+        Format::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
+        Format::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed(),
+        Format::Text => tracing_subscriber::fmt::layer()
             .with_ansi(io::stderr().is_terminal())
             .with_target(false)
             .with_writer(|| Stderr)
@@ -127,16 +150,6 @@ fn holds_no_secret(line: &Metadata<'_>) -> bool {
 fn is_ours(target: &str) -> bool {
     let name = target.split("::").next().unwrap_or_default();
     name.strip_prefix(env!("CARGO_CRATE_NAME")).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
-}
-
-fn resolve(format: LogFormat) -> LogFormat {
-    match format {
-        LogFormat::Auto if io::stderr().is_terminal() => LogFormat::Text,
-        // Set by systemd when stderr goes to the journal.
-        LogFormat::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => LogFormat::Journald,
-        LogFormat::Auto => LogFormat::Json,
-        format => format,
-    }
 }
 
 #[cfg(test)]

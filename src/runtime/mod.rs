@@ -10,4 +10,6 @@ pub mod retry;
 pub mod shutdown;
 pub mod systemd;
 
+pub mod waits;
+
 pub use tallyd_connect::{fault, tls};

@@ -1,20 +1,21 @@
-//! Shows how far a run is to whoever watches it: a log, or a bar on a terminal.
+//! Shows how far a run is, in the log or as a bar on a terminal.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
 use crate::runtime::log;
-use crate::telemetry::telemetry;
 
-/// How often the log says it.
+/// How often the log has a line.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// How often whoever looks at the process is told.
+/// How often [`done`] is brought up to date.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Who is shown a run.
+/// Where a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressSink {
     /// The log: a line every half minute.
@@ -25,11 +26,11 @@ pub enum ProgressSink {
 
 /// What can be said of a run, after it has taken `elapsed`.
 pub trait RunProgress: Clone {
-    /// Whose run it is.
+    /// The job's name.
     const JOB: &'static str;
 
-    /// How much is done, and of how much: none before that is known.
-    fn done(&self) -> (u64, Option<u64>);
+    /// How much is done, and of how much: `None` before that is known.
+    fn done(&self) -> Done;
 
     /// A sentence.
     fn words(&self, elapsed: Duration) -> String;
@@ -46,12 +47,13 @@ pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress
     }
 }
 
-async fn say(progress: watch::Receiver<impl RunProgress>) {
+async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
     let (began, mut said) = (Instant::now(), Instant::now());
+    let noted = Noted(S::JOB);
     loop {
         tokio::time::sleep(NOTE_EVERY).await;
         let now = progress.borrow().clone();
-        note(&now);
+        noted.note(now.done());
         if said.elapsed() >= SAY_EVERY {
             now.say(began.elapsed());
             said = Instant::now();
@@ -59,9 +61,30 @@ async fn say(progress: watch::Receiver<impl RunProgress>) {
     }
 }
 
-/// For whoever looks at the process.
-fn note<S: RunProgress>(now: &S) {
-    telemetry().jobs.progress(S::JOB, now.done());
+/// How much is done of the runs that are followed now, by their jobs.
+static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
+
+/// How much is done, and of how much if that is known.
+pub type Done = (u64, Option<u64>);
+
+/// How much of a job's run in this process is done; nothing if there is none.
+pub(crate) fn done(job: &str) -> Done {
+    DONE.lock().unwrap_or_else(PoisonError::into_inner).get(job).copied().unwrap_or_default()
+}
+
+/// A run in [`DONE`], until it is dropped.
+struct Noted(&'static str);
+
+impl Noted {
+    fn note(&self, done: Done) {
+        DONE.lock().unwrap_or_else(PoisonError::into_inner).insert(self.0, done);
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        DONE.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0);
+    }
 }
 
 async fn draw(mut progress: watch::Receiver<impl RunProgress>) {

@@ -1,4 +1,4 @@
-//! A server that is away: wait longer each time up to a cap, never give up, and log it once, then as a count.
+//! Retries what fails: waits longer each time up to a cap, never gives up, and logs the failure once, then as a count.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 use tracing::{info, warn};
 
-use crate::telemetry::telemetry;
+use super::waits::{Work, waits};
 
 const DELAY_MIN: Duration = Duration::from_millis(100);
 
-/// Short enough that work goes on within a second or so of a server's return.
+/// Short enough that work resumes about a second after a server has returned.
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// One server's (or one operation's) failures in a row.
 pub struct Outage {
-    what: String,
+    what: Work,
     delays: ExponentialBackoff,
     began: Option<Instant>,
     logged: Instant,
     tries: u64,
-    /// Its number among what the process waits for.
+    /// Its number in [`waits`].
     wait: Option<u64>,
 }
 
 impl Outage {
-    /// Nothing has failed yet. `what` is named in the logs.
-    pub fn new(what: impl Into<String>) -> Self {
+    /// Nothing has failed yet. The log and the status name `what`.
+    pub fn new(what: impl Into<Work>) -> Self {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
@@ -38,15 +38,15 @@ impl Outage {
         let first = self.began.is_none();
         let began = *self.began.get_or_insert_with(Instant::now);
         match self.wait {
-            Some(number) => telemetry().waits.again(number, error.to_string()),
-            None => self.wait = Some(telemetry().waits.begin(&self.what, error.to_string())),
+            Some(number) => waits().again(number, error.to_string()),
+            None => self.wait = Some(waits().begin(&self.what, error.to_string())),
         }
         if first {
-            warn!(event = "outage-begun", what = self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
+            warn!(event = "outage-begun", what = %self.what, error = %error, "{} failed, trying until it works: {error}", self.what);
             self.logged = Instant::now();
         } else if self.logged.elapsed() >= LOG_AGAIN_AFTER {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs());
-            warn!(event = "outage-goes-on", what = self.what, tries, seconds, error = %error,
+            warn!(event = "outage-goes-on", what = %self.what, tries, seconds, error = %error,
                 "{} has failed {tries} times in {seconds} s: {error}", self.what);
             self.logged = Instant::now();
         }
@@ -64,7 +64,7 @@ impl Outage {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());
             info!(
                 event = "outage-over",
-                what = self.what,
+                what = %self.what,
                 tries,
                 seconds,
                 "{} works again after {seconds:.1} s",
@@ -78,7 +78,7 @@ impl Outage {
 
     fn gone(&mut self) {
         if let Some(number) = self.wait.take() {
-            telemetry().waits.end(number);
+            waits().end(number);
         }
     }
 }

@@ -1,14 +1,14 @@
-//! SIGTERM or SIGINT: stop in order. The second one: at once. SIGHUP ends nothing.
+//! The first SIGTERM or SIGINT stops the process in order, the second one immediately. SIGHUP does not end it.
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// The exit code of a stop that was not waited for: 128 + SIGINT, as shells have it.
+/// The exit code after a second signal: 128 + SIGINT, as shells have it.
 const ABORTED: i32 = 130;
 
-/// What is told of each SIGHUP from now on, which otherwise would end the process.
+/// Receives each SIGHUP from now on, which otherwise would end the process.
 ///
 /// # Errors
 /// The signal can't be listened for.

@@ -1,81 +1,48 @@
-//! Runs of jobs in this process: how far, and what for they wait. How they ended is in MySQL, for all processes.
+//! Runs of jobs in this process: what they wait for. How they ended is in MySQL, for all processes.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use super::locked;
+use super::{WaitsFor, locked};
 use crate::model::Micros;
-
-/// Why a run waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WaitsFor {
-    /// Events on the way must be in MySQL.
-    Fence,
-    /// Live traffic goes first: a server has enough to do.
-    Pace,
-    /// Another process runs the job.
-    Lock,
-}
-
-impl WaitsFor {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Fence, Self::Pace, Self::Lock];
-
-    /// Its name in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fence => "fence",
-            Self::Pace => "pace",
-            Self::Lock => "lock",
-        }
-    }
-}
+use crate::runtime::progress;
 
 /// A job in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JobRun {
-    /// Its run: the mode and since when.
+pub(crate) struct JobRun {
+    /// The mode of its run, and since when it runs.
     pub running: Option<(String, Micros)>,
-    /// How much of it is done, and of how much.
-    pub done: (u64, Option<u64>),
-    /// What it waits for, and in words.
+    /// How much is done, and of how much.
+    pub done: progress::Done,
+    /// Why it waits, also in words.
     pub waits: Option<(WaitsFor, String)>,
 }
 
 /// By the job's name.
 #[derive(Debug, Default)]
-pub struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
+pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
 impl Jobs {
-    /// A run has begun. It has ended when the answer is dropped.
+    /// Notes that a run has begun. It has ended when the answer is dropped.
     pub fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
         let running = Some((mode.to_owned(), Micros::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });
         Running { jobs: self, job }
     }
 
-    /// So much of it is done.
-    pub fn progress(&self, job: &'static str, done: (u64, Option<u64>)) {
-        self.change(job, |run| run.done = done);
-    }
-
-    /// It waits, or no longer.
+    /// Notes that it waits, or no longer.
     pub fn waits(&self, job: &'static str, waits: Option<(WaitsFor, String)>) {
-        self.change(job, |run| run.waits = waits);
+        locked(&self.0).entry(job).or_default().waits = waits;
     }
 
-    /// How the job stands.
     pub fn get(&self, job: &str) -> JobRun {
-        locked(&self.0).get(job).cloned().unwrap_or_default()
-    }
-
-    fn change(&self, job: &'static str, change: impl FnOnce(&mut JobRun)) {
-        change(locked(&self.0).entry(job).or_default());
+        let run = locked(&self.0).get(job).cloned().unwrap_or_default();
+        JobRun { done: progress::done(job), ..run }
     }
 }
 
 /// A run that is under way.
-pub struct Running<'a> {
+pub(crate) struct Running<'a> {
     jobs: &'a Jobs,
     job: &'static str,
 }
@@ -94,10 +61,10 @@ mod tests {
     fn a_run_that_has_ended_leaves_nothing() {
         let jobs = Jobs::default();
         let running = jobs.begin("reconcile", "full");
-        jobs.progress("reconcile", (3, Some(7)));
-        jobs.waits("reconcile", Some((WaitsFor::Fence, "a queue is full".to_owned())));
+        let waits = Some((WaitsFor::Fence, "a queue is full".to_owned()));
+        jobs.waits("reconcile", waits.clone());
         let run = jobs.get("reconcile");
-        assert_eq!((run.running.map(|(mode, _)| mode), run.done), (Some("full".to_owned()), (3, Some(7))));
+        assert_eq!((run.running.map(|(mode, _)| mode), run.waits), (Some("full".to_owned()), waits));
         drop(running);
         assert_eq!(jobs.get("reconcile"), JobRun::default());
     }

@@ -1,19 +1,16 @@
-//! What Linux knows of this process, by the names that Prometheus' own libraries use.
+//! What Linux knows of this process. The fields are those that Prometheus' own libraries have.
 
 use std::fs;
 
-/// As of now; what /proc doesn't tell is zero.
+/// As of now. A value that /proc does not have is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Process {
-    /// Bytes in memory.
+pub(crate) struct Process {
     pub resident_bytes: u64,
     /// Seconds of processor time, in user and system.
     pub cpu_s: f64,
     /// File descriptors, connections among them.
     pub open_fds: u64,
-    /// How many there may be.
     pub fds_max: u64,
-    /// Threads.
     pub threads: u64,
 }
 
@@ -21,7 +18,6 @@ pub struct Process {
 const TICKS_S: f64 = 100.0;
 
 impl Process {
-    /// Reads it.
     pub fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |text: &str, name: &str, place: usize| -> Option<u64> {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Buckets, locked};
+use super::{Buckets, locked, telemetry};
 use crate::model::Micros;
 
 /// How far two points are apart.
-pub const POINT_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
 /// Points of an hour.
 const POINTS_MAX: usize = 360;
@@ -18,22 +18,22 @@ const POINTS_MAX: usize = 360;
 /// Ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Point {
+pub(crate) struct Point {
     /// Their end, in microseconds since the epoch.
     pub at: i64,
     /// Events a second whose effect was committed.
     pub events_s: f64,
-    /// Half of them were committed within so many seconds of their `at`; none where there were no events.
+    /// Half of them were committed within so many seconds of their `at`. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
     /// 99 of 100 were.
     pub lag_p99_s: Option<f64>,
-    /// Messages that waited in the queues at their end; none where nobody knew.
+    /// Messages that waited in the queues at their end. `None` if the broker did not answer.
     pub queued: Option<u64>,
 }
 
 /// The points, and what they are counted from.
 #[derive(Debug, Default)]
-pub struct Pulse(Mutex<State>);
+pub(crate) struct Pulse(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -42,8 +42,13 @@ struct State {
 }
 
 impl Pulse {
-    /// Makes a point of what has come since the last call. The first call makes none.
-    pub fn beat(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {
+    /// Makes a point of what was written since the last call. The first call makes none.
+    pub fn beat(&self, queued: Option<u64>) {
+        let (committed, lag) = telemetry().written();
+        self.add((Instant::now(), Micros::now()), committed, lag, queued);
+    }
+
+    fn add(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {
         let mut state = locked(&self.0);
         let last = state.last.replace((now, committed, lag.clone()));
         let Some((then, before, former)) = last else { return };
@@ -61,7 +66,6 @@ impl Pulse {
         });
     }
 
-    /// The last point.
     pub fn last(&self) -> Option<Point> {
         locked(&self.0).points.back().cloned()
     }
@@ -75,15 +79,15 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Histogram;
+    use prometheus_client::metrics::histogram::Histogram;
 
     #[test]
     fn an_hour_is_kept_and_what_was_before_is_dropped() {
-        let (pulse, lag, began) = (Pulse::default(), Histogram::new(&[1.0, 2.0]), Instant::now());
+        let (pulse, lag, began) = (Pulse::default(), Histogram::new([1.0, 2.0]), Instant::now());
         for beat in 0..=(POINTS_MAX as u64 + 10) {
             let now = (began + Duration::from_secs(beat * 10), Micros(beat.cast_signed() * 10_000_000));
-            pulse.beat(now, beat * 50, lag.get(), None);
-            lag.add(1.5);
+            pulse.add(now, beat * 50, Buckets::of(&lag), None);
+            lag.observe(1.5);
         }
         let points = pulse.points();
         assert_eq!((points.len(), points[0].at), (POINTS_MAX, 110_000_000));

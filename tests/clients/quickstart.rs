@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
 use tallyd::event::LikeEvent;
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
 
 fn root() -> &'static Path {

@@ -17,7 +17,7 @@ use tallyd::event::{
     CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
     encode_set,
 };
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind, WeekStart};
+use tallyd::period::{Calendar, Period, PeriodKind, WeekStart};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::common::{World, stderr, stdout, target};

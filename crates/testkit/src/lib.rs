@@ -177,6 +177,8 @@ impl World {
     pub fn command(&self) -> Command {
         let mut command = Command::new(program());
         command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
+        // As the unit sets them, but for a build without optimization.
+        command.env("RUST_MIN_STACK", (512 << 20).to_string()).env("MALLOC_ARENA_MAX", "2");
         command
     }
 

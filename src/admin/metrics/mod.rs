@@ -1,29 +1,30 @@
 //! `GET /metrics`: what the process counts and what it has seen of the servers, for Prometheus.
 //!
-//! In OpenMetrics 1.0 to whoever accepts it, as Prometheus does, else in Prometheus' text format 0.0.4. Every label set is
-//! there from the start, so that a rate has a zero to begin with; labels are names of the configuration, never ids.
+//! The answer is OpenMetrics 1.0 if the client accepts it, as Prometheus does, else Prometheus' text format 0.0.4. Counters and histograms are
+//! registered where they are counted ([`crate::telemetry`]); what is read for each answer is registered here. Labels are names of the
+//! configuration, never ids.
 
 mod observed;
 mod process;
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use axum::extract::State;
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::Registry;
 
 use super::Asked;
 use crate::config::Config;
 use crate::model::Micros;
-use crate::telemetry::observer::Observed;
-use crate::telemetry::{Buckets, telemetry};
+use crate::telemetry::status::Observed;
+use crate::telemetry::{Described, Named, telemetry};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -31,20 +32,24 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Response {
     let seen = Arc::clone(&asked.sight.borrow());
     let accepts = headers.get(ACCEPT).and_then(|accepted| accepted.to_str().ok()).unwrap_or("");
-    let Ok(text) = openmetrics(asked.live.current(), seen) else {
+    let Ok(text) = openmetrics(&asked.live.current(), &seen) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    match accepts.contains("application/openmetrics-text") {
-        true => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
-        false => ([(CONTENT_TYPE, PROMETHEUS)], in_prometheus_format(&text)).into_response(),
+    if accepts.contains("application/openmetrics-text") {
+        ([(CONTENT_TYPE, OPENMETRICS)], text).into_response()
+    } else {
+        ([(CONTENT_TYPE, PROMETHEUS)], in_prometheus_format(&text)).into_response()
     }
 }
 
-fn openmetrics(config: Arc<Config>, seen: Arc<Observed>) -> Result<String, fmt::Error> {
-    let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape { config, seen, now: Micros::now() }));
+fn openmetrics(config: &Config, seen: &Observed) -> Result<String, fmt::Error> {
+    let mut now = Page(Registry::default());
+    process::register(&mut now, telemetry(), Micros::now());
+    observed::register(&mut now, telemetry(), config, seen);
     let mut text = String::new();
-    encode(&mut text, &registry)?;
+    encode_registry(&mut text, &telemetry().registry)?;
+    encode_registry(&mut text, &now.0)?;
+    encode_eof(&mut text)?;
     Ok(text)
 }
 
@@ -69,91 +74,39 @@ fn in_prometheus_format(openmetrics: &str) -> String {
     text
 }
 
-/// One look of Prometheus.
-#[derive(Debug)]
-struct Scrape {
-    config: Arc<Config>,
-    seen: Arc<Observed>,
-    now: Micros,
-}
+/// What is read for one answer. The library ends each help text with a full stop.
+struct Page(Registry);
 
-impl Collector for Scrape {
-    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut page = Page(encoder);
-        process::write(&mut page, telemetry(), self.now)?;
-        observed::write(&mut page, telemetry(), &self.config, &self.seen)
-    }
-}
-
-/// A name and what it is for this sample.
-type Label<'a> = (&'static str, &'a str);
-
-/// What is written.
-struct Page<'a>(DescriptorEncoder<'a>);
-
-impl Page<'_> {
-    /// A number that only grows; `name` without `_total`.
-    fn counter(&mut self, name: &str, help: &str, value: impl EncodeCounterValue) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
+impl Page {
+    fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.0.register(name, help, ConstGauge::new(value));
     }
 
-    /// Numbers that only grow, one for each value of a label.
-    fn counters<'l>(
+    fn flag(&mut self, name: &str, help: &str, value: bool) {
+        self.gauge(name, help, flag(value));
+    }
+
+    fn gauges<const N: usize>(
         &mut self,
         name: &str,
         help: &str,
-        label: &'static str,
-        values: impl IntoIterator<Item = (&'l str, u64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (of, value) in values {
-            encoder.encode_family(&[(label, of)])?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-        }
-        Ok(())
-    }
-
-    /// A number that goes up and down.
-    fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    /// Numbers that go up and down, one for each set of labels.
-    fn gauges<'l, const N: usize>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl IntoIterator<Item = ([Label<'l>; N], f64)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        values: impl IntoIterator<Item = ([(&'static str, impl Into<String>); N], f64)>,
+    ) {
+        let family = Family::<Named<N>, Gauge<f64, AtomicU64>>::default();
         for (labels, value) in values {
-            encoder.encode_family(&labels)?.encode_gauge(&value)?;
+            family.get_or_create(&labels.map(|(label, of)| (label, of.into()))).set(value);
         }
-        Ok(())
+        self.0.register(name, help, Described(family));
     }
+}
 
-    /// How often values fell into ranges.
-    fn histogram(&mut self, name: &str, help: &str, held: &Buckets) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        encoder.encode_histogram::<NoLabelSet>(held.sum, held.total(), &held.counts, None)
-    }
+fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
+}
 
-    /// The same, for each value of a label.
-    fn histograms<'l>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &'static str,
-        held: impl IntoIterator<Item = (&'l str, Buckets)>,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (of, held) in held {
-            let labels = [(label, of)];
-            let mut encoder = encoder.encode_family(&labels)?;
-            encoder.encode_histogram::<NoLabelSet>(held.sum, held.total(), &held.counts, None)?;
-        }
-        Ok(())
-    }
+/// Seconds since 1970; 0 for never.
+fn instant(at: Option<i64>) -> f64 {
+    at.map_or(0.0, |at| at as f64 / 1e6)
 }
 
 #[cfg(test)]

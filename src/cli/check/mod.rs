@@ -17,12 +17,12 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_runtime};
+use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::job_name::JobName;
 use crate::jobs::reconcile::Mode;
 use crate::model::Micros;
-use crate::runtime::{cron, log};
+use crate::runtime::cron;
 use crate::servers::Servers;
 use finding::{Check, Status};
 
@@ -73,7 +73,7 @@ pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
 fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
     let Loaded { config, origins } = config::examine(path)?;
     let of = |key: &str, text: String| vec![origins.problem(&[key.into()], text)];
-    log::start(&config.log).map_err(|error| of("log.level", format!("[log] {error:#}")))?;
+    start_log(&config.log).map_err(|error| of("log.level", format!("[log] {error:#}")))?;
     let servers = |config: &Config| {
         Servers::new(config)
             .map_err(|ConfigError(texts)| texts.into_iter().flat_map(|text| of("", text)).collect::<Vec<_>>())

@@ -11,6 +11,7 @@ use crate::consumer::batch_writer::{BatchWriter, WriteError};
 use crate::consumer::inbox::Inbox;
 use crate::runtime::fault;
 use crate::store::StoreError;
+use crate::telemetry::Close;
 
 /// Why a session has ended.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +71,7 @@ impl Session<'_> {
                 if self.open.batch.is_empty() {
                     break;
                 }
-                self.start_writing("stop")?;
+                self.start_writing(Close::Stop)?;
             }
             self.partition.heartbeat.beat();
             let written = self.written().await?;

@@ -37,7 +37,7 @@ use crate::event::{self, Message, Terms};
 use crate::model::Micros;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::telemetry::{PartitionVitals, Standing, telemetry};
+use crate::telemetry::{Close, PartitionState, Standing, telemetry};
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
@@ -176,7 +176,7 @@ struct Session<'a> {
     refused: Flood,
     stall_detector: StallDetector,
     unacked: Oldest,
-    vitals: Arc<PartitionVitals>,
+    vitals: Arc<PartitionState>,
 }
 
 impl Session<'_> {
@@ -196,7 +196,7 @@ impl Session<'_> {
                 return Err(SessionEnd::OtherPrefetch);
             }
             if self.is_due() {
-                self.start_writing("size")?;
+                self.start_writing(Close::Size)?;
                 continue;
             }
             let lingers_until = self.lingers_until();
@@ -216,7 +216,7 @@ impl Session<'_> {
                     gather = Some(Instant::now() + GATHER);
                 }
                 () = until(gather) => gather = None,
-                () = until(lingers_until), if self.writing.is_none() => self.start_writing("linger")?,
+                () = until(lingers_until), if self.writing.is_none() => self.start_writing(Close::Linger)?,
                 _ = tick.tick() => self.check_idle().await?,
             }
         }

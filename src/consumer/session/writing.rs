@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use super::{Open, Session, SessionEnd};
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
 use crate::model::Micros;
-use crate::telemetry::telemetry;
+use crate::telemetry::{Close, Step, telemetry};
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
@@ -20,11 +20,11 @@ pub(super) type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Writ
 
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.
-    pub(super) fn start_writing(&mut self, why: &'static str) -> Result<()> {
+    pub(super) fn start_writing(&mut self, why: Close) -> Result<()> {
         let writer = self.writer.take().ok_or_else(|| anyhow!("the writer is busy"))?;
         let mut open = std::mem::take(&mut self.open);
         open.received.note();
-        telemetry().batches.add(why, 1);
+        telemetry().consumer.batches.get_or_create(&why).inc();
         self.unacked.writing = self.unacked.open.take();
         self.writing = Some(tokio::spawn(write(self.partition.number, writer, open, why)));
         Ok(())
@@ -57,7 +57,7 @@ impl Session<'_> {
         }
         self.unacked.writing = None;
         self.unacked.note(&self.vitals);
-        telemetry().step("acknowledge", began.elapsed().as_secs_f64());
+        telemetry().consumer.steps.get_or_create(&Step::Acknowledge).observe(began.elapsed().as_secs_f64());
         self.went_well();
         Ok(())
     }
@@ -72,7 +72,7 @@ pub(super) async fn join(writing: &mut Option<Writing>) -> Result<Written> {
     written.context("the writer panicked")
 }
 
-async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: &'static str) -> Written {
+async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: Close) -> Written {
     let started = Instant::now();
     let (messages, events) = (open.batch.messages, open.batch.events.len());
     let result = writer.write(open.batch).await;
@@ -86,7 +86,7 @@ async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: &'stati
             events,
             rows,
             refused,
-            why,
+            why = why.name(),
             write_ms,
             lag_ms,
             "{messages} messages committed as {rows} rows in {write_ms:.1} ms"

@@ -1,4 +1,4 @@
-//! How boards stand: as `tallyd board list` shows them, summed up.
+//! A summary of each board, from what `tallyd board list` shows.
 
 use anyhow::Result;
 
@@ -41,7 +41,7 @@ fn sum(board: String, grace_s: u64, listed: &[Listed], now: Micros) -> Board {
     }
     sum.lost = listed.iter().filter(|listed| listed.state == State::Lost).map(|listed| listed.period.clone()).collect();
     for past in listed.iter().skip(1) {
-        // One that is too old to be told of ended longer ago than any grace.
+        // A period without a time ended longer ago than any grace.
         let ended_s_ago = past.ended_s_ago.unwrap_or(VERY_OLD_S);
         if matches!(past.state, State::Closed | State::Frozen) && ended_s_ago > grace_s {
             sum.unarchived.push(past.period.clone());

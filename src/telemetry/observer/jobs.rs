@@ -10,7 +10,7 @@ use crate::model::Micros;
 use crate::runtime::cron;
 use crate::store::Store;
 use crate::store::run_state::{RunRow, RunningRow};
-use crate::telemetry::status::{Ended, Job, Reconciled, Run};
+use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
 use crate::telemetry::telemetry;
 
 /// Runs of one mode that are kept.
@@ -130,7 +130,7 @@ fn run(row: &RunningRow) -> Run {
         owner: row.owner.clone(),
         started_at: row.started_at.0,
         progress: total.filter(|total| is_here && *total > 0).map(|total| (done as f64 / total as f64).min(1.0)),
-        waits: here.waits.as_ref().filter(|_| is_here).map(|(waits, _)| waits.name().to_owned()),
+        waits: here.waits.as_ref().filter(|_| is_here).map(|(waits, _)| *waits),
         waits_words: here.waits.filter(|_| is_here).map(|(_, words)| words),
     }
 }
@@ -139,6 +139,7 @@ fn read(row: RunRow) -> Read {
     // A report of another version may have other fields.
     let found: Found = serde_json::from_str(&row.report).unwrap_or_default();
     let RunRow { run, owner, started_at, finished_at, outcome, .. } = row;
+    let outcome = Outcome::of(&outcome);
     let reason = found.error.clone().or_else(|| found.ended_early.clone());
     let ended = Ended { run, owner, started_at: started_at.0, ended_at: finished_at.0, outcome, reason };
     Read { ended, found }
@@ -149,7 +150,7 @@ fn reconciled(mode: &str, Read { ended, found }: &Read) -> Reconciled {
         run: ended.run,
         mode: mode.to_owned(),
         ended_at: ended.ended_at,
-        outcome: ended.outcome.clone(),
+        outcome: ended.outcome,
         checked: found.checked,
         drifted: found.drifted,
         repaired: found.repaired,

@@ -1,9 +1,9 @@
-//! Looks at the servers every few seconds, for those who look at the daemon: which of them answer, how full the queues are, how
-//! runs of jobs ended, whoever ran them, how boards stand.
+//! Asks the servers every few seconds, for the status and the metrics: which of them answer, how full the queues are, how runs of jobs ended,
+//! how boards stand.
 //!
-//! It is no part of the work: its connections are its own and few, each read is small or by an index, all have time
-//! limits, and the servers are asked at once, so that one that is away keeps nobody from being told of the others. What is
-//! not known any more stays as it was, and that its server is away, or that the look fails, is told beside it; but not how full queues are.
+//! It must not disturb the work: it has few connections of its own, each read is small or uses an index, and all have time limits. The servers
+//! are asked at the same time, so that one that does not answer does not hide the others. What is not known any more stays as it was, beside the
+//! note that its server is away or that the question failed. Only the depths of queues are dropped.
 
 mod boards;
 mod jobs;
@@ -25,67 +25,35 @@ use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
-use crate::store::partitions::Owner;
-use crate::telemetry::status::{Board, Job, Reconciled, Server};
-use crate::telemetry::{POINT_EVERY, SERVERS, telemetry};
+use crate::telemetry::status::{Observed, ServerStatus, Sight};
+use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
 use queues::Queues;
 
-/// How often servers, queues and partitions are looked at.
+/// How often servers, queues and partitions are asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// How often jobs are, which costs some reads of MySQL.
+/// The same of jobs, which cost some reads of MySQL.
 const JOBS_EVERY: Duration = Duration::from_secs(10);
 
-/// How often boards are, which costs some more.
+/// The same of boards, which cost some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often open dead letters are counted; where there are so many that it is [`SLOW`], so much later; and where nobody answered, which may come of that
-/// or of a MySQL that was away.
+/// How often open dead letters are counted.
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
+
+/// How much later the next count is made if the last one was [`SLOW`], because there are many.
 const LETTERS_SLOWLY: Duration = Duration::from_secs(600);
+
+/// How much later it is made if there was no answer: the count was too slow, or MySQL was away.
 const LETTERS_AFTER_FAILURE: Duration = Duration::from_secs(30);
 const SLOW: Duration = Duration::from_millis(500);
 
-/// How long a server may take to answer before it is said to be away.
+/// A server that has not answered within this time counts as away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// What was seen.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observed {
-    /// When.
-    pub at: Option<Micros>,
-    /// In the order of [`SERVERS`].
-    pub servers: Vec<Server>,
-    /// Messages and consumers of each partition's queue.
-    pub queues: BTreeMap<u16, (u64, u64)>,
-    /// Messages in the queue of what the broker has given up on.
-    pub returned: Option<u64>,
-    /// Who writes which partition.
-    pub owners: Vec<Owner>,
-    /// How many partitions are in use.
-    pub noted_partitions: Option<u16>,
-    /// Rows of the outbox that are not in Redis yet.
-    pub outbox_rows: Option<u64>,
-    /// Jobs and modes.
-    pub jobs: Vec<Job>,
-    /// The reconciler's last runs, the oldest first.
-    pub reconciles: Vec<Reconciled>,
-    /// The last one of each mode.
-    pub last_reconciles: Vec<Reconciled>,
-    /// Boards.
-    pub boards: Vec<Board>,
-    /// Open dead letters by reason.
-    pub dead_letters: Option<BTreeMap<String, u64>>,
-    /// Those of the fullest partition, by how many it may have.
-    pub dead_letters_full: Option<f64>,
-}
-
-/// What all look at.
-pub type Sight = watch::Receiver<Arc<Observed>>;
-
-/// The task.
-pub struct Observer {
+/// The task that asks.
+pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
@@ -100,7 +68,7 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// With what it will have seen.
+    /// The task, and where it will show what it has seen.
     pub fn new(
         live: &ConfigHandle,
         store: Store,
@@ -108,13 +76,8 @@ impl Observer {
         broker: Broker,
         modes: fn(&Config) -> Vec<JobMode>,
     ) -> (Self, Sight) {
-        // What is written while it looks for the first time is in the first point.
-        telemetry().pulse.beat(
-            (Instant::now(), Micros::now()),
-            telemetry().committed.get(),
-            telemetry().lag.get(),
-            None,
-        );
+        // So that the first point has what is written until then.
+        telemetry().pulse.beat(None);
         let (sender, sight) = watch::channel(Arc::default());
         let observer = Self {
             live: live.clone(),
@@ -131,7 +94,7 @@ impl Observer {
         (observer, sight)
     }
 
-    /// Looks until the stop.
+    /// Asks until the stop.
     pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
@@ -139,10 +102,10 @@ impl Observer {
             let config = self.live.current();
             let looked = async {
                 self.look(&config).await;
-                if self.is_up("mysql") && jobs.is_over(JOBS_EVERY) {
+                if self.is_up(Server::Mysql) && jobs.is_over(JOBS_EVERY) {
                     self.look_at_jobs(&config).await;
                 }
-                if self.is_up("mysql") && self.is_up("redis") && boards.is_over(BOARDS_EVERY) {
+                if self.is_up(Server::Mysql) && self.is_up(Server::Redis) && boards.is_over(BOARDS_EVERY) {
                     self.look_at_boards(&config).await;
                 }
             };
@@ -151,9 +114,8 @@ impl Observer {
             }
             if point.is_over(POINT_EVERY) {
                 let queued =
-                    self.is_up("rabbitmq").then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
-                let now = (Instant::now(), Micros::now());
-                telemetry().pulse.beat(now, telemetry().committed.get(), telemetry().lag.get(), queued);
+                    self.is_up(Server::Rabbitmq).then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
+                telemetry().pulse.beat(queued);
             }
             self.seen.at = Some(Micros::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
@@ -161,10 +123,10 @@ impl Observer {
         }
     }
 
-    /// Asks all servers at once.
+    /// Asks all servers at the same time.
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, queues, seen, .. } = self;
-        // Those of daemons that have more, too.
+        // Other daemons may have more.
         let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
         let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
             async {
@@ -186,35 +148,31 @@ impl Observer {
                 ((asked.map_err(|error| format!("{error:#}")), took), depths)
             },
         );
-        self.note(0, mysql);
-        self.note(1, redis);
-        self.note(2, rabbitmq);
+        self.note(Server::Mysql, mysql);
+        self.note(Server::Redis, redis);
+        self.note(Server::Rabbitmq, rabbitmq);
         if let (Ok((owners, noted)), Ok(rows)) = owners {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = noted.map(|noted| noted.partitions);
         }
-        // Of a broker that is away nobody knows how full its queues are.
+        // If the broker is away, nobody knows how full its queues are.
         let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
 
-    fn is_up(&self, server: &str) -> bool {
+    fn is_up(&self, server: Server) -> bool {
         self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
     }
 
     /// Notes whether a server answers.
-    fn note(&mut self, place: usize, (asked, took): (Result<(), String>, Duration)) {
-        let servers = &mut self.seen.servers;
-        if servers.len() <= place {
-            servers.resize_with(place + 1, Server::default);
-        }
-        let (Some(seen), Some(name)) = (servers.get_mut(place), SERVERS.get(place)) else { return };
-        if seen.up != asked.is_ok() || seen.since == 0 {
-            seen.since = Micros::now().0;
-        }
-        (seen.server, seen.up, seen.look_s) = ((*name).to_owned(), asked.is_ok(), took.as_secs_f64());
-        seen.reason = asked.err();
+    fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
+        let before = self.seen.servers.iter().position(|seen| seen.server == server);
+        let before = before.map(|place| self.seen.servers.remove(place));
+        let since = before.filter(|before| before.up == asked.is_ok()).map_or(Micros::now().0, |before| before.since);
+        let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
+        // In the order in which they are asked.
+        self.seen.servers.push(ServerStatus { server, up, reason: asked.err(), since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
@@ -253,7 +211,7 @@ impl Observer {
     }
 }
 
-/// Looks that fail though their servers answer: said in the log, and among what fails and is tried again.
+/// Questions that fail though their servers answer: they are logged, and are among what fails and is tried again.
 struct Failing {
     queues: Outage,
     jobs: Outage,
@@ -263,13 +221,17 @@ struct Failing {
 
 impl Default for Failing {
     fn default() -> Self {
-        let of = |what: &str| Outage::new(format!("looking at {what} for the status"));
-        Self { queues: of("queues"), jobs: of("jobs"), letters: of("dead letters"), boards: of("boards") }
+        Self {
+            queues: Outage::new("looking at queues for the status"),
+            jobs: Outage::new("looking at jobs for the status"),
+            letters: Outage::new("looking at dead letters for the status"),
+            boards: Outage::new("looking at boards for the status"),
+        }
     }
 }
 
 impl Failing {
-    /// What was told.
+    /// The answer, if there is one.
     fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
         let outage = of(self);
         match asked {
@@ -292,7 +254,7 @@ struct Rest(Option<Instant>);
 impl Rest {
     /// Whether it is time to do it again; it is done then.
     fn is_over(&mut self, every: Duration) -> bool {
-        // A look that came a moment early is none too many.
+        // The loop may come a moment early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
         if over {
             self.0 = Some(Instant::now());
@@ -300,22 +262,24 @@ impl Rest {
         over
     }
 
-    /// It is not done again for so much longer.
+    /// It is done again so much later.
     fn pause(&mut self, more: Duration) {
         self.0 = self.0.map(|done| done + more);
     }
 }
 
-/// How much longer than usual dead letters are not counted.
+/// How much later than usual dead letters are counted again.
 fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
-    match is_answered {
-        true if took > SLOW => LETTERS_SLOWLY,
-        true => Duration::ZERO,
-        false => LETTERS_AFTER_FAILURE,
+    if !is_answered {
+        LETTERS_AFTER_FAILURE
+    } else if took > SLOW {
+        LETTERS_SLOWLY
+    } else {
+        Duration::ZERO
     }
 }
 
-/// What was answered in time, and how long it took.
+/// The answer, if it came in time, and how long it took.
 async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
     let began = Instant::now();
     let asked = tokio::time::timeout(ANSWER_MAX, ask).await;
@@ -331,7 +295,7 @@ mod tests {
     fn a_count_that_failed_is_tried_again_soon_and_one_that_is_slow_is_seldom_made() {
         let pause = |is_answered, ms| pause_of_letters(is_answered, Duration::from_millis(ms));
         assert_eq!((pause(true, 500), pause(true, 501)), (Duration::ZERO, LETTERS_SLOWLY));
-        // MySQL was away for as long as it is waited for: what it would have taken nobody knows.
+        // MySQL did not answer within the limit: nobody knows how long it would have taken.
         assert_eq!((pause(false, 1), pause(false, 4_000)), (LETTERS_AFTER_FAILURE, LETTERS_AFTER_FAILURE));
     }
 }

@@ -1,4 +1,4 @@
-//! How full queues are, on a link of its own that is kept open.
+//! How full queues are. The connection is the observer's own and is kept open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,19 +8,18 @@ use anyhow::Result;
 use super::Rest;
 use crate::broker::{self, Broker, Publisher};
 
-/// How long a queue that is not there, or that this account may not ask for, is not asked for again: the refusal costs a connection.
+/// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
 /// The broker, as it is asked for its queues.
 pub(super) struct Queues {
     broker: Broker,
-    /// One that failed is not given back, and made anew.
+    /// Taken out for each question and put back after an answer, so that one that failed is replaced.
     link: Option<Publisher>,
     missing: BTreeSet<String>,
     again: Rest,
 }
 
-/// What was told.
 #[derive(Default)]
 pub(super) struct Depths {
     /// Messages and consumers of each partition's queue.
@@ -63,7 +62,7 @@ impl Queues {
                     }
                     self.link = Some(open);
                 }
-                // The answer has cost the channel.
+                // The refusal has closed the channel.
                 Err(error) if broker::is_refusal(&error) => drop(self.missing.insert(queue)),
                 Err(error) => return Err(error),
             }

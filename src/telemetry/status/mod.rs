@@ -4,23 +4,28 @@
 //! server that is away leaves what was known of it as it was, and is `up: false` with its reason. What a daemon of another
 //! version doesn't tell is read as nothing.
 
-mod tell;
+mod observed;
+mod report;
 mod text;
-mod trouble;
+mod troubles;
+mod words;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::telemetry::Point;
-pub use text::{Text, printable};
-pub use trouble::Trouble;
+pub(crate) use observed::{Observed, Sight};
+pub(crate) use text::{Text, printable};
+pub(crate) use troubles::Trouble;
+pub(crate) use words::{Outcome, Standing, State};
+
+use super::{Point, Server, WaitsFor};
+use crate::runtime::waits::Work;
 
 /// A daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Status {
-    /// tallyd's version.
+pub(crate) struct Status {
     pub version: String,
     /// Host and process: what holds a lock or a partition.
     pub owner: String,
@@ -47,7 +52,7 @@ pub struct Status {
     /// When the servers were last asked.
     pub observed_at: Option<i64>,
     /// MySQL, Redis, RabbitMQ.
-    pub servers: Vec<Server>,
+    pub servers: Vec<ServerStatus>,
     /// By number: those of this daemon's configuration, and more where other daemons have more.
     pub partitions: Vec<Partition>,
     /// How many are in use, over all daemons.
@@ -60,7 +65,6 @@ pub struct Status {
     pub jobs: Vec<Job>,
     /// The last runs of the reconciler, the oldest first: drift over time.
     pub reconciles: Vec<Reconciled>,
-    /// Those that are configured.
     pub boards: Vec<Board>,
     /// Open dead letters by reason.
     pub dead_letters: Option<BTreeMap<String, u64>>,
@@ -72,25 +76,10 @@ pub struct Status {
     pub waits: Vec<Wait>,
 }
 
-/// Where a daemon is in its life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// It waits for MySQL, to compare its names.
-    #[default]
-    Starting,
-    /// The tasks run.
-    Running,
-    /// It was told to stop.
-    Draining,
-}
-
 /// A server.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Server {
-    /// `mysql`, `redis` or `rabbitmq`.
-    pub server: String,
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ServerStatus {
+    pub server: Server,
     /// It answers.
     pub up: bool,
     /// Why it doesn't.
@@ -104,14 +93,11 @@ pub struct Server {
 /// A partition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Partition {
-    /// Its number.
+pub(crate) struct Partition {
     pub partition: u16,
-    /// Its queue.
     pub queue: String,
-    /// Here: `connecting`, `listening` (the broker gives the messages to another daemon, or there were none), `writing`
-    /// or `stopped`; `elsewhere` of one that this daemon's configuration doesn't have.
-    pub standing: String,
+    /// How it stands in this daemon.
+    pub standing: Standing,
     /// Who wrote it last and has not given it back, over all daemons.
     pub owner: Option<String>,
     /// How often it was taken, by any daemon; none where it never was.
@@ -129,7 +115,7 @@ pub struct Partition {
 /// A job's mode, over all daemons and shells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Job {
+pub(crate) struct Job {
     /// Its name: `reconcile`.
     pub job: String,
     /// Its mode: `full`.
@@ -147,35 +133,27 @@ pub struct Job {
 /// A run that is under way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Run {
+pub(crate) struct Run {
     /// Its number, which all that it writes is fenced by.
     pub run: u64,
-    /// Host and process.
     pub owner: String,
-    /// Since when.
     pub started_at: i64,
     /// How much is done, from 0 to 1; none where nobody knows, or it runs elsewhere.
     pub progress: Option<f64>,
-    /// What it waits for: `fence` or `pace`.
-    pub waits: Option<String>,
-    /// The same in words.
+    pub waits: Option<WaitsFor>,
+    /// Why it waits, in words.
     pub waits_words: Option<String>,
 }
 
 /// A run that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Ended {
-    /// Its number.
+pub(crate) struct Ended {
     pub run: u64,
-    /// Host and process.
     pub owner: String,
-    /// When it began.
     pub started_at: i64,
-    /// When it ended.
     pub ended_at: i64,
-    /// `done`, `failed`, `braked`, `refused` or `stopped`.
-    pub outcome: String,
+    pub outcome: Outcome,
     /// Why it failed, or ended early.
     pub reason: Option<String>,
 }
@@ -183,15 +161,11 @@ pub struct Ended {
 /// What a run of the reconciler found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Reconciled {
-    /// Its number.
+pub(crate) struct Reconciled {
     pub run: u64,
-    /// Its mode.
     pub mode: String,
-    /// When it ended.
     pub ended_at: i64,
-    /// `done`, `failed`, `braked`, `refused` or `stopped`.
-    pub outcome: String,
+    pub outcome: Outcome,
     /// Counters that were compared.
     pub checked: u64,
     /// Of those, how many had drifted.
@@ -209,14 +183,13 @@ pub struct Reconciled {
 /// A board.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Board {
+pub(crate) struct Board {
     /// Its name, and with several lengths of period its period's length: `likes`, `likes/week`.
     pub board: String,
     /// The current period.
     pub period: String,
     /// `open`, or `lost`: Redis has lost it since its snapshot.
     pub state: String,
-    /// Its members.
     pub members: u64,
     /// When the period ends; none of one that never does.
     pub ends_at: Option<i64>,
@@ -233,13 +206,10 @@ pub struct Board {
 /// Something that fails and is tried again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wait {
-    /// What.
-    pub what: String,
+pub(crate) struct Wait {
+    pub what: Work,
     /// Why it failed the last time.
     pub reason: String,
-    /// Since when.
     pub since: i64,
-    /// How often it was tried.
     pub tries: u64,
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tallyd::jobs::archive::Outcome;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
 
 use super::saved::open;

@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use sqlx::AssertSqlSafe;
-use tallyd::jobs::archive::period::Period;
+use tallyd::period::Period;
 use tallyd::jobs::archive::{FAULT_POINTS, RAISE_FAULT_POINTS};
 use tallyd::model::BoardPeriod;
 

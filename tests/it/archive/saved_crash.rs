@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::PRUNE_FAULT_POINTS;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::jobs::snapshots::FAULT_POINTS;
 use tallyd::model::{BoardPeriod, Micros};
 

@@ -1,7 +1,7 @@
 //! `tallyd board`, by the real binary.
 
 use redis::AsyncCommands;
-use tallyd::jobs::archive::period::{Calendar, Period, PeriodKind};
+use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
 
 use super::common::{World, stderr, stdout};

@@ -6,7 +6,7 @@ use std::path::Path;
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd::client::{Client, OnBoard};
-use tallyd::jobs::archive::period::{Period, PeriodKind};
+use tallyd::period::{Period, PeriodKind};
 use tallyd::model::Micros;
 
 use super::common::{World, stderr, stdout};

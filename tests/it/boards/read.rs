@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::boards::Entry;
 use tallyd::client::{Client, OnBoard};
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 use tallyd::model::UserId;
 
 use super::common::{Dice, World, target};

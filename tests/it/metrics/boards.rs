@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tallyd::cache::ranks::Ranking;
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 
 use super::common::{World, eventually, stderr, target};
 use super::{Product, SHARE, VIEW};

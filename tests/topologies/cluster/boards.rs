@@ -8,7 +8,7 @@ use sqlx::Row;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
 use tallyd::job_name::JobName;
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 use tallyd::jobs::archive::{Archiver, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::model::{BoardPeriod, Micros};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
 
 use super::Stage;

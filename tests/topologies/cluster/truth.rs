@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, stream};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
-use tallyd::jobs::archive::period::PeriodKind;
+use tallyd::period::PeriodKind;
 use tallyd::model::{Target, UserId};
 
 use super::common::{Dice, Model, redis_likes, target};

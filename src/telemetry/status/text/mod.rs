@@ -5,7 +5,7 @@ mod table;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::{Board, Job, Partition, Run, Server, State, Status, Wait};
+use super::{Board, Job, Outcome, Partition, Run, ServerStatus, State, Status, Wait};
 use crate::runtime::progress::spoken;
 use table::{Cell, Style, Table};
 
@@ -14,7 +14,7 @@ const RECONCILES_SHOWN: usize = 5;
 
 /// A status as text.
 #[derive(Clone, Copy, Debug)]
-pub struct Text<'a> {
+pub(crate) struct Text<'a> {
     /// What is shown.
     pub status: &'a Status,
     /// Whether a terminal's colours say again what the words say.
@@ -109,14 +109,17 @@ impl Text<'_> {
 impl Status {
     fn servers(&self) -> Table {
         let mut table = Table::new(["SERVER", "STANDS", "FOR", "ANSWERS IN", "REASON"]);
-        for Server { server, up, reason, since, look_s } in &self.servers {
-            let stands = match up {
-                true => Cell::new("up"),
-                false => Cell::new("AWAY").style(Style::Grave),
-            };
+        for ServerStatus { server, up, reason, since, look_s } in &self.servers {
+            let stands = if *up { Cell::new("up") } else { Cell::new("AWAY").style(Style::Grave) };
             let answers = if *up { seconds(*look_s) } else { "-".to_owned() };
             let reason = reason.as_deref().unwrap_or("");
-            table.row([Cell::new(server), stands, Cell::new(self.ago(*since)), Cell::new(answers), Cell::new(reason)]);
+            table.row([
+                Cell::new(server.name()),
+                stands,
+                Cell::new(self.ago(*since)),
+                Cell::new(answers),
+                Cell::new(reason),
+            ]);
         }
         table
     }
@@ -130,8 +133,8 @@ impl Status {
             } = one;
             let known =
                 |count: &Option<u64>| Cell::new(count.map_or_else(|| "?".to_owned(), |count| count.to_string()));
-            let is_well = ["listening", "writing", "elsewhere"].contains(&standing.as_str());
-            let stands = Cell::new(standing).style(if is_well { Style::Plain } else { Style::Grave });
+            let stands =
+                Cell::new(standing.to_string()).style(if standing.is_well() { Style::Plain } else { Style::Grave });
             let oldest = if *oldest_unacked_s > 0.0 { seconds(*oldest_unacked_s) } else { "-".to_owned() };
             // Nobody has one that was given back in order: since when, nobody has noted.
             let since = taken_at.filter(|_| owner.is_some()).map_or_else(|| "-".to_owned(), |at| self.ago(at));
@@ -168,7 +171,7 @@ impl Status {
                 |last| {
                     let took = seconds(between(last.started_at, last.ended_at).as_secs_f64());
                     let said = format!("{} {} ago, took {took}", last.outcome, self.ago(last.ended_at));
-                    Cell::new(said).style(if last.outcome == "done" { Style::Plain } else { Style::Mild })
+                    Cell::new(said).style(if last.outcome == Outcome::Done { Style::Plain } else { Style::Mild })
                 },
             );
             let done = last_success_at.map_or_else(|| "never".to_owned(), |at| format!("{} ago", self.ago(at)));
@@ -180,14 +183,14 @@ impl Status {
 
     fn boards(&self) -> Table {
         let mut table = Table::new(["BOARD", "PERIOD", "STANDS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"]);
-        for Board { board, period, state, members, ends_at, unarchived, archived, .. } in &self.boards {
+        for Board { board, period, state, members, ends_at, lost, unarchived, archived, .. } in &self.boards {
             let ends = ends_at.map_or_else(|| "never".to_owned(), |at| format!("in {}", self.until(at)));
             let archived =
                 archived.as_ref().map_or_else(|| "-".to_owned(), |(period, rows)| format!("{period}, {rows} rows"));
             table.row([
                 Cell::new(board),
                 Cell::new(period),
-                Cell::new(state).style(if state == "lost" { Style::Grave } else { Style::Plain }),
+                Cell::new(state).style(if lost.contains(period) { Style::Grave } else { Style::Plain }),
                 Cell::new(members.to_string()),
                 Cell::new(ends),
                 Cell::new(archived),
@@ -204,7 +207,11 @@ impl Status {
             table.row([
                 Cell::new(&run.mode),
                 Cell::new(format!("{} ago", self.ago(run.ended_at))),
-                Cell::new(&run.outcome).style(if run.outcome == "done" { Style::Plain } else { Style::Mild }),
+                Cell::new(run.outcome.to_string()).style(if run.outcome == Outcome::Done {
+                    Style::Plain
+                } else {
+                    Style::Mild
+                }),
                 Cell::new(run.checked.to_string()),
                 Cell::new(run.drifted.to_string()).style(drifted),
                 Cell::new(run.repaired.to_string()),
@@ -225,7 +232,7 @@ impl Status {
         let mut table = Table::new(["FAILS, IS TRIED AGAIN", "FOR", "TRIES", "REASON"]);
         for Wait { what, reason, since, tries } in &self.waits {
             table.row([
-                Cell::new(what).style(Style::Mild),
+                Cell::new(what.to_string()).style(Style::Mild),
                 Cell::new(self.ago(*since)),
                 Cell::new(tries.to_string()),
                 Cell::new(reason),
@@ -257,14 +264,15 @@ fn seconds(seconds: f64) -> String {
 }
 
 /// Without what could do something to a terminal.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::status::{Ended, Trouble};
+    use crate::telemetry::Server;
+    use crate::telemetry::status::{Ended, Standing, Trouble};
 
     fn status() -> Status {
         let second = 1_000_000;
@@ -277,14 +285,16 @@ mod tests {
                 Trouble { grave: true, what: "mysql is away: no\u{1b}".to_owned(), since: Some(0), command: None },
                 Trouble { command: Some("tallyd dead list --open".to_owned()), ..Trouble::default() },
             ],
-            servers: vec![Server {
-                server: "mysql".to_owned(),
+            servers: vec![ServerStatus {
+                server: Server::Mysql,
+                up: false,
                 reason: Some("no\u{1b}".to_owned()),
-                ..Server::default()
+                since: 0,
+                look_s: 0.0,
             }],
             partitions: vec![
                 Partition {
-                    standing: "writing".to_owned(),
+                    standing: Standing::Writing,
                     owner: Some("host:1".to_owned()),
                     epoch: Some(7),
                     taken_at: Some(60 * second),
@@ -293,7 +303,7 @@ mod tests {
                 },
                 Partition {
                     partition: 1,
-                    standing: "elsewhere".to_owned(),
+                    standing: Standing::Elsewhere,
                     epoch: Some(2),
                     taken_at: Some(60 * second),
                     ..Partition::default()
@@ -302,7 +312,7 @@ mod tests {
             jobs: vec![Job {
                 job: "reconcile".to_owned(),
                 mode: "full".to_owned(),
-                last: Some(Ended { outcome: "failed".to_owned(), ended_at: 90 * second, ..Ended::default() }),
+                last: Some(Ended { outcome: Outcome::Failed, ended_at: 90 * second, ..Ended::default() }),
                 next_at: Some(160 * second),
                 ..Job::default()
             }],
@@ -311,12 +321,7 @@ mod tests {
                 unarchived: vec!["2026-W46".to_owned()],
                 ..Board::default()
             }],
-            waits: vec![Wait {
-                what: "writing".to_owned(),
-                reason: "refused".to_owned(),
-                since: 40 * second,
-                tries: 7,
-            }],
+            waits: vec![Wait { what: "writing".into(), reason: "refused".to_owned(), since: 40 * second, tries: 7 }],
             ..Status::default()
         }
     }

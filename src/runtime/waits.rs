@@ -1,0 +1,154 @@
+//! What fails now and is tried again. Like the log it is the process's own.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::model::Micros;
+
+/// Everything that fails now, by numbers that say which was first.
+#[derive(Debug)]
+pub struct Waits {
+    begun: AtomicU64,
+    open: Mutex<BTreeMap<u64, Wait>>,
+}
+
+/// Something that fails and is tried again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub(crate) what: Work,
+    /// Why it failed the last time.
+    pub(crate) reason: String,
+    pub(crate) since: Micros,
+    pub(crate) tries: u64,
+}
+
+/// The work that fails, as the log and the status name it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", from = "Cow<'static, str>")]
+pub enum Work {
+    /// A partition's batch can't be written.
+    Writing(u16),
+    /// A partition's queue can't be consumed.
+    Consuming(u16),
+    /// MySQL can't be reached before a partition is consumed.
+    Database(u16),
+    /// Anything else.
+    Other(Cow<'static, str>),
+}
+
+static WAITS: Waits = Waits::new();
+
+/// Everything that fails in this process.
+pub fn waits() -> &'static Waits {
+    &WAITS
+}
+
+impl Waits {
+    const fn new() -> Self {
+        Self { begun: AtomicU64::new(0), open: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Notes the first failure, and returns its number.
+    pub(super) fn begin(&self, what: &Work, reason: String) -> u64 {
+        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        self.locked().insert(number, Wait { what: what.clone(), reason, since: Micros::now(), tries: 1 });
+        number
+    }
+
+    /// Notes that it failed again.
+    pub(super) fn again(&self, number: u64, reason: String) {
+        if let Some(wait) = self.locked().get_mut(&number) {
+            wait.reason = reason;
+            wait.tries += 1;
+        }
+    }
+
+    /// It works, or nobody tries any more.
+    pub(super) fn end(&self, number: u64) {
+        self.locked().remove(&number);
+    }
+
+    /// How many have begun since the start.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Everything that fails now, the oldest first.
+    pub fn open(&self) -> Vec<Wait> {
+        self.locked().values().cloned().collect()
+    }
+
+    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Wait>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work {
+    /// The partition that waits for it.
+    pub(crate) fn partition(&self) -> Option<u16> {
+        match self {
+            Self::Writing(partition) | Self::Consuming(partition) | Self::Database(partition) => Some(*partition),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Writing(partition) => write!(f, "writing partition {partition}"),
+            Self::Consuming(partition) => write!(f, "consuming partition {partition}"),
+            Self::Database(partition) => write!(f, "the database for partition {partition}"),
+            Self::Other(what) => f.write_str(what),
+        }
+    }
+}
+
+impl From<Cow<'static, str>> for Work {
+    fn from(what: Cow<'static, str>) -> Self {
+        Self::Other(what)
+    }
+}
+
+// Not from a String: what names a partition is one of the other variants.
+impl From<&'static str> for Work {
+    fn from(what: &'static str) -> Self {
+        Self::Other(Cow::Borrowed(what))
+    }
+}
+
+impl From<Work> for String {
+    fn from(work: Work) -> Self {
+        work.to_string()
+    }
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self::Other(Cow::Borrowed(""))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_there_until_it_works() {
+        let waits = Waits::new();
+        let first = waits.begin(&Work::Writing(3), "refused".to_owned());
+        let second = waits.begin(&"reading".into(), String::new());
+        waits.again(first, "still refused".to_owned());
+        let told: Vec<_> =
+            waits.open().into_iter().map(|wait| (wait.what.to_string(), wait.reason, wait.tries)).collect();
+        let expected = [("writing partition 3", "still refused", 2), ("reading", "", 1)];
+        assert_eq!(told, expected.map(|(what, reason, tries)| (what.to_owned(), reason.to_owned(), tries)));
+        waits.end(first);
+        waits.again(first, String::new());
+        waits.end(second);
+        assert_eq!((waits.open(), waits.begun()), (Vec::new(), 2));
+    }
+}

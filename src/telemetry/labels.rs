@@ -1,0 +1,71 @@
+//! The values that labels of this process' metrics have. An enum is a whole set of labels, so that a sample of another value does not compile.
+
+use std::fmt;
+use std::hash::Hash;
+
+use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
+
+/// A label with values that are known from the start.
+pub(crate) trait Label: Copy + Eq + Hash + EncodeLabelSet + fmt::Debug + Send + Sync + 'static {
+    /// Every value, in the order in which they are shown.
+    const ALL: &'static [Self];
+}
+
+macro_rules! labels {
+    ($($(#[$about:meta])* $label:ident, $key:literal { $($value:ident = $word:literal),+ })+) => { $(
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        pub(crate) enum $label { $(#[serde(rename = $word)] $value),+ }
+
+        impl $label {
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Self::$value => $word),+ }
+            }
+        }
+
+        impl Label for $label {
+            const ALL: &'static [Self] = &[$(Self::$value),+];
+        }
+
+        impl EncodeLabelSet for $label {
+            fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+                ($key, self.name()).encode(encoder.encode_label())
+            }
+        }
+    )+ };
+}
+
+labels! {
+    EventType, "type" { Like = "like", Unlike = "unlike", Count = "count", Set = "set" }
+
+    /// Why a batch was closed.
+    Close, "closed" { Size = "size", Linger = "linger", Stop = "stop" }
+
+    /// The steps of writing a batch, in their order. `Lend` waits for a connection, `Lock` for the partition's row.
+    Step, "step" {
+        Lend = "lend", Lock = "lock", Rows = "rows", Counters = "counters", Commit = "commit", Acknowledge = "acknowledge"
+    }
+
+    Reload, "result" { Taken = "taken", Refused = "refused" }
+
+    Server, "server" { Mysql = "mysql", Redis = "redis", Rabbitmq = "rabbitmq" }
+
+    /// Why a run waits: `Fence` for events in flight to reach MySQL, `Pace` for a server that is busy, `Lock` for another process that runs the job.
+    WaitsFor, "reason" { Fence = "fence", Pace = "pace", Lock = "lock" }
+}
+
+/// A label whose values are codes of another module: of refused events, of MySQL's errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Code {
+    pub key: &'static str,
+    pub code: &'static str,
+}
+
+impl EncodeLabelSet for Code {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        (self.key, self.code).encode(encoder.encode_label())
+    }
+}
+
+/// A label whose values are names of the configuration.
+pub(crate) type Named<const N: usize> = [(&'static str, String); N];

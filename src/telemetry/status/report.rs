@@ -1,0 +1,185 @@
+//! Makes a status of the configuration, of what the process knows of itself, and of what was seen of the servers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::troubles::troubles;
+use super::{Observed, Partition, ServerStatus, Standing, State, Status, Wait};
+use crate::config::Config;
+use crate::model::Micros;
+use crate::runtime::waits::{self, Work};
+use crate::telemetry::{PartitionState, Process, Server, Telemetry};
+
+/// Microseconds for which a batch is tried again before events are said not to be written: rivals are over sooner.
+const FAILS_MAX: i64 = 5_000_000;
+
+impl Status {
+    /// How this daemon stands.
+    pub fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
+        let mut status = Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            owner: owner.to_owned(),
+            started_at: telemetry.started_at.0,
+            now: now.0,
+            state: telemetry.state(),
+            ready: false,
+            not_ready: Vec::new(),
+            troubles: Vec::new(),
+            reload_refused: telemetry.refused().map(|(at, wrong)| (at.0, wrong)),
+            rate: telemetry.pulse.last(),
+            events_committed: telemetry.consumer.committed.get(),
+            memory_bytes: Process::now().resident_bytes,
+            observed_at: seen.at.map(|at| at.0),
+            servers: seen.servers.clone(),
+            partitions: partitions(config, telemetry, seen, now),
+            partitions_in_use: seen.noted_partitions,
+            outbox_rows: seen.outbox_rows,
+            mysql_went_back_at: telemetry.mysql_went_back_at().map(|at| at.0),
+            jobs: seen.jobs.clone(),
+            reconciles: seen.reconciles.clone(),
+            boards: seen.boards.clone(),
+            dead_letters: seen.dead_letters.clone(),
+            dead_letters_full: seen.dead_letters_full,
+            returned: seen.returned,
+            waits: waits::waits().open().into_iter().map(wait).collect(),
+        };
+        let reasons = not_ready(&status);
+        let (not_ready, troubles) = (reasons.iter().map(ToString::to_string).collect(), troubles(&status, &reasons));
+        status.ready = reasons.is_empty();
+        status.not_ready = not_ready;
+        status.troubles = troubles;
+        status
+    }
+}
+
+fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Vec<Partition> {
+    let here = telemetry.consumer.partitions();
+    // Before the tasks have started nobody knows which are listened to here.
+    let known = if here.is_empty() { u16::MAX } else { config.amqp.partitions };
+    let more = (known..seen.noted_partitions.unwrap_or_default()).map(|number| (number, None));
+    let of = |(number, it): (u16, Option<Arc<PartitionState>>)| {
+        let queue = seen.queues.get(&number);
+        let row = seen.owners.iter().find(|row| row.partition == number && row.epoch > 0);
+        Partition {
+            partition: number,
+            queue: format!("{}.events.{number}", config.amqp.prefix),
+            standing: it.as_ref().map_or(Standing::Elsewhere, |it| it.standing()),
+            owner: row.and_then(|row| row.owner.clone()),
+            epoch: row.map(|row| row.epoch),
+            taken_at: row.map(|row| row.taken_at.0),
+            messages: queue.map(|(messages, _)| *messages),
+            consumers: queue.map(|(_, consumers)| *consumers),
+            oldest_unacked_s: it.map_or(0.0, |it| it.oldest_s(now)),
+        }
+    };
+    here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()
+}
+
+fn wait(waits::Wait { what, reason, since, tries }: waits::Wait) -> Wait {
+    Wait { what, reason, since: since.0, tries }
+}
+
+/// A reason why events are not written, or may not be.
+pub(super) enum NotReady<'a> {
+    Starting,
+    Draining,
+    NotObserved,
+    Away(&'a ServerStatus),
+    Fails(&'a Wait),
+    Stands(&'a Partition, Option<&'a Wait>),
+}
+
+/// Redis is never a reason: events are written without it.
+pub(super) fn not_ready(status: &Status) -> Vec<NotReady<'_>> {
+    let mut found = match status.state {
+        State::Starting => vec![NotReady::Starting],
+        State::Draining => vec![NotReady::Draining],
+        State::Running => Vec::new(),
+    };
+    if status.servers.is_empty() {
+        found.push(NotReady::NotObserved);
+    }
+    found.extend(
+        status.servers.iter().filter(|server| !server.up && server.server != Server::Redis).map(NotReady::Away),
+    );
+    if status.state != State::Running {
+        return found;
+    }
+    let fails = |wait: &&Wait| matches!(wait.what, Work::Writing(_)) && status.now - wait.since > FAILS_MAX;
+    found.extend(status.waits.iter().filter(fails).map(NotReady::Fails));
+    for partition in status.partitions.iter().filter(|partition| !partition.standing.is_well()) {
+        let wait = status.waits.iter().find(|wait| wait.what.partition() == Some(partition.partition));
+        found.push(NotReady::Stands(partition, wait));
+    }
+    found
+}
+
+impl fmt::Display for NotReady<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Starting => f.write_str("it starts: MySQL is asked what its codes mean"),
+            Self::Draining => f.write_str("it was told to stop, and writes what is open"),
+            Self::NotObserved => f.write_str("the servers were not looked at yet"),
+            Self::Away(server) => write!(f, "{} is away: {}", server.server.name(), server.why()),
+            Self::Fails(wait) => write!(f, "{} fails: {}", wait.what, wait.reason),
+            Self::Stands(partition, wait) => {
+                write!(f, "partition {} is {}", partition.partition, partition.standing)?;
+                match wait {
+                    Some(wait) => write!(f, ": {} failed: {}", wait.what, wait.reason),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl ServerStatus {
+    /// Why it does not answer.
+    pub(crate) fn why(&self) -> &str {
+        self.reason.as_deref().unwrap_or("no reason is known")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_events_from_being_written_is_told_with_its_reason() {
+        let partition = |partition, standing| Partition { partition, standing, ..Partition::default() };
+        let server = |server, reason: Option<&str>| ServerStatus {
+            server,
+            up: reason.is_none(),
+            reason: reason.map(str::to_owned),
+            since: 0,
+            look_s: 0.0,
+        };
+        let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
+        let mut status = Status {
+            state: State::Running,
+            now: FAILS_MAX + 1,
+            partitions: vec![partition(0, Standing::Writing), partition(1, Standing::Connecting)],
+            servers: vec![
+                server(Server::Mysql, None),
+                server(Server::Redis, Some("gone")),
+                server(Server::Rabbitmq, Some("refused")),
+            ],
+            waits: vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")],
+            ..Status::default()
+        };
+        let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let expected = [
+            "rabbitmq is away: refused",
+            "writing partition 0 fails: read-only",
+            "partition 1 is connecting: consuming partition 1 failed: refused",
+        ];
+        assert_eq!(words(&status), expected);
+        status.servers.truncate(2);
+        status.state = State::Draining;
+        assert_eq!(words(&status).len(), 1);
+        status.state = State::Running;
+        status.partitions.truncate(1);
+        status.waits.clear();
+        assert_eq!(words(&status), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,96 @@
+//! The words of a status that decide something.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a daemon is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// It waits for MySQL, to compare its names.
+    #[default]
+    Starting,
+    /// The tasks run.
+    Running,
+    /// It was told to stop.
+    Draining,
+}
+
+/// How a partition's consumer stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Standing {
+    /// It connects, or waits for a server.
+    #[default]
+    Connecting,
+    /// It listens. The broker gives the messages to another daemon, or there were none.
+    Listening,
+    /// It has written, and the partition is its own.
+    Writing,
+    /// It has ended.
+    Stopped,
+    /// This daemon's configuration does not have the partition.
+    Elsewhere,
+}
+
+impl Standing {
+    /// Events of the partition are written here, or are another daemon's work.
+    pub fn is_well(self) -> bool {
+        matches!(self, Self::Listening | Self::Writing | Self::Elsewhere)
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// How a run of a job ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    Done,
+    /// It was told to stop, or had no more time.
+    Stopped,
+    /// It would have changed more than its limits allow.
+    Braked,
+    /// It can't be run as it is configured.
+    Refused,
+    #[default]
+    #[serde(other)]
+    Failed,
+}
+
+impl Outcome {
+    /// Of the word in `job_run.outcome`.
+    pub fn of(word: &str) -> Self {
+        serde_json::from_value(word.into()).unwrap_or_default()
+    }
+
+    /// It did what it was meant to do, or was stopped before.
+    pub fn is_well(self) -> bool {
+        matches!(self, Self::Done | Self::Stopped)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_read_as_they_are_written_and_one_of_another_version_is_no_success() {
+        for (outcome, word) in [(Outcome::Done, "done"), (Outcome::Braked, "braked"), (Outcome::Failed, "failed")] {
+            assert_eq!((Outcome::of(word), outcome.to_string()), (outcome, word.to_owned()));
+        }
+        assert_eq!(Outcome::of("of-another-version"), Outcome::Failed);
+        assert_eq!(serde_json::from_str::<Outcome>("\"of-another-version\"").unwrap(), Outcome::Failed);
+    }
+}
