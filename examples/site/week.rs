@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 use sqlx::Row;
-use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
+use tallyd::period::{Calendar, Period, PeriodKind};
 
 use crate::dice::Dice;
 use crate::servers::Servers;

@@ -13,11 +13,11 @@ use anyhow::Result;
 use crate::cache::Cache;
 use crate::cache::ranks::Ranking;
 use crate::config::Board;
-use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 use crate::model::{BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::boards::PeriodState;
 use crate::store::snapshots::Snapshot;
+use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 
 pub(crate) use page::{Read, read};
 pub use view::{List, Listed, Row, Source, State, Top};

@@ -13,8 +13,8 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
 use tallyd::event::LikeEvent;
-use tallyd::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
+use tallyd::period::PeriodKind;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

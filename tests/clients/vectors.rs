@@ -17,8 +17,8 @@ use tallyd::event::{
     CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
     encode_set,
 };
-use tallyd::period::{Calendar, Period, PeriodKind, WeekStart};
 use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd::period::{Calendar, Period, PeriodKind, WeekStart};
 
 use super::common::{World, stderr, stdout, target};
 use super::example::Example;

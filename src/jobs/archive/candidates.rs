@@ -7,10 +7,10 @@ use anyhow::Result;
 use crate::cache::Cache;
 use crate::cache::boards::BoardKeys;
 use crate::config::Board;
-use tallyd_core::period::PeriodKind;
 use crate::jobs::board_run::periods::{Candidate, Open, Periods, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
 use crate::model::{BoardPeriod, Micros};
+use tallyd_core::period::PeriodKind;
 
 /// What a run finds.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 
 use crate::cache::score::Rule;
 use crate::config::Board;
-use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
 use crate::model::{BoardPeriod, Micros};
+use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
 
 /// The mode of a run over all closed periods.
 pub const MODE: &str = "closed";

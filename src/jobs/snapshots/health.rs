@@ -7,11 +7,11 @@ use anyhow::Result;
 use crate::cache::Cache;
 use crate::cache::score::Rule;
 use crate::config::Board;
-use tallyd_core::period::Period;
 use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
 use crate::model::{BoardPeriod, Micros};
 use crate::store::Store;
 use crate::store::snapshots::Snapshot;
+use tallyd_core::period::Period;
 
 /// How long after a snapshot that was not completed the next one is tried, at most.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);

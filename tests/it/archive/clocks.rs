@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use tallyd::jobs::archive::Outcome;
-use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::{BoardPeriod, Micros};
+use tallyd::period::{Calendar, Period, PeriodKind};
 
 use super::saved::open;
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes};

@@ -6,9 +6,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use sqlx::AssertSqlSafe;
-use tallyd::period::Period;
 use tallyd::jobs::archive::{FAULT_POINTS, RAISE_FAULT_POINTS};
 use tallyd::model::BoardPeriod;
+use tallyd::period::Period;
 
 use super::late::late;
 use super::saved::add;

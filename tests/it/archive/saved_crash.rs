@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use redis::AsyncCommands;
 use tallyd::jobs::archive::PRUNE_FAULT_POINTS;
-use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::jobs::snapshots::FAULT_POINTS;
 use tallyd::model::{BoardPeriod, Micros};
+use tallyd::period::{Calendar, Period, PeriodKind};
 
 use super::crash::dies;
 use super::saved::add;

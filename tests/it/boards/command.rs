@@ -1,8 +1,8 @@
 //! `tallyd board`, by the real binary.
 
 use redis::AsyncCommands;
-use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd::model::Micros;
+use tallyd::period::{Calendar, Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
 

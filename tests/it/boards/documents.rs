@@ -6,8 +6,8 @@ use std::path::Path;
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd::client::{Client, OnBoard};
-use tallyd::period::{Period, PeriodKind};
 use tallyd::model::Micros;
+use tallyd::period::{Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
 

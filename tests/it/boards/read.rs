@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::boards::Entry;
 use tallyd::client::{Client, OnBoard};
-use tallyd::period::PeriodKind;
 use tallyd::model::UserId;
+use tallyd::period::PeriodKind;
 
 use super::common::{Dice, World, target};
 

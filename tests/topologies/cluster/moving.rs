@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
-use tallyd::period::PeriodKind;
 use tallyd::model::{Micros, UserId};
+use tallyd::period::PeriodKind;
 
 use super::Stage;
 use super::common::{Model, World, eventually, target};

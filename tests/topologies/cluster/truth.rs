@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, stream};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
-use tallyd::period::PeriodKind;
 use tallyd::model::{Target, UserId};
+use tallyd::period::PeriodKind;
 
 use super::common::{Dice, Model, redis_likes, target};
 use super::nodes::MASTERS;
