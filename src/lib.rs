@@ -26,14 +26,14 @@ pub mod client;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;
-pub mod job_name;
 pub mod jobs;
+pub mod letter;
 pub mod outbox;
 pub mod runtime;
 pub mod servers;
 pub(crate) mod telemetry;
 
-pub use tallyd_core::{event, model, outbox_offsets, period, repair_limits};
+pub use tallyd_core::{event, job_name, model, outbox_offsets, period, repair_limits};
 pub use tallyd_mysql as store;
 pub use tallyd_rabbitmq as broker;
 pub use tallyd_redis as cache;

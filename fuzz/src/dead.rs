@@ -2,12 +2,12 @@
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use tallyd::dead_letters::letter::{headers, refused, returned};
-use tallyd::dead_letters::text::{
-    hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines,
-};
 use tallyd::dead_letters::verdict::judge;
 use tallyd::event::{Reason, Refusal};
+use tallyd::letter::text::{
+    hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines,
+};
+use tallyd::letter::{headers, refused, returned};
 use tallyd::model::Micros;
 
 use super::Bytes;

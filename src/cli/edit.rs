@@ -8,9 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::dead::asked;
-use crate::dead_letters::text::{pretty_json, printable};
 use crate::dead_letters::verdict::judge;
 use crate::event::Terms;
+use crate::letter::text::{pretty_json, printable};
 use crate::model::Micros;
 use crate::store::letters::Letter;
 

@@ -14,8 +14,8 @@ use tracing::warn;
 
 use crate::broker::{Broker, Publisher};
 use crate::config::{self, Derived};
-use crate::dead_letters::letter;
 use crate::event::Reason;
+use crate::letter;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;

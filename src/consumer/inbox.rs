@@ -9,7 +9,7 @@ use lapin::message::Delivery;
 use lapin::types::AMQPValue;
 use lapin::{Acker, BasicProperties};
 
-use crate::dead_letters::letter::{self, Headers};
+use crate::letter::{self, Headers};
 
 /// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
 #[derive(Debug)]

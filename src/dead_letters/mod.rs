@@ -1,4 +1,4 @@
-//! Dead letters as an operator handles them: looked at, sent again, deleted. The consumer keeps them (`letter` says how); what
+//! Dead letters as an operator handles them: looked at, sent again, deleted. The consumer keeps them ([`crate::letter`] says how); what
 //! the broker itself has set aside is taken in from its queue first (`returned`).
 //!
 //! The races, and what decides them:
@@ -15,11 +15,9 @@
 //! What it must never do: acknowledge a message that is not committed; take one where it could not be written, because messages
 //! that are given back often are dropped; delete what was not sent again, unless that was asked for.
 
-pub mod letter;
 pub mod purge;
 pub mod replay;
 pub mod returned;
-pub mod text;
 pub mod verdict;
 
 use std::fmt;
@@ -30,11 +28,11 @@ use serde_json::Value;
 
 use crate::config::Config;
 use crate::event::Terms;
+use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
 use crate::model::Micros;
 use crate::store::Store;
 use crate::store::letters::{Letter, Selection, Total};
 use returned::Returned;
-use text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
 use verdict::{Verdict, judge};
 
 /// Ids in one statement.

@@ -7,11 +7,11 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::text::{instant, printable};
 use super::verdict::judge;
 use super::{PAGE, Which, all_there};
 use crate::broker::{Broker, Publisher};
 use crate::event::Terms;
+use crate::letter::text::{instant, printable};
 use crate::model::Micros;
 use crate::runtime::fault;
 use crate::store::Store;

@@ -7,11 +7,11 @@ use lapin::Acker;
 use lapin::options::BasicAckOptions;
 use serde::Serialize;
 
-use super::letter;
 use super::verdict::judge;
 use crate::broker::{Broker, Link};
 use crate::config::Config;
 use crate::event::Terms;
+use crate::letter;
 use crate::model::Micros;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError};
@@ -150,7 +150,7 @@ impl fmt::Display for Returned {
             parts.push(format!("{left} more wait there: list again"));
         }
         if let Some(problem) = problem {
-            parts.push(format!("{queue} could not be looked at: {}", super::text::printable(problem)));
+            parts.push(format!("{queue} could not be looked at: {}", letter::text::printable(problem)));
         }
         f.write_str(&parts.join("\n"))
     }

@@ -6,6 +6,7 @@ pub mod bloom;
 pub mod board;
 pub mod chain;
 pub mod event;
+pub mod job_name;
 pub mod keys;
 pub mod kinds;
 pub mod layout;

@@ -20,7 +20,7 @@ fn the_documents_list_every_reason_of_refusal() {
 /// The events that the sources log, with their levels.
 fn logged_events() -> BTreeMap<String, String> {
     let mut events = BTreeMap::new();
-    for (path, text) in sources("src") {
+    for (path, text) in ["src", "crates"].into_iter().flat_map(sources) {
         for (place, _) in text.match_indices("event = \"") {
             let (before, after) = text.split_at(place);
             let name = after["event = \"".len()..].split('"').next().unwrap();
@@ -154,7 +154,7 @@ fn the_manual_gives_the_accounts_of_the_files_under_ops() {
 #[test]
 fn nothing_is_unsafe() {
     assert!(read("Cargo.toml").contains("unsafe_code = \"forbid\""));
-    for folder in ["src", "tests", "benches", "torture", "examples"] {
+    for folder in ["src", "crates", "tests", "benches", "torture", "examples"] {
         for (path, text) in sources(folder) {
             // This line names it, too.
             let named = text
@@ -197,7 +197,8 @@ fn slug(line: &str) -> String {
 
 #[test]
 fn every_test_that_the_documents_name_exists() {
-    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let code: String =
+        ["src", "crates", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let mut named = 0;
     for document in documents() {
         let text = read(&document);
@@ -233,7 +234,8 @@ fn rows_after<'a>(text: &'a str, line: &str) -> Vec<&'a str> {
 
 #[test]
 fn every_promise_and_every_defence_names_a_test_that_holds_it() {
-    let code: String = ["src", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
+    let code: String =
+        ["src", "crates", "tests", "torture"].into_iter().flat_map(sources).map(|(_, text)| text).collect();
     let (readme, security) = (read("README.md"), read("SECURITY.md"));
     let mut rows = rows_after(&readme, "## What it guarantees");
     assert!(rows.len() > 15, "{} promises", rows.len());

@@ -70,7 +70,7 @@ async fn a_list_is_of_a_reason_of_a_time_of_what_is_open_and_not_too_long() {
         .collect();
     put(&world, &letters).await;
     sqlx::query("UPDATE dead_letter SET replayed_at = NOW(6) WHERE id = 1").execute(&world.pool).await.unwrap();
-    let since = tallyd::dead_letters::text::instant(now.before(Duration::from_secs(3_600 * 3 + 60)));
+    let since = tallyd::letter::text::instant(now.before(Duration::from_secs(3_600 * 3 + 60)));
     let cases: [(&[&str], &[u64]); 7] = [
         (&[], &[6, 5, 4, 3, 2, 1]),
         (&["--reason", "unknown-kind"], &[5, 3, 1]),

@@ -1,4 +1,6 @@
-//! How a message that was not applied is kept: raw, with its headers and the reason. Pure.
+//! A dead letter: how a message that was not applied is kept, raw, with its headers and the reason; `text` makes it fit to be shown. Pure.
+
+pub mod text;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
