@@ -201,7 +201,7 @@ impl Outbox {
         }
         fed?;
         fault::point("outbox:added");
-        let now = Micros::now();
+        let now = crate::runtime::clock::now();
         written.iter().for_each(|at| telemetry().outbox.lag.observe(seconds_between(*at, now)));
         telemetry().outbox.added.inc_by(additions);
         state.added.raise(partition, last);

@@ -173,5 +173,5 @@ impl Recorder {
 
 /// This machine's clock.
 pub fn now() -> Micros {
-    tallyd::model::Micros::now().0
+    tallyd::runtime::clock::now().0
 }

@@ -15,7 +15,6 @@ use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
 use tallyd::cache::Cache;
-use tallyd::model::Micros;
 use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd_benches as common;
 
@@ -173,7 +172,7 @@ fn figures(seen: &Seen, members: u64) -> BTreeMap<String, f64> {
 }
 
 fn last_week() -> Result<String> {
-    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
+    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
     Ok(now.previous().context("there is no week before this one")?.to_string())
 }
 
@@ -245,7 +244,7 @@ async fn archive(world: &World, members: u64) -> Result<Ran> {
 
 /// Saves this week's board twice; how long another client waited during the first time.
 async fn save(world: &World, members: u64) -> Result<(Saved, Stalls)> {
-    let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC).to_string();
+    let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC).to_string();
     let keys = Cache::new(&world.config.redis, &world.config.metrics)?.keys;
     let key = keys.board(BOARD, &now);
     fill_key(world, &key, members).await?;

@@ -89,7 +89,7 @@ impl Queue {
 
 /// A count of one view for each target: routing key and body.
 fn counts(targets: impl Iterator<Item = TargetId>) -> impl Iterator<Item = (String, Vec<u8>)> {
-    let now = Micros::now();
+    let now = tallyd::runtime::clock::now();
     (0_i64..).zip(targets).map(move |(number, id)| {
         // Ten microseconds apart, up to now.
         let at = Micros(now.0 - 60_000_000 + number * 10);

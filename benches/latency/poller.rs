@@ -49,7 +49,7 @@ async fn poll_on(connection: &mut MySqlConnection, count: usize) -> Result<Seen>
         .bind(USERS + missing as u64)
         .fetch_all(&mut *connection)
         .await?;
-        let now = Micros::now();
+        let now = tallyd::runtime::clock::now();
         seen.gaps_ms.push(before.elapsed().as_secs_f64() * 1e3);
         before = start;
         for number in users.into_iter().filter_map(sample_of) {

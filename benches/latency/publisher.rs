@@ -79,7 +79,7 @@ pub async fn publish(world: &World, rate: u64, count: u64) -> Result<Published> 
 
 /// The event with its instant; every so often a sample in its place.
 fn stamped(event: LikeEvent, number: u64, published: &mut Published, late_ms: f64) -> LikeEvent {
-    let at = Micros::now();
+    let at = tallyd::runtime::clock::now();
     if !number.is_multiple_of(SAMPLE_EVERY) {
         return LikeEvent { at, ..event };
     }

@@ -10,7 +10,7 @@ use clap::Parser;
 use serde::Serialize;
 use tallyd::broker::Publisher;
 use tallyd::event::{LikeEvent, encode_like};
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd::model::{Kind, Target, TargetId, UserId};
 use tokio::task::JoinHandle;
 
 use common::daemon::Daemon;
@@ -189,7 +189,7 @@ async fn publish_one(exchange: &str, publisher: &Publisher, sent: &AtomicU64) ->
 
 fn like(user: u64) -> LikeEvent {
     let target = Target { kind: Kind(1), id: TargetId(1 + user % 1_000) };
-    LikeEvent { target, user: UserId(user), at: Micros::now(), liked: true }
+    LikeEvent { target, user: UserId(user), at: tallyd::runtime::clock::now(), liked: true }
 }
 
 async fn rows(world: &World) -> Result<u64> {

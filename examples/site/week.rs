@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 use sqlx::Row;
-use tallyd::model::Micros;
 use tallyd::period::{Calendar, Period, PeriodKind};
 
 use crate::dice::Dice;
@@ -39,7 +38,7 @@ pub struct Archived {
 impl Week {
     /// Fills last week's zset in one command, so that the archiver sees all of it or nothing.
     pub async fn close(servers: &Servers) -> Result<Self> {
-        let now = Period::containing(PeriodKind::Week, Micros::now(), &Calendar::UTC);
+        let now = Period::containing(PeriodKind::Week, tallyd::runtime::clock::now(), &Calendar::UTC);
         let period = now.previous().context("there is no week before this one")?.to_string();
         let mut dice = Dice::new(u64::from(u16::MAX));
         let scores: HashMap<String, u64> =

@@ -43,7 +43,7 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{ConfigError, ConfigHandle};
 use crate::jobs;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::store::Store;
 use crate::telemetry::observer::Observer;
@@ -105,7 +105,7 @@ impl Asked {
     /// How the daemon stands.
     fn status(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
-        Status::report(&self.live.current(), &self.owner, telemetry(), &seen, Micros::now())
+        Status::report(&self.live.current(), &self.owner, telemetry(), &seen, clock::now())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::jobs::archive::{self, Scope};
 use crate::jobs::runner::{Ran, Report};
 use crate::jobs::runs::{self, Snapshots};
 use crate::jobs::snapshots::Restore;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 
@@ -103,9 +103,9 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
     servers.check(config).await?;
     let boards = Boards { boards: &config.boards, store: &servers.store, cache: &servers.cache };
     match command {
-        BoardCommand::List { format } => print(&boards.list(Micros::now()).await?, format)?,
+        BoardCommand::List { format } => print(&boards.list(clock::now()).await?, format)?,
         BoardCommand::Top { name, period, count, ranking, csv, format } => {
-            let top = boards.top(&name, period.as_deref(), count, ranking.into(), Micros::now()).await?;
+            let top = boards.top(&name, period.as_deref(), count, ranking.into(), clock::now()).await?;
             match csv {
                 true => write!(std::io::stdout(), "{}", top.to_csv()?).context("print the board")?,
                 false => print(&top, format)?,

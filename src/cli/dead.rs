@@ -16,6 +16,7 @@ use crate::dead_letters::{self, Which, purge, returned};
 use crate::event::{Reason, Terms};
 use crate::letter::text::printable_json;
 use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use crate::store::letters::Selection;
@@ -169,7 +170,7 @@ async fn show(config: &Config, servers: &Servers, ids: &[u64], raw: bool, format
         let mut out = std::io::stdout();
         out.write_all(&letter.body).and_then(|()| out.flush()).context("print the body")?;
     } else {
-        print(&dead_letters::show(config, &servers.store, ids, Micros::now()).await?, format)?;
+        print(&dead_letters::show(config, &servers.store, ids, clock::now()).await?, format)?;
     }
     Ok(EXIT_DONE)
 }
@@ -212,7 +213,7 @@ async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {
     let PurgeArgs { mut ids, reason, older_than, open, dry_run, yes, format, .. } = args;
     ids.sort_unstable();
     ids.dedup();
-    let before = older_than.map(|age| Micros::now().before(age));
+    let before = older_than.map(|age| clock::now().before(age));
     let which = match ids.is_empty() {
         true => Which::All(Selection { reason, since: None, before, replayed: (!open).then_some(true) }),
         false => Which::Ids(ids),
@@ -284,7 +285,7 @@ impl OfArgs {
 /// A time ago, or an instant.
 fn parse_since(text: &str) -> Result<Micros, String> {
     if let Ok(age) = parse_time(text) {
-        return Ok(Micros::now().before(age));
+        return Ok(clock::now().before(age));
     }
     let day = || text.parse::<jiff::civil::Date>().ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok();
     let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| day().map(|day| day.timestamp()));
@@ -314,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_time_is_told_as_an_age_or_as_an_instant() {
-        let now = Micros::now().0;
+        let now = clock::now().0;
         let ago = parse_since("2h").unwrap().0;
         assert!((now - 7_200_000_000 - ago).abs() < 60_000_000, "{ago}");
         assert_eq!(parse_since("2026-11-21T08:56:25.004538Z").unwrap(), Micros(1_795_251_385_004_538));

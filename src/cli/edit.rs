@@ -11,7 +11,7 @@ use super::dead::asked;
 use crate::dead_letters::verdict::judge;
 use crate::event::Terms;
 use crate::letter::text::{pretty_json, printable};
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::store::letters::Letter;
 
 /// Where neither `$VISUAL` nor `$EDITOR` is set.
@@ -39,7 +39,7 @@ pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option
         if body.is_empty() {
             return Ok(None);
         }
-        let verdict = judge(&body, terms, Micros::now());
+        let verdict = judge(&body, terms, clock::now());
         if force || verdict.is_taken() {
             return Ok(Some(body));
         }

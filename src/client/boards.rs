@@ -12,7 +12,8 @@ use crate::cache::feed::Gain;
 use crate::cache::ranks::{Placed, Ranking};
 use crate::cache::score::{Columns, Rule};
 use crate::config::Board;
-use crate::model::{BoardPeriod, Micros};
+use crate::model::BoardPeriod;
+use crate::runtime::clock;
 use tallyd_core::period::{Period, PeriodKind};
 
 /// A member's place on a board, with its columns.
@@ -50,7 +51,7 @@ impl Client {
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: Micros::now() }, None)?)
+        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: clock::now() }, None)?)
     }
 
     /// A page of the current period: `count` members from place `from` (1 is the best) on.
@@ -127,7 +128,7 @@ impl Client {
     /// There is no such board.
     pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
         let board = self.board(board, period)?;
-        let (calendar, now) = (board.calendar()?, Micros::now());
+        let (calendar, now) = (board.calendar()?, clock::now());
         let ends = Period::containing(period, now, &calendar).end(&calendar);
         let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
@@ -140,7 +141,7 @@ impl Client {
 
     fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
         let board = self.board(name, period)?;
-        let current = Period::containing(period, Micros::now(), &board.calendar()?);
+        let current = Period::containing(period, clock::now(), &board.calendar()?);
         Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
 

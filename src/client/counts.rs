@@ -170,7 +170,7 @@ impl Client {
         self.check(target, metric, &change).map_err(CountError::NotCounted)?;
         let changed = match self.rules.of(target.kind, metric).writer {
             Writes::Daemon => {
-                let at = at.unwrap_or_else(Micros::now);
+                let at = at.unwrap_or_else(crate::runtime::clock::now);
                 Changed { target, metric, change, at, count: None, added: 0 }
             }
             Writes::Api => match self.count_now(target, metric, change, at).await.map_err(CountError::NotCounted)? {

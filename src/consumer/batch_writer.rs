@@ -352,7 +352,7 @@ async fn add_to_counters(
 fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
     let Origin { body, headers } = received.origin.as_ref();
     let body = body.get(received.range.clone()).unwrap_or(body);
-    letter::refused(refusal, body, headers, queue, Micros::now())
+    letter::refused(refusal, body, headers, queue, crate::runtime::clock::now())
 }
 
 /// The error for logs and metrics: MySQL's own words about values can quote a key, with ids in it.

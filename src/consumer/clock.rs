@@ -29,7 +29,7 @@ impl Clock {
     /// # Errors
     /// The clocks are too far apart.
     pub fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
-        self.note(Micros::now());
+        self.note(crate::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();
         let apart_s = |ahead: i64| (ahead - ahead_of_steady(mysql)) / 1_000_000;
         match [least, most].map(apart_s).into_iter().find(|apart_s| apart_s.abs() > APART_MAX_S) {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_was_stepped_while_events_were_decoded_shows() {
-        let now = Micros::now();
+        let now = crate::runtime::clock::now();
         assert!(Clock::default().hold(now).is_ok());
         for step in [Duration::from_secs(50), Duration::from_secs(70)] {
             for wrong in [now.before(step), now.after(step)] {

@@ -7,6 +7,7 @@ use tracing::info;
 
 use super::batch::{Batch, Event};
 use crate::model::Micros;
+use crate::runtime::clock;
 use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
 
 /// How often the throughput is logged.
@@ -48,7 +49,7 @@ impl ReceivedCounts {
 
 /// Notes a batch, or a part of one, that is committed.
 pub(super) fn committed(batch: &Batch, rows: usize) {
-    let (now, metrics) = (Micros::now(), &telemetry().consumer);
+    let (now, metrics) = (clock::now(), &telemetry().consumer);
     let events = batch.events.len() as u64;
     metrics.committed.inc_by(events);
     metrics.coalesced.inc_by(events.saturating_sub(rows as u64));

@@ -12,7 +12,7 @@ use super::{PAGE, Which, all_there};
 use crate::broker::{Broker, Publisher};
 use crate::event::Terms;
 use crate::letter::text::{instant, printable};
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::fault;
 use crate::store::Store;
 use crate::store::letters::Letter;
@@ -144,7 +144,7 @@ impl Replay<'_> {
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
-            let verdict = judge(&letter.body, self.terms, Micros::now());
+            let verdict = judge(&letter.body, self.terms, clock::now());
             let because = match letter.replayed_at {
                 // Nobody waits for it, and the partition that gets it could be another one.
                 _ if verdict.is_fence => Some(verdict.words()),
@@ -176,7 +176,7 @@ impl Replay<'_> {
         let confirmed: Vec<(u64, u32)> =
             sent.iter().filter(|(_, sent)| sent.is_ok()).map(|(letter, _)| (letter.id, letter.refusals)).collect();
         report.replayed += confirmed.len() as u64;
-        let noted = self.store.note_replayed(&confirmed, Micros::now()).await?;
+        let noted = self.store.note_replayed(&confirmed, clock::now()).await?;
         report.open_again += (confirmed.len() as u64).saturating_sub(noted);
         match sent.into_iter().find_map(|(letter, sent)| Some((letter.id, sent.err()?))) {
             Some((id, error)) => Err(error.context(format!("replay dead letter {id}"))),

@@ -12,7 +12,7 @@ use crate::broker::{Broker, Link};
 use crate::config::Config;
 use crate::event::Terms;
 use crate::letter;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::store::letters::DeadLetter;
 use crate::store::{Fate, Store, StoreError};
 
@@ -122,7 +122,7 @@ async fn gather(link: &Link, queue: &str, at_once: usize, terms: &Terms) -> Resu
     let mut last = None;
     while letters.len() + fences < at_once && bytes < BYTES_AT_ONCE {
         let Some(message) = link.get(queue).await? else { break };
-        let (delivery, now) = (message.delivery, Micros::now());
+        let (delivery, now) = (message.delivery, clock::now());
         bytes += delivery.data.len();
         if judge(&delivery.data, terms, now).is_fence {
             fences += 1;

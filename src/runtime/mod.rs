@@ -1,5 +1,6 @@
 //! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
 
+pub mod clock;
 pub mod cron;
 pub mod dump;
 pub mod liveness;
@@ -9,7 +10,6 @@ pub mod progress;
 pub mod retry;
 pub mod shutdown;
 pub mod systemd;
-
 pub mod waits;
 
 pub use tallyd_connect::{fault, tls};

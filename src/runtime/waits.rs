@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::model::Micros;
+use crate::runtime::clock;
 
 /// Everything that fails now, by numbers that say which was first.
 #[derive(Debug)]
@@ -54,7 +55,7 @@ impl Waits {
     /// Notes the first failure, and returns its number.
     pub(super) fn begin(&self, what: &Work, reason: String) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.locked().insert(number, Wait { what: what.clone(), reason, since: Micros::now(), tries: 1 });
+        self.locked().insert(number, Wait { what: what.clone(), reason, since: clock::now(), tries: 1 });
         number
     }
 

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use super::{WaitsFor, locked};
 use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::progress;
 
 /// A job in this process.
@@ -25,7 +26,7 @@ pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 impl Jobs {
     /// Notes that a run has begun. It has ended when the answer is dropped.
     pub fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
-        let running = Some((mode.to_owned(), Micros::now()));
+        let running = Some((mode.to_owned(), clock::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });
         Running { jobs: self, job }
     }

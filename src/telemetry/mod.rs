@@ -90,7 +90,7 @@ impl Telemetry {
             bucket_fields,
             draining,
             working: AtomicBool::new(false),
-            started_at: Micros::now(),
+            started_at: crate::runtime::clock::now(),
             refused: Mutex::default(),
             went_back: Mutex::default(),
             jobs: Jobs::default(),
@@ -131,7 +131,7 @@ impl Telemetry {
     /// Counts a reload: taken, or refused for what is wrong.
     pub fn reloaded(&self, wrong: Option<String>) {
         self.reloads.get_or_create(if wrong.is_some() { &Reload::Refused } else { &Reload::Taken }).inc();
-        *locked(&self.refused) = wrong.map(|wrong| (Micros::now(), wrong));
+        *locked(&self.refused) = wrong.map(|wrong| (crate::runtime::clock::now(), wrong));
     }
 
     pub fn refused(&self) -> Option<(Micros, String)> {
@@ -140,7 +140,7 @@ impl Telemetry {
 
     /// MySQL lacks counts that Redis has.
     pub fn mysql_went_back(&self) {
-        *locked(&self.went_back) = Some(Micros::now());
+        *locked(&self.went_back) = Some(crate::runtime::clock::now());
     }
 
     pub fn mysql_went_back_at(&self) -> Option<Micros> {

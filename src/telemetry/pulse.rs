@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Buckets, locked, telemetry};
 use crate::model::Micros;
+use crate::runtime::clock;
 
 /// How far two points are apart.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ impl Pulse {
     /// Makes a point of what was written since the last call. The first call makes none.
     pub fn beat(&self, queued: Option<u64>) {
         let (committed, lag) = telemetry().written();
-        self.add((Instant::now(), Micros::now()), committed, lag, queued);
+        self.add((Instant::now(), clock::now()), committed, lag, queued);
     }
 
     fn add(&self, (now, at): (Instant, Micros), committed: u64, lag: Buckets, queued: Option<u64>) {

@@ -11,7 +11,7 @@ use common::proxy::Proxy;
 use common::{Daemon, World, body, eventually, stderr, stdout, target};
 use serde_json::Value;
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 
@@ -48,7 +48,7 @@ async fn a_status_tells_people_what_is_wrong_and_programs_everything() {
     eventually("it is ready", || async { told_now(&world).contains("\nready: events are written\n") }).await;
     let publisher = world.publisher().await;
     let like = |user| {
-        let like = LikeEvent { target: target(42), user: UserId(user), at: Micros::now(), liked: true };
+        let like = LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
         body(&like)
     };
     world.publish(&publisher, &[like(1), like(2), (UserId(3), b"{".to_vec())]).await;

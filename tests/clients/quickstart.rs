@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 use tallyd::period::PeriodKind;
 
 fn root() -> &'static Path {
@@ -264,7 +264,7 @@ async fn repair_and_archive(
 
 /// A message that the broker has set aside: taken in, shown, sent again and deleted.
 async fn handle_dead_letters(world: &World, tallyd: &dyn Fn(&[&str]) -> String) {
-    let like = LikeEvent { target: target(45), user: UserId(7), at: Micros::now(), liked: true };
+    let like = LikeEvent { target: target(45), user: UserId(7), at: tallyd::runtime::clock::now(), liked: true };
     let publisher = world.broker.connect_publisher("test").await.unwrap();
     publisher.publish("", &world.broker.returned(), &common::body(&like).1).await.unwrap();
     let listed = tallyd(&["dead", "list"]);

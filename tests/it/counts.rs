@@ -35,7 +35,7 @@ type Numbers = BTreeMap<(u64, u8), i64>;
 
 /// So many counts of all sorts, and what they come to.
 fn some(count: u64) -> (Vec<(UserId, Vec<u8>)>, Numbers) {
-    let (mut dice, now) = (Dice::new(5), Micros::now());
+    let (mut dice, now) = (Dice::new(5), tallyd::runtime::clock::now());
     let (mut bodies, mut sums) = (Vec::new(), BTreeMap::new());
     for number in 0..count {
         let (id, delta) = (1 + dice.below(20), 1 + dice.below(9).cast_signed());
@@ -57,7 +57,7 @@ async fn a_count_is_added_once_however_often_it_is_delivered() {
     let (bodies, sums) = some(500);
     world.publish(&publisher, &bodies).await;
     // Others with a like among them, so that a batch that comes again is one of many things.
-    let like = LikeEvent { target: target(1), user: UserId(9), at: Micros::now(), liked: true };
+    let like = LikeEvent { target: target(1), user: UserId(9), at: tallyd::runtime::clock::now(), liked: true };
     world.publish(&publisher, &[body(&like)]).await;
     world.drained(&publisher).await;
     world.publish(&publisher, &bodies).await;
@@ -83,7 +83,7 @@ async fn batches_with_one_applied_count_each_are_written_once() {
     world.publish(&publisher, &bodies).await;
     world.drained(&publisher).await;
     for (round, applied) in bodies.iter().enumerate().take(20) {
-        let new = view(21, 1, Micros::now(), &format!("new-{round}"));
+        let new = view(21, 1, tallyd::runtime::clock::now(), &format!("new-{round}"));
         world.publish(&publisher, &[applied.clone(), new]).await;
         world.drained(&publisher).await;
     }
@@ -140,7 +140,7 @@ async fn two_daemons_that_kill_each_others_work_count_once() {
 #[tokio::test]
 async fn what_the_ledger_has_forgotten_is_refused_and_what_it_knows_is_kept() {
     let world = World::new("counts_old", &format!("[consumer]\napplied_event_keep = \"1h\"\n{METRICS}")).await;
-    let ago = |seconds: i64| Micros(Micros::now().0 - seconds * 1_000_000);
+    let ago = |seconds: i64| Micros(tallyd::runtime::clock::now().0 - seconds * 1_000_000);
     // Of a day that is long over; the daemon empties it when it starts.
     let old = ago(20 * 86_400).0 / 1_000_000;
     let insert = format!(
@@ -169,7 +169,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let mut world = World::new("counts_keep", &keeping("7d")).await;
     let publisher = world.publisher().await;
     let long = world.daemon();
-    let old = view(1, 1, Micros(Micros::now().0 - 3 * 86_400_000_000), "old");
+    let old = view(1, 1, Micros(tallyd::runtime::clock::now().0 - 3 * 86_400_000_000), "old");
     world.publish(&publisher, std::slice::from_ref(&old)).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1)]));
@@ -177,7 +177,7 @@ async fn what_another_daemon_has_forgotten_is_not_counted_twice() {
     let short = world.daemon();
     short.logged("ledger-emptied").await;
     assert!(short.stop().success());
-    world.publish(&publisher, &[old, view(2, 1, Micros::now(), "new")]).await;
+    world.publish(&publisher, &[old, view(2, 1, tallyd::runtime::clock::now(), "new")]).await;
     world.drained(&publisher).await;
     assert_eq!(numbers(&world).await, BTreeMap::from([((1, 3), 1), ((2, 3), 1)]));
     // Dead letters of a batch are written after its events.
@@ -195,7 +195,7 @@ async fn what_two_counts_do_only_together_is_refused_of_the_second_alone() {
         "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (1, 1, 3, 0, {nearly}, NOW(6))"
     );
     sqlx::query(sqlx::AssertSqlSafe(fill)).execute(&world.pool).await.unwrap();
-    let (at, most) = (Micros::now(), 1 << 31);
+    let (at, most) = (tallyd::runtime::clock::now(), 1 << 31);
     let bodies = [view(1, most, at, "a"), view(1, most, at, "b"), view(2, 7, at, "c")];
     world.publish(&publisher, &bodies).await;
     let daemon = world.daemon();
@@ -212,7 +212,7 @@ async fn an_event_is_known_by_its_id_its_number_and_its_second() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let second = Micros::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
+    let second = tallyd::runtime::clock::now().0 / 1_000_000 * 1_000_000 - 5_000_000;
     let at = |micros: i64| Micros(second + micros);
     let comment = (UserId(1), encode_count(TargetId(1), ("video", "comment"), 1, at(0), "id", None));
     // The same event, within its second; another number and another target of one happening; and another event.
@@ -240,14 +240,16 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     let store = tallyd::store::Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &bodies).await };
     let emptying = async {
-        let old = Micros::now().0 / 1_000_000 - 20 * 86_400;
+        let old = tallyd::runtime::clock::now().0 / 1_000_000 - 20 * 86_400;
         let mut emptied = 0;
         for number in 0..10 {
             let insert = format!("INSERT INTO applied_event VALUES ({}, REPEAT('x', 16))", old + number);
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
-            eventually("a day is emptied", || async { store.forget_applied(Micros::now(), keep).await.unwrap() == 1 })
-                .await;
+            eventually("a day is emptied", || async {
+                store.forget_applied(tallyd::runtime::clock::now(), keep).await.unwrap() == 1
+            })
+            .await;
             emptied += 1;
         }
         emptied
@@ -309,7 +311,7 @@ async fn the_documented_product_is_counted_and_read_by_key() {
     let (product, _) = text.split_once("## Unread counters").unwrap();
     let events =
         product.lines().filter_map(|line| line.split_once("| `{").and_then(|(_, rest)| rest.split_once("}` |")));
-    let now = (Micros::now().0 / 1_000_000).to_string();
+    let now = (tallyd::runtime::clock::now().0 / 1_000_000).to_string();
     let bodies: Vec<(UserId, Vec<u8>)> = events
         .map(|(event, _)| {
             let event = format!("{{{event}}}").replace("1795251385", &now).replace("1795251386", &now);

@@ -176,7 +176,7 @@ async fn a_changed_run_looks_at_what_changed_since_the_last_one() {
     let newest = model.rows.values().map(|(at, _)| at.0).max().unwrap();
     // A run looks again at what was liked less than `publish_grace` before it.
     let cut = Micros(newest).after(world.config.reconcile.publish_grace.0);
-    eventually("the likes are older than publish_grace", || async { Micros::now() > cut }).await;
+    eventually("the likes are older than publish_grace", || async { tallyd::runtime::clock::now() > cut }).await;
     let first = world.report(&["reconcile", "--changed"]);
     assert_eq!((number(&first, "checked"), number(&first, "exact")), (20, 20), "{first}");
     assert_eq!(number(&world.report(&["reconcile", "--changed"]), "checked"), 0, "nothing changed since");

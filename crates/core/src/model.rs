@@ -26,12 +26,6 @@ impl Micros {
     /// 9999-12-31T23:59:59.999999Z: the last instant that MySQL's `DATETIME(6)` holds.
     pub const MAX: Self = Self(253_402_300_799_999_999);
 
-    /// This machine's clock. Only for what is compared with other machines' clocks within minutes.
-    pub fn now() -> Self {
-        let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Self(i64::try_from(since_epoch.as_micros()).unwrap_or(Self::MAX.0))
-    }
-
     /// This instant, `by` earlier.
     #[must_use]
     pub fn before(self, by: std::time::Duration) -> Self {

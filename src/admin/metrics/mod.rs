@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 
 use super::Asked;
 use crate::config::Config;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::telemetry::status::Observed;
 use crate::telemetry::{Described, Named, telemetry};
 
@@ -44,7 +44,7 @@ pub(super) async fn show(State(asked): State<Asked>, headers: HeaderMap) -> Resp
 
 fn openmetrics(config: &Config, seen: &Observed) -> Result<String, fmt::Error> {
     let mut now = Page(Registry::default());
-    process::register(&mut now, telemetry(), Micros::now());
+    process::register(&mut now, telemetry(), clock::now());
     observed::register(&mut now, telemetry(), config, seen);
     let mut text = String::new();
     encode_registry(&mut text, &telemetry().registry)?;

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use super::{Page, flag, instant};
 use crate::config::Config;
 use crate::event::Reason;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::telemetry::status::{Board, Job, Observed, Outcome, Reconciled, Status};
 use crate::telemetry::{Label, Server, Telemetry, WaitsFor};
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {
-    let ready = Status::report(config, "", telemetry, seen, Micros::now()).ready;
+    let ready = Status::report(config, "", telemetry, seen, clock::now()).ready;
     page.flag("tallyd_ready", "1 while events are written: what /readyz says", ready);
     servers(page, seen);
     queues(page, seen);

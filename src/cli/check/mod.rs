@@ -21,7 +21,7 @@ use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_run
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
 use crate::job_name::JobName;
 use crate::jobs::reconcile::Mode;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::cron;
 use crate::servers::Servers;
 use finding::{Check, Status};
@@ -150,5 +150,5 @@ fn told(config: &Config, servers: &Servers) -> String {
 
 fn next_runs(cron: &str) -> Option<String> {
     let cron = cron::parse(cron).ok()?;
-    Some(cron::next_runs(&cron, Micros::now(), 3).join(", "))
+    Some(cron::next_runs(&cron, clock::now(), 3).join(", "))
 }

@@ -3,7 +3,6 @@
 use crate::config::{Config, ConfigError, Key, Problem, Recount};
 use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
-use crate::model::Micros;
 use crate::servers::Servers;
 use crate::servers::code_registry;
 use crate::store::Store;
@@ -146,7 +145,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
         })),
         Err(error) => checks.push(Check::untold(What::MysqlDurability, &error.into(), SILENT)),
     }
-    let before = Micros::now();
+    let before = crate::runtime::clock::now();
     match store.clock().await {
         Ok((now, writable)) => {
             checks.push(match writable {
@@ -160,7 +159,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                     )
                 },
             });
-            checks.push(clock(What::MysqlClock, now, before, Micros::now()));
+            checks.push(clock(What::MysqlClock, now, before, crate::runtime::clock::now()));
         }
         Err(error) => checks.push(Check::untold(What::MysqlClock, &error.into(), SILENT)),
     }

@@ -5,7 +5,6 @@ use crate::cache::keys::{KindNames, fields_beside};
 use crate::cache::probe::Persistence;
 use crate::cache::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 use crate::config::Config;
-use crate::model::Micros;
 use crate::servers::Servers;
 
 use super::finding::{Check, Status, What, clock};
@@ -60,10 +59,10 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
         }
     });
     memory(cache, &mut checks).await;
-    let before = Micros::now();
+    let before = crate::runtime::clock::now();
     checks.push(match cache.clocks().await {
         Ok((slowest, fastest)) => {
-            let after = Micros::now();
+            let after = crate::runtime::clock::now();
             let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
             if slow.status == Status::Warning { slow } else { fast }
         }

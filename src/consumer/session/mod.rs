@@ -35,6 +35,7 @@ use crate::config::{Config, Derived};
 use crate::event::{self, Message, Terms};
 use crate::letter;
 use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{Close, PartitionState, Standing, telemetry};
@@ -314,7 +315,7 @@ impl Session<'_> {
     fn push(&mut self, message: Arrived) {
         let bytes = message.bytes();
         let Arrived { body, headers, redelivered, is_direct, acker, .. } = message;
-        let now = Micros::now();
+        let now = clock::now();
         let open = &mut self.open;
         open.since.get_or_insert_with(Instant::now);
         self.unacked.open.get_or_insert(now);

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::{Open, Session, SessionEnd};
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::telemetry::{Close, Step, telemetry};
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
@@ -78,7 +78,7 @@ async fn write(partition: u16, mut writer: BatchWriter, open: Open, why: Close) 
     let result = writer.write(open.batch).await;
     if let Ok(batch_writer::Written { rows, refused }) = &result {
         let write_ms = started.elapsed().as_secs_f32() * 1e3;
-        let lag_ms = open.oldest.map(|oldest| (Micros::now().0 - oldest.0) / 1_000);
+        let lag_ms = open.oldest.map(|oldest| (clock::now().0 - oldest.0) / 1_000);
         debug!(
             event = "batch-committed",
             partition,

@@ -9,6 +9,7 @@ use super::Report;
 use super::periods::instant;
 use crate::cache::Cache;
 use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::progress::spoken;
 use crate::store::Store;
 
@@ -42,10 +43,10 @@ pub(in crate::jobs) fn tell(problem: &str) {
 }
 
 pub(in crate::jobs) async fn read(store: &Store, cache: &Cache) -> Result<Reading> {
-    let before = Micros::now();
+    let before = clock::now();
     let (mysql, _) = store.clock().await?;
     let redis = cache.now().await?;
-    Ok(Reading { now: mysql, problem: apart([before, Micros::now()], mysql, redis) })
+    Ok(Reading { now: mysql, problem: apart([before, clock::now()], mysql, redis) })
 }
 
 /// What is said if the clocks differ. The host's clock is read before and after the others.

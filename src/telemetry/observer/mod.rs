@@ -21,7 +21,7 @@ use crate::broker::Broker;
 use crate::cache::Cache;
 use crate::config::{self, Config, ConfigHandle};
 use crate::job_name::JobMode;
-use crate::model::Micros;
+use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::store::Store;
@@ -117,7 +117,7 @@ impl Observer {
                     self.is_up(Server::Rabbitmq).then(|| self.seen.queues.values().map(|(messages, _)| messages).sum());
                 telemetry().pulse.beat(queued);
             }
-            self.seen.at = Some(Micros::now());
+            self.seen.at = Some(clock::now());
             self.sender.send_replace(Arc::new(self.seen.clone()));
             beat.pause(LOOK_EVERY.saturating_sub(began.elapsed()), &stop).await;
         }
@@ -169,14 +169,14 @@ impl Observer {
     fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
         let before = self.seen.servers.iter().position(|seen| seen.server == server);
         let before = before.map(|place| self.seen.servers.remove(place));
-        let since = before.filter(|before| before.up == asked.is_ok()).map_or(Micros::now().0, |before| before.since);
+        let since = before.filter(|before| before.up == asked.is_ok()).map_or(clock::now().0, |before| before.since);
         let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
         // In the order in which they are asked.
         self.seen.servers.push(ServerStatus { server, up, reason: asked.err(), since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
-        let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), Micros::now())).await;
+        let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), clock::now())).await;
         if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
@@ -204,7 +204,7 @@ impl Observer {
     }
 
     async fn look_at_boards(&mut self, config: &Config) {
-        let (boards, _) = timed(boards::look(config, &self.store, &self.cache, Micros::now())).await;
+        let (boards, _) = timed(boards::look(config, &self.store, &self.cache, clock::now())).await;
         if let Some(boards) = self.failing.told(boards, |failing| &mut failing.boards) {
             self.seen.boards = boards;
         }

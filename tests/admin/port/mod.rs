@@ -16,7 +16,7 @@ use common::proxy::Proxy;
 use common::{Daemon, World, body, eventually, stderr, target};
 use serde_json::{Value, json};
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -64,7 +64,7 @@ async fn get(address: &str, path: &str) -> Answer {
 }
 
 fn like(id: u64, user: u64) -> (UserId, Vec<u8>) {
-    body(&LikeEvent { target: target(id), user: UserId(user), at: Micros::now(), liked: true })
+    body(&LikeEvent { target: target(id), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true })
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,6 @@ use std::path::Path;
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd::client::{Client, OnBoard};
-use tallyd::model::Micros;
 use tallyd::period::{Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
@@ -75,7 +74,7 @@ async fn the_boards_of_the_documents_are_archived_saved_and_restored_by_their_co
             .await
             .unwrap();
     let calendar = world.config.boards[0].calendar().unwrap();
-    let today = Period::containing(PeriodKind::Day, Micros::now(), &calendar).to_string();
+    let today = Period::containing(PeriodKind::Day, tallyd::runtime::clock::now(), &calendar).to_string();
     assert!(saved.contains(&"total".to_owned()) && saved.contains(&today), "{saved:?}");
     world.close().await;
 }

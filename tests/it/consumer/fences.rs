@@ -9,7 +9,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use tallyd::event::{LikeEvent, encode_fence};
 use tallyd::job_name::JobName;
 use tallyd::jobs::fence::Fences;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 use tallyd::store::Store;
 use tallyd::store::jobs::{Lock, number_of};
 
@@ -26,7 +26,7 @@ async fn publish_likes(
     link.channel.confirm_select(Default::default()).await.unwrap();
     let (mut model, exchange) = (Model::default(), world.broker.exchange());
     for user in users {
-        let event = LikeEvent { target: target(1), user: UserId(user), at: Micros::now(), liked: true };
+        let event = LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
         let (key, properties, body) = (user.to_string(), with(user), body(&event).1);
         let (exchange, key) = (exchange.as_str().into(), key.as_str().into());
         let sent = link.channel.basic_publish(exchange, key, Default::default(), &body, properties);

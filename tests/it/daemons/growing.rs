@@ -2,7 +2,7 @@
 
 use tallyd::broker::Broker;
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 
 use crate::common::site::{Site, all_held};
 use crate::common::{World, body, drift, eventually, stderr, target};
@@ -29,7 +29,8 @@ async fn assert_bound_once(world: &World) {
         sum
     };
     eventually("nothing is queued, and nobody listens", || async { queued().await == 0 }).await;
-    let like = |user| LikeEvent { target: target(9_999), user: UserId(user), at: Micros::now(), liked: true };
+    let like =
+        |user| LikeEvent { target: target(9_999), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     let bodies: Vec<_> = (1..=300).map(|user| body(&like(user))).collect();
     world.publish(&publisher, &bodies).await;
     eventually("all are queued", || async { queued().await >= 300 }).await;

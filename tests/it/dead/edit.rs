@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
 use tallyd::event::Reason;
-use tallyd::model::Micros;
 
 use super::{assert_exits, film, ids, put_bodies, take};
 use crate::common::{World, stderr, target};
@@ -53,7 +52,7 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
          if grep -q film \"$1\"; then echo '{{' > \"$1\"; exit; fi\n\
          echo '{{\"type\":\"like\",\"kind\":\"video\",\"target_id\":9,\"user_id\":5,\"at\":{at}}}' > \"$1.new\"; mv \"$1.new\" \"$1\"",
         seen = seen.display(),
-        at = Micros::now(),
+        at = tallyd::runtime::clock::now(),
     );
     let output = edit(&world, &script, "\n", &[]);
     assert_exits(&output, 0, "1 of 1 dead letters replayed");
@@ -81,8 +80,10 @@ async fn a_body_is_edited_until_it_would_be_taken_and_the_letter_keeps_its_own()
 async fn a_body_that_is_left_as_it_is_is_sent_byte_by_byte() {
     let world = World::new("dead_unedited", "").await;
     world.publisher().await;
-    let body =
-        format!("{{\"type\":\"like\", \"kind\":\"video\",\"target_id\":9,\"user_id\":5,\"at\":{}}} ", Micros::now());
+    let body = format!(
+        "{{\"type\":\"like\", \"kind\":\"video\",\"target_id\":9,\"user_id\":5,\"at\":{}}} ",
+        tallyd::runtime::clock::now()
+    );
     put_bodies(&world, Reason::ReturnedByBroker, &[body.clone().into_bytes()]).await;
     // An editor with arguments.
     let mut command = world.command();

@@ -24,7 +24,7 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 
 /// A like of a kind that only some configurations have.
 fn film(id: u64, user: u64) -> Vec<u8> {
-    let at = Micros::now();
+    let at = tallyd::runtime::clock::now();
     format!(r#"{{"type":"like","kind":"film","target_id":"{id}","user_id":"{user}","at":{at}}}"#).into_bytes()
 }
 
@@ -53,7 +53,8 @@ async fn put(world: &World, letters: &[DeadLetter]) {
 
 /// Bodies of a reason, put now.
 async fn put_bodies(world: &World, reason: Reason, bodies: &[Vec<u8>]) {
-    let letters: Vec<DeadLetter> = bodies.iter().map(|body| letter(body, reason, Micros::now())).collect();
+    let letters: Vec<DeadLetter> =
+        bodies.iter().map(|body| letter(body, reason, tallyd::runtime::clock::now())).collect();
     put(world, &letters).await;
 }
 

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use tallyd::event::Reason;
-use tallyd::model::Micros;
 
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};
 
 /// Letters 1 to `count`, of which each second one was replayed and each fourth one is of another reason; the first half is old.
 async fn fill(world: &World, count: u64) {
-    let now = Micros::now();
+    let now = tallyd::runtime::clock::now();
     let letters: Vec<_> = (1..=count)
         .map(|id| {
             let reason = if id % 4 == 0 { Reason::AtTooOld } else { Reason::UnknownKind };

@@ -19,7 +19,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let now = Micros::now();
+    let now = tallyd::runtime::clock::now();
     // Likes and counts of a kind that nobody has told the daemon of; some in lists, and others that are right.
     let (mut bodies, mut model) = (Vec::new(), Model::default());
     for number in 1..=150_u64 {
@@ -82,11 +82,12 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
 async fn a_letter_goes_to_the_partition_that_its_producer_would_choose() {
     let world = World::new("dead_routed", &format!("[amqp]\npartitions = 4\n{METRICS}")).await;
     let publisher = world.publisher().await;
-    let like = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros::now(), liked: true };
+    let like =
+        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     let bodies: Vec<(String, Vec<u8>)> = (1..=12)
         .map(|id: u64| match id % 2 {
             0 => (id.to_string(), body(&like(id)).1),
-            _ => (id.to_string(), view(id, "x", Micros::now())),
+            _ => (id.to_string(), view(id, "x", tallyd::runtime::clock::now())),
         })
         .collect();
     let taken = async || {
@@ -114,7 +115,8 @@ async fn what_would_be_refused_is_left_unless_forced_and_comes_back() {
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let good = body(&LikeEvent { target: target(1), user: UserId(1), at: Micros::now(), liked: true }).1;
+    let good =
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
     let half = [b"[", good.as_slice(), b",", &film(1, 1), b"]"].concat();
     let old = view(1, "old", Micros(1));
     let fence = br#"{"type":"fence","fence":7}"#.to_vec();
@@ -178,7 +180,8 @@ fn signal(child: &Child, name: &str) {
 async fn a_replay_that_is_told_to_stop_notes_what_it_has_sent() {
     let world = World::new("dead_stopped", "").await;
     world.publisher().await;
-    let like = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros::now(), liked: true };
+    let like =
+        |user| LikeEvent { target: target(1), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     put_bodies(&world, Reason::ReturnedByBroker, &(1..=150).map(|user| body(&like(user)).1).collect::<Vec<_>>()).await;
     let replay = paused(&world, &["dead", "replay", "--all"]).await;
     signal(&replay, "TERM");
@@ -230,8 +233,9 @@ async fn a_replay_ends_though_what_it_sends_comes_back_as_new_letters() {
 async fn replayed_likes_are_said_to_be_missing_in_filters() {
     let world = World::new("dead_filters", &format!("{METRICS}[filter]\nlikes_min = 1000\n")).await;
     world.publisher().await;
-    let like = body(&LikeEvent { target: target(1), user: UserId(1), at: Micros::now(), liked: true }).1;
-    put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", Micros::now())]).await;
+    let like =
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
+    put_bodies(&world, Reason::ReturnedByBroker, &[like, view(1, "a", tallyd::runtime::clock::now())]).await;
     assert!(!stdout(&world.tallyd(&["dead", "replay", "2"])).contains("rebuild-filters"));
     assert_exits(&world.tallyd(&["dead", "replay", "1"]), 0, "run `tallyd rebuild-filters`");
     world.close().await;
@@ -243,7 +247,8 @@ async fn a_replay_that_no_queue_takes_fails_and_leaves_the_letter_open() {
     world.publisher().await;
     let link = world.broker.connect("test").await.unwrap();
     link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
-    let like = body(&LikeEvent { target: target(1), user: UserId(1), at: Micros::now(), liked: true }).1;
+    let like =
+        body(&LikeEvent { target: target(1), user: UserId(1), at: tallyd::runtime::clock::now(), liked: true }).1;
     put_bodies(&world, Reason::ReturnedByBroker, &[like]).await;
     assert_exits(&world.tallyd(&["dead", "replay", "--all"]), 1, "no queue is bound for it");
     assert_eq!(open(&world).await, 1);

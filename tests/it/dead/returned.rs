@@ -8,7 +8,7 @@ use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use tallyd::broker::Link;
 use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};
@@ -42,7 +42,8 @@ async fn waits(world: &World, messages: u32) {
 }
 
 fn likes(count: u64) -> Vec<(UserId, Vec<u8>)> {
-    let like = |user| LikeEvent { target: target(42), user: UserId(user), at: Micros::now(), liked: true };
+    let like =
+        |user| LikeEvent { target: target(42), user: UserId(user), at: tallyd::runtime::clock::now(), liked: true };
     (1..=count).map(|user| body(&like(user))).collect()
 }
 

@@ -15,7 +15,7 @@ use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use lapin::BasicProperties;
 use sqlx::Row;
 use tallyd::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 
 /// So much of a body is kept.
 const KEPT_BYTES_MAX: usize = 1 << 20;
@@ -42,7 +42,7 @@ impl Expected {
     }
 
     fn note(&mut self, body: &[u8]) {
-        decode_all(body, &self.terms, Micros::now(), |verdict, range| match verdict {
+        decode_all(body, &self.terms, tallyd::runtime::clock::now(), |verdict, range| match verdict {
             Ok(Message::Like(event)) => self.model.apply(&event),
             Ok(Message::Fence(_)) => {}
             Ok(Message::Count(event)) => self.counts.push(event),
@@ -67,7 +67,13 @@ impl Expected {
 
 /// A like that is good whatever stands beside it.
 fn good(number: u64) -> Vec<u8> {
-    body(&LikeEvent { target: target(number % 50 + 1), user: UserId(number + 1), at: Micros::now(), liked: true }).1
+    body(&LikeEvent {
+        target: target(number % 50 + 1),
+        user: UserId(number + 1),
+        at: tallyd::runtime::clock::now(),
+        liked: true,
+    })
+    .1
 }
 
 /// Publishes straight to a partition's queue, and waits until the broker has all.

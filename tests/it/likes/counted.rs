@@ -7,7 +7,7 @@ use tallyd::cache::Cache;
 use tallyd::client::counts::{Change, CountError, Counting, NUMBER_MAX};
 use tallyd::client::{Client, Source, TakenBack};
 use tallyd::config::ServerUrl;
-use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
+use tallyd::model::{Kind, Metric, Target, TargetId};
 
 use crate::common::{Daemon, Dice, World, eventually, target};
 
@@ -68,7 +68,7 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
         let (world, daemon) = loaded(&format!("counted_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
         let client = Client::new(&world.api).unwrap();
-        let before = Micros::now().before(std::time::Duration::from_secs(60));
+        let before = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(60));
         for (delta, count) in [(5, 5), (-2, 3), (1 << 31, (1 << 31) + 3)] {
             let id = format!("event{delta}");
             let changed = client.add(target(42), VIEW, delta, &id).await.unwrap().counted().unwrap();

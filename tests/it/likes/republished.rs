@@ -8,7 +8,7 @@ use tallyd::client::counts::{Changed, CountError, Counting};
 use tallyd::client::{Client, TakenBack};
 use tallyd::config::ServerUrl;
 use tallyd::event::encode_set;
-use tallyd::model::{Metric, Micros, TargetId, UserId};
+use tallyd::model::{Metric, TargetId, UserId};
 
 use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
 use crate::common::proxy::Proxy;
@@ -106,7 +106,7 @@ async fn counts_and_sets_after_the_clock_went_back_are_newer_than_a_set() {
         world.drained(&publisher).await;
         assert_eq!(both(&world, BALANCE).await, (51, 51), "{layout}");
         // The daemon refuses what is hours ahead: such a set holds no count.
-        let hour = Micros::now().after(Duration::from_secs(3_600));
+        let hour = tallyd::runtime::clock::now().after(Duration::from_secs(3_600));
         let () = world.redis().await.hset(&bucket, SET_AT, hour.0).await.unwrap();
         let changed = client.add(target(42), BALANCE, 1, "c").await.unwrap().counted().unwrap();
         assert!(changed.at < hour, "{layout}");

@@ -17,7 +17,7 @@ use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation};
 use tallyd::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 
 /// As docs/operations.md states it for the defaults.
 fn memory_max_mib(partitions: u64) -> u64 {
@@ -30,7 +30,7 @@ const THREADS_MAX: usize = 32;
 const TASKS_MAX: usize = 64;
 
 fn likes(from: u64, number: u64) -> Vec<LikeEvent> {
-    let at = Micros::now();
+    let at = tallyd::runtime::clock::now();
     let like = |user| LikeEvent { target: target(1 + user % 100), user: UserId(user), at, liked: true };
     (from..from + number).map(like).collect()
 }

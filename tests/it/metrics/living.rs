@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tallyd::client::Client;
-use tallyd::model::{Metric, Micros, Target};
+use tallyd::model::{Metric, Target};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -154,7 +154,11 @@ async fn an_older_state_of_redis_is_seen_though_its_marks_are_older_too() {
     let dumped: Vec<u8> = redis::cmd("DUMP").arg(&bucket).query_async(&mut redis).await.unwrap();
     let before = shares(&product, target(1)).await;
     for number in 0..5 {
-        product.client.add(target(1), SHARE, 2, &format!("later-{number}-{}", Micros::now())).await.unwrap();
+        product
+            .client
+            .add(target(1), SHARE, 2, &format!("later-{number}-{}", tallyd::runtime::clock::now()))
+            .await
+            .unwrap();
         *product.numbers.entry((target(1), SHARE)).or_default() += 2;
     }
     product.assert_equal().await;

@@ -17,7 +17,7 @@ use tallyd::cache::Cache;
 use tallyd::cache::keys::KindNames;
 use tallyd::client::Client;
 use tallyd::event::encode_count;
-use tallyd::model::{Metric, Micros, Target, TargetId, UserId};
+use tallyd::model::{Metric, Target, TargetId, UserId};
 
 /// `comment` is counted by API servers, which there are none of here.
 const METRICS: &str =
@@ -69,7 +69,10 @@ impl Counts {
             self.sums.retain(|_, sum| *sum != 0);
         }
         let event_id = format!("event-{}", self.next);
-        (UserId(self.next), encode_count(TargetId(id), ("video", name), delta, Micros::now(), &event_id, None))
+        (
+            UserId(self.next),
+            encode_count(TargetId(id), ("video", name), delta, tallyd::runtime::clock::now(), &event_id, None),
+        )
     }
 
     fn by_daemon(&self) -> Numbers {
@@ -144,8 +147,8 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     assert!(rows > 0);
     // Nothing of this is for Redis.
     let (user, id) = (UserId(1), TargetId(7));
-    let comment = encode_count(id, ("video", "comment"), 1, Micros::now(), "last comment", None);
-    let nothing = encode_count(id, ("video", "view"), 0, Micros::now(), "no view", None);
+    let comment = encode_count(id, ("video", "comment"), 1, tallyd::runtime::clock::now(), "last comment", None);
+    let nothing = encode_count(id, ("video", "view"), 0, tallyd::runtime::clock::now(), "no view", None);
     *counts.sums.entry((7, COMMENT.0)).or_insert(0) += 1;
     counts.sums.retain(|_, sum| *sum != 0);
     world.publish(&publisher, &[(user, comment), (user, nothing)]).await;

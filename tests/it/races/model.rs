@@ -109,7 +109,7 @@ impl Clicker {
     async fn publish(&mut self, counted: Counted) {
         self.client.publish(&counted).await.unwrap();
         // Redis runs on this machine: its clock is ours.
-        self.acts.push(Act { event: counted.event, published: Some(Micros::now()) });
+        self.acts.push(Act { event: counted.event, published: Some(tallyd::runtime::clock::now()) });
         self.published.push(counted);
     }
 }

@@ -131,14 +131,21 @@ async fn a_recount_that_is_new_waits_for_its_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
     use tallyd::event::encode_count;
-    use tallyd::model::{Micros, TargetId};
+    use tallyd::model::TargetId;
 
     let more = "[consumer]\nlinger_ms = 0\nbatch_events_max = 1\n[amqp]\nheartbeat_s = 3\n[reconcile]\npublish_grace = \"100ms\"\n";
     let world = world("recount_stop", &format!("{}{more}", settings(QUERY, ""))).await;
     let publisher = world.publisher().await;
     let queue = world.broker.queue(0);
     let publish = async |number: u64| {
-        let body = encode_count(TargetId(1), ("video", "comment"), 1, Micros::now(), &format!("e{number}"), None);
+        let body = encode_count(
+            TargetId(1),
+            ("video", "comment"),
+            1,
+            tallyd::runtime::clock::now(),
+            &format!("e{number}"),
+            None,
+        );
         publisher.publish("", &queue, &body).await.unwrap();
     };
     let first = world.daemon_with(&[("TALLYD_PAUSE_POINT", "consumer:ending")]);

@@ -18,7 +18,7 @@ const UNREAD: &str = "[metrics]\nlike = 1\nview = 3\nunread = 4\n[[rule]]\nmetri
 
 /// Where the test's times begin: a minute ago.
 fn start() -> i64 {
-    Micros::now().0 - 60_000_000
+    tallyd::runtime::clock::now().0 - 60_000_000
 }
 
 /// What happens to a target's unread messages at a time.

@@ -1,6 +1,6 @@
 //! Any order, two partitions, redelivery, death and rivals: the end is the model's.
 
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 use tallyd::store::Store;
 
 use super::common::{Dice, World, eventually, stderr};
@@ -91,14 +91,14 @@ async fn what_was_lately_added_is_emptied_while_batches_are_written() {
     let store = Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &published).await };
     let emptying = async {
-        let old = Micros::now().0 - 20 * 86_400_000_000;
+        let old = tallyd::runtime::clock::now().0 - 20 * 86_400_000_000;
         for number in 0..8 {
             let insert = format!("INSERT INTO recent_delta VALUES (1, 1, 4, {}, REPEAT('x', 16), 7)", old + number);
             sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&world.pool).await.unwrap();
             let keep = world.config.consumer.applied_event_keep.0;
             eventually("a day is emptied", || async {
                 // Whoever holds the table is waited for, for some seconds.
-                store.forget_applied(Micros::now(), keep).await.is_ok_and(|days| days == 1)
+                store.forget_applied(tallyd::runtime::clock::now(), keep).await.is_ok_and(|days| days == 1)
             })
             .await;
         }

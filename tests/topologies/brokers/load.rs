@@ -10,7 +10,7 @@ use std::time::Duration;
 use tallyd::broker::{Broker, Publisher};
 use tallyd::client::{Client, ClientError, Counted};
 use tallyd::event::{LikeEvent, encode_count};
-use tallyd::model::{Micros, TargetId, UserId};
+use tallyd::model::{TargetId, UserId};
 use tokio::task::JoinSet;
 
 use super::common::{Model, World, target};
@@ -111,7 +111,7 @@ async fn count(broker: Broker, stop: Arc<AtomicBool>, progress: Arc<Progress>) {
     for number in 0_u64.. {
         let (id, delta) = (1 + number % TARGETS, 1 + (number % 5).cast_signed());
         let event_id = format!("view-{number}");
-        let body = encode_count(TargetId(id), ("video", "view"), delta, Micros::now(), &event_id, None);
+        let body = encode_count(TargetId(id), ("video", "view"), delta, tallyd::runtime::clock::now(), &event_id, None);
         loop {
             let open = match publisher.take() {
                 Some(open) => Ok(open),

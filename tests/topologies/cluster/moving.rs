@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
-use tallyd::model::{Micros, UserId};
+use tallyd::model::UserId;
 use tallyd::period::PeriodKind;
 
 use super::Stage;
@@ -110,7 +110,7 @@ async fn a_click_while_its_slot_moves_hides_no_newer_click() {
     let (slot, from, to) = begin_to_move(nodes, &counters).await;
     // The number is there, who clicked is here: a like is counted by the number's key alone.
     nodes.migrate(from, to, &counters).await;
-    let ahead = Micros::now().after(Duration::from_secs(60));
+    let ahead = tallyd::runtime::clock::now().after(Duration::from_secs(60));
     let mut redis = nodes.connect(from).await;
     let newer: i64 =
         redis::cmd("HSET").arg(&recent).arg("42:7").arg(format!("{ahead}-")).query_async(&mut redis).await.unwrap();

@@ -2,7 +2,7 @@
 
 use tallyd::cache::keys::KindNames;
 use tallyd::event::encode_count;
-use tallyd::model::{CounterKey, Metric, Micros, TargetId, UserId};
+use tallyd::model::{CounterKey, Metric, TargetId, UserId};
 
 use super::common::{World, eventually, target};
 use super::nodes::{MASTERS, Nodes};
@@ -14,7 +14,10 @@ const TARGETS: u64 = 60;
 fn views(from: u64, count: u64) -> Vec<(UserId, Vec<u8>)> {
     let view = |number: u64| {
         let id = TargetId(1 + number % TARGETS);
-        (UserId(number), encode_count(id, ("video", "view"), 1, Micros::now(), &format!("view-{number}"), None))
+        (
+            UserId(number),
+            encode_count(id, ("video", "view"), 1, tallyd::runtime::clock::now(), &format!("view-{number}"), None),
+        )
     };
     (from..from + count).map(view).collect()
 }
