@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by ChromeDriver over WebDriver (https://www.w3.org/TR/webdriver2/).
+//! Chromium without a window, driven by ChromeDriver over WebDriver (<https://www.w3.org/TR/webdriver2/>).
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
