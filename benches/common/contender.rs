@@ -76,7 +76,11 @@ impl Contender {
     /// Starts it; `arguments` are for a role.
     pub fn start(&self, world: &World, arguments: &[String]) -> Result<Running> {
         let mut command = match self.runs {
-            Runs::Tallyd => Command::new(tallyd_testkit::program()),
+            Runs::Tallyd => {
+                let mut command = Command::new(tallyd_testkit::program());
+                command.envs(tallyd_testkit::unit_environment());
+                command
+            }
             Runs::Role(role) => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.arg("--role").arg(role).args(arguments);

@@ -61,6 +61,8 @@ impl Tallyd {
     /// In a process group of its own: Ctrl-C is for the demo, which ends it in order.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
+        // As the unit sets them.
+        command.env("RUST_MIN_STACK", "134217728").env("MALLOC_ARENA_MAX", "2");
         command.arg("--config").arg(&self.config).stdin(Stdio::null()).process_group(0);
         command
     }

@@ -135,6 +135,7 @@ impl Daemon {
             .arg("--config")
             .arg(&self.config)
             .env_remove("NOTIFY_SOCKET")
+            .envs(tallyd_testkit::unit_environment())
             .envs(self.clock.environment())
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)

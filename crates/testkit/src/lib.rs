@@ -49,6 +49,12 @@ const IN_FLIGHT: usize = 1_000;
 /// How many daemons this process has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
+/// What the unit sets for the daemon. Without optimization a level of a message's headers takes more of a stack.
+pub fn unit_environment() -> [(&'static str, String); 2] {
+    let stack_bytes: usize = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
+    [("RUST_MIN_STACK", stack_bytes.to_string()), ("MALLOC_ARENA_MAX", "2".to_owned())]
+}
+
 pub struct World {
     pub name: String,
     pub folder: tempfile::TempDir,
@@ -177,8 +183,7 @@ impl World {
     pub fn command(&self) -> Command {
         let mut command = Command::new(program());
         command.arg("--config").arg(self.config_path()).env_remove("NOTIFY_SOCKET");
-        // As the unit sets them, but for a build without optimization.
-        command.env("RUST_MIN_STACK", (512 << 20).to_string()).env("MALLOC_ARENA_MAX", "2");
+        command.envs(unit_environment());
         command
     }
 
