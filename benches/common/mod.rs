@@ -8,8 +8,6 @@
 //! Every contender is a process of its own, so that its CPU and memory are its own, and says on stderr what it does, in
 //! the words of tallyd's log: `{"event":"consuming"}` once, then `{"event":"batch-committed","events":5000}` per batch.
 
-#![allow(missing_docs, reason = "only the benchmarks read them")]
-
 pub mod command;
 pub mod contender;
 pub mod cpu;

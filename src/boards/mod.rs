@@ -45,7 +45,6 @@ pub enum NotShown {
     /// The board has several lengths of period, and none was named.
     #[error("{name} has boards by {periods}: name a period, for instance 2026-11-21, 2026-W47, 2026-11 or total")]
     NoPeriod {
-        /// The board.
         name: String,
         /// The lengths of its periods.
         periods: String,
@@ -53,7 +52,6 @@ pub enum NotShown {
     /// The board has no periods of that length.
     #[error("{name} has no board by {kind}")]
     NoSuchPeriod {
-        /// The board.
         name: String,
         /// The length that was asked for.
         kind: PeriodKind,
@@ -70,9 +68,7 @@ pub enum NotShown {
 pub struct Boards<'a> {
     /// As configured.
     pub boards: &'a [Board],
-    /// MySQL.
     pub store: &'a Store,
-    /// Redis.
     pub cache: &'a Cache,
 }
 
@@ -81,9 +77,6 @@ pub type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
     /// Each board's current period, then those that MySQL knows, newest first.
-    ///
-    /// # Errors
-    /// A server is away.
     pub async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
@@ -93,17 +86,11 @@ impl Boards<'_> {
     }
 
     /// All snapshots, for [`Self::list_of`].
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn saved(&self) -> Result<Saved> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
     /// The same of one board.
-    ///
-    /// # Errors
-    /// A server is away.
     pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar()?;
         let period = Period::containing(board.period, now, &calendar);
@@ -166,9 +153,6 @@ impl Boards<'_> {
 
     /// The first `count` places of a board; of its current period where none is named. Where the configuration has the
     /// board for several lengths of period, one must be.
-    ///
-    /// # Errors
-    /// [`NotShown`]; a server is away.
     pub async fn top(
         &self,
         name: &str,

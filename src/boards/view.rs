@@ -59,9 +59,7 @@ impl From<PeriodState> for State {
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed {
-    /// The board.
     pub board: String,
-    /// The period.
     pub period: String,
     /// How far it is.
     pub state: State,
@@ -84,18 +82,14 @@ pub struct List(pub Vec<Listed>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// Redis.
     Redis,
-    /// MySQL.
     MySql,
 }
 
 /// The first places of a board.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Top {
-    /// The board.
     pub board: String,
-    /// The period.
     pub period: String,
     /// The server that it was read from.
     pub from: Source,

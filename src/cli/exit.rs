@@ -14,9 +14,7 @@ use crate::runtime::tls::TlsFault;
 use crate::store::migrate::MigrateError;
 use crate::store::{Fate, StoreError};
 
-/// Done.
 pub const EXIT_DONE: u8 = 0;
-/// Failed.
 pub const EXIT_FAILED: u8 = 1;
 /// A dry run found drift.
 pub const EXIT_DRIFT: u8 = 2;

@@ -34,9 +34,7 @@ pub enum Change {
 /// A number that has changed, or will once the daemon has the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// Whose number.
     pub target: Target,
-    /// Which one.
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
@@ -81,7 +79,6 @@ pub enum CountError {
     /// sends the same event, and not with a new one.
     #[error("publish a count")]
     NotPublished {
-        /// The event.
         changed: Box<Changed>,
         /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it; what was set is not taken back.
         taken_back: TakenBack,

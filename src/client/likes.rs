@@ -171,9 +171,6 @@ impl Client {
     }
 
     /// Users who like the target, by id: at most `limit` of those after `after` (0 to begin with). As of what is in MySQL.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         Ok(self.store.likers(target, after, limit).await?)
     }

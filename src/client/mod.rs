@@ -139,9 +139,6 @@ pub enum ClientError {
 
 impl Client {
     /// A client of the servers that `config` names. Connects when first used.
-    ///
-    /// # Errors
-    /// An address can't be used.
     pub fn new(config: &Config) -> Result<Self> {
         let cache = Cache::new(&config.redis, &config.metrics)?;
         Ok(Self {

@@ -36,7 +36,6 @@ pub enum Source {
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// The number.
     pub value: i64,
     /// Who knows it.
     pub source: Source,

@@ -66,10 +66,8 @@ pub struct List {
     pub more: bool,
 }
 
-/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// Its number.
     pub id: u64,
     /// In UTC.
     pub first_seen: String,
@@ -114,9 +112,6 @@ pub struct OfReason {
 }
 
 /// The newest letters of a selection, at most so many.
-///
-/// # Errors
-/// MySQL's.
 pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Option<Returned>) -> Result<List> {
     let mut found = store.dead_letters(selection, limit + 1).await?;
     let more = found.len() as u64 > limit;
@@ -127,9 +122,6 @@ pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Op
 }
 
 /// How many letters of a selection there are.
-///
-/// # Errors
-/// MySQL's.
 pub async fn summary(store: &Store, selection: &Selection, returned: Option<Returned>) -> Result<Summary> {
     let of = |total: Total| OfReason {
         reason: total.reason,
@@ -146,7 +138,6 @@ pub async fn summary(store: &Store, selection: &Selection, returned: Option<Retu
 #[serde(transparent)]
 pub struct RunProgress(pub Vec<Whole>);
 
-/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Whole {
     /// What a list says of it.
@@ -169,16 +160,12 @@ pub struct Now {
     pub taken: usize,
     /// Events that would be refused.
     pub refused: usize,
-    /// In words.
     pub words: String,
     /// Where it would go.
     pub routing_key: String,
 }
 
 /// The letters of these ids.
-///
-/// # Errors
-/// [`NoLetter`], MySQL's.
 pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<RunProgress> {
     let terms = Terms::from(config);
     let mut shown = Vec::new();
@@ -191,17 +178,11 @@ pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> R
 }
 
 /// One letter.
-///
-/// # Errors
-/// [`NoLetter`], MySQL's.
 pub async fn whole(store: &Store, id: u64) -> Result<Letter> {
     store.whole_dead_letters(&[id]).await?.pop().ok_or_else(|| NoLetter(vec![id]).into())
 }
 
 /// Fails unless all of these letters are there.
-///
-/// # Errors
-/// [`NoLetter`], MySQL's.
 async fn all_there(store: &Store, ids: &[u64]) -> Result<()> {
     let mut missing = Vec::new();
     for page in ids.chunks(PAGE) {

@@ -14,7 +14,6 @@ use crate::store::letters::Selection;
 /// Letters that one statement deletes: at most 100 MiB.
 const AT_ONCE: usize = 100;
 
-/// What came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Nothing was deleted.
@@ -39,9 +38,6 @@ pub struct Meant {
 }
 
 /// Counts what is meant.
-///
-/// # Errors
-/// [`super::NoLetter`], MySQL's.
 pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
     match which {
         Which::Ids(ids) => {

@@ -28,9 +28,7 @@ const LEFT_NAMED_MAX: usize = 1_000;
 
 /// How letters are sent again.
 pub struct Replay<'a> {
-    /// MySQL.
     pub store: &'a Store,
-    /// RabbitMQ.
     pub broker: &'a Broker,
     /// What events are judged by.
     pub terms: &'a Terms,
@@ -42,7 +40,6 @@ pub struct Replay<'a> {
     pub dry_run: bool,
 }
 
-/// What came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Nothing was sent.
@@ -66,7 +63,6 @@ pub struct Report {
 /// A letter that was left alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// Its number.
     pub id: u64,
     /// Why.
     pub because: String,
@@ -94,9 +90,6 @@ impl Replay<'_> {
     }
 
     /// Sends one letter with another body.
-    ///
-    /// # Errors
-    /// The servers'.
     pub async fn edited(&self, letter: &Letter, body: Vec<u8>) -> Result<Report> {
         let mut report = Report { found: 1, ..Report::default() };
         let publisher = self.connect().await?;

@@ -28,7 +28,6 @@ const TAKEN_MAX: u64 = 10_000;
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;
 
-/// What came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
     /// The queue's name.

@@ -60,7 +60,6 @@ impl Verdict {
         self.refused == 0 && !self.is_fence
     }
 
-    /// In words.
     pub fn words(&self) -> String {
         match (&self.refusal, self.taken) {
             _ if self.is_fence => "a fence, the marker of a run that is over: it is not needed any more".to_owned(),

@@ -66,9 +66,6 @@ enum FenceState {
 
 impl Fences<'_> {
     /// How many messages the partitions hold that no consumer has taken.
-    ///
-    /// # Errors
-    /// The broker fails.
     pub async fn waiting(&self) -> Result<u64> {
         let mut waiting = 0;
         for partition in 0..self.broker.partitions() {

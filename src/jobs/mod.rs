@@ -84,7 +84,6 @@ pub struct Work<'a> {
     pub servers: &'a Servers,
     /// The configuration in force when it begins.
     pub config: Arc<Config>,
-    /// Its mode.
     pub mode: &'a str,
     /// Cancelled when the daemon stops.
     pub stop: &'a CancellationToken,

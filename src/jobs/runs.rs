@@ -44,9 +44,6 @@ pub async fn reconcile(
 }
 
 /// Archives the boards in `scope`.
-///
-/// # Errors
-/// Those of [`Archiver::run`].
 pub async fn archive(
     servers: &Servers,
     config: &Config,
@@ -66,7 +63,6 @@ pub enum Snapshots<'a> {
     Due,
     /// Those in the scope.
     Of {
-        /// Which.
         scope: &'a Scope,
         /// Even where Redis has lost the board, or most of it.
         force: bool,

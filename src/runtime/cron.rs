@@ -18,9 +18,6 @@ const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of six fields: second, minute, hour, day of month, month, day of week (0 or 7 is Sunday). A day
 /// of month and a day of week must both match. UTC.
-///
-/// # Errors
-/// What is wrong with the pattern.
 pub fn parse(pattern: &str) -> Result<Cron> {
     CronParser::builder()
         .seconds(Seconds::Required)
@@ -67,9 +64,6 @@ pub struct CronTriggers {
 
 impl CronTriggers {
     /// Starts to ring.
-    ///
-    /// # Errors
-    /// A pattern that doesn't parse.
     pub async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
         let scheduler = JobScheduler::new().await.context("make the scheduler")?;
         for (pattern, bell) in bells {

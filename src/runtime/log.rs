@@ -98,9 +98,6 @@ impl Format {
 }
 
 /// What is logged. `RUST_LOG` wins over the configured `level`.
-///
-/// # Errors
-/// A filter that doesn't parse.
 pub fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match std::env::var("RUST_LOG") {
         Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
@@ -121,9 +118,6 @@ pub fn change(filter: EnvFilter) {
 }
 
 /// Starts logging to stderr, or to journald.
-///
-/// # Errors
-/// A journal that isn't there.
 pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter);
     let lines = match format {

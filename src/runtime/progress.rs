@@ -32,7 +32,6 @@ pub trait RunProgress: Clone {
     /// How much is done, and of how much: `None` before that is known.
     fn done(&self) -> Done;
 
-    /// A sentence.
     fn words(&self, elapsed: Duration) -> String;
 
     /// Writes a line into the log.

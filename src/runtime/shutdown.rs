@@ -9,17 +9,11 @@ use tracing::{info, warn};
 const ABORTED: i32 = 130;
 
 /// Receives each SIGHUP from now on, which otherwise would end the process.
-///
-/// # Errors
-/// The signal can't be listened for.
 pub fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }
 
 /// Cancels `stop` at the first signal, ends the process at the second.
-///
-/// # Errors
-/// The signals can't be listened for.
 pub fn on_signals(stop: &CancellationToken) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;

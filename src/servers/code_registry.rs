@@ -78,9 +78,6 @@ pub async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
 }
 
 /// Compares, and notes what is new. Gives that.
-///
-/// # Errors
-/// As [`compare`].
 pub async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;

@@ -29,11 +29,8 @@ const CONNECTIONS_SPARE: u32 = 2;
 /// What the tasks work with. Nothing is connected before it is used.
 #[derive(Clone)]
 pub struct Servers {
-    /// MySQL.
     pub store: Store,
-    /// Redis.
     pub cache: Cache,
-    /// RabbitMQ.
     pub broker: Broker,
     /// This process, for those who find a lock held by it: `host:pid`.
     pub owner: String,

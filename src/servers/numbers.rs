@@ -25,7 +25,6 @@ pub struct TargetNumbers {
 /// One number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Number {
-    /// Its name.
     pub metric: String,
     /// In Redis; none where that is unknown, because Redis has lost it or is getting it back.
     pub redis: Option<i64>,
@@ -36,9 +35,6 @@ pub struct Number {
 }
 
 /// Asks for all of them. Events on the way are in Redis already and not yet in MySQL.
-///
-/// # Errors
-/// The servers'.
 pub async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;

@@ -37,7 +37,6 @@ pub struct Keys {
 /// Where a target's number is, as the scripts are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The key.
     pub key: String,
     /// What in it: the place in a bucket's field, `entity:` and the name of a hash's field, or `string`.
     pub part: String,

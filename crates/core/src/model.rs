@@ -42,20 +42,15 @@ impl Micros {
 /// What is liked or counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
-    /// Its kind.
     pub kind: Kind,
-    /// Its id.
     pub id: TargetId,
 }
 
 /// What is added to one of a target's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Addition {
-    /// Whose.
     pub target: Target,
-    /// Which.
     pub metric: Metric,
-    /// How much.
     pub delta: i64,
 }
 
@@ -65,7 +60,6 @@ pub type CounterKey = (Target, Metric);
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BoardPeriod {
-    /// The board's name.
     pub board: String,
     /// The period's text: `2026-W47`.
     pub period: String,

@@ -64,9 +64,6 @@ impl<'de> Deserialize<'de> for Pause {
 }
 
 /// Reads a length of time.
-///
-/// # Errors
-/// It is none.
 pub fn parse_pause(text: &str) -> Result<Pause, jiff::Error> {
     let span: jiff::Span = text.parse()?;
     let seconds = span.total((Unit::Nanosecond, SpanRelativeTo::days_are_24_hours()))? / 1e9;

@@ -29,7 +29,6 @@ const DAY_S: i64 = 86_400;
 pub struct Entry {
     /// Its `at` in seconds since the epoch.
     pub second: i64,
-    /// The hash of its id.
     pub id: EventId,
 }
 
@@ -46,9 +45,6 @@ pub async fn note_applied(connection: &mut MySqlConnection, entries: &[Entry]) -
 }
 
 /// Which of `entries` were applied before.
-///
-/// # Errors
-/// MySQL's.
 pub async fn applied(connection: &mut MySqlConnection, entries: &[Entry]) -> Result<HashSet<Entry>> {
     const ACTION: &str = "read which events were applied";
     let mut applied = HashSet::new();

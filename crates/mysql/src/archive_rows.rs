@@ -45,9 +45,6 @@ impl Store {
     }
 
     /// The last place of one copy of the period; zero where it has none.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_place(&self, at: &BoardPeriod, copy: u8) -> Result<u64> {
         const ACTION: &str = "read a board's last place";
         let mut conn = self.acquire().await?;
@@ -93,9 +90,6 @@ impl Store {
     }
 
     /// How many of the first `after` places have a higher score than `score`, and how many different ones these have.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count what is before a page";
         let mut conn = self.acquire().await?;
@@ -118,9 +112,6 @@ impl Store {
     }
 
     /// The places of one copy after `after` (0 for all), in order, with their members.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn archived_page(
         &self,
         at: &BoardPeriod,

@@ -54,7 +54,6 @@ pub struct Done {
     pub tally: Tally,
     /// Members beyond them.
     pub left_out: u64,
-    /// Which copy they are.
     pub copy: u8,
     /// What Redis knows of the freeze.
     pub frozen: Freeze,
@@ -63,7 +62,6 @@ pub struct Done {
 }
 
 impl PeriodState {
-    /// Its name.
     pub fn text(self) -> &'static str {
         match self {
             Self::Frozen => "frozen",
@@ -76,9 +74,6 @@ impl PeriodState {
 
 impl Store {
     /// The closed periods that are begun and not ended: as many as fit into the boards' `expire_after`.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn unfinished_periods(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list boards that are not finished";
         let mut conn = self.acquire().await?;
@@ -97,9 +92,6 @@ impl Store {
     }
 
     /// All periods of the board that were frozen and whose archive is not deleted: each with [`Freeze::generation`] and [`Freeze::note`].
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn frozen_periods(&self, board: &str) -> Result<Vec<(String, u64, u64)>> {
         const ACTION: &str = "list a board's frozen periods";
         const SQL: &str =
@@ -112,18 +104,12 @@ impl Store {
     }
 
     /// How far the period has come; none where it was never frozen.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn board_period(&self, at: &BoardPeriod) -> Result<Option<PeriodRow>> {
         let mut conn = self.acquire().await?;
         conn.limit("read how far a board is", |connection| read_period(connection, at)).await
     }
 
     /// The latest periods of the board whose names are `like` that, which were frozen; at most `limit` of them, newest first.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn board_periods(&self, board: &str, like: &str, limit: usize) -> Result<Vec<(BoardPeriod, PeriodRow)>> {
         const ACTION: &str = "list a board's periods";
         let mut conn = self.acquire().await?;
@@ -248,9 +234,6 @@ impl Store {
 
     /// The board's periods, of those whose names are `like` that, which are gone from Redis and were archived before `until`, and
     /// those that are being pruned; oldest first, at most `limit` of them.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn prunable_periods(
         &self,
         board: &str,

@@ -40,9 +40,6 @@ impl Span {
 
 impl Store {
     /// About how many counter rows changed since `since`: the whole span that it is in counts.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn count_changed(&self, since: Micros) -> Result<u64> {
         const ACTION: &str = "count changed targets";
         let mut conn = self.acquire().await?;
@@ -62,9 +59,6 @@ impl Store {
     ///
     /// Newest first, because a row that changes meanwhile moves to where the pages came from: the list ends however much
     /// changes, and begins with what changes all the time.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn changed_numbers(
         &self,
         since: Micros,

@@ -37,9 +37,7 @@ impl Of {
 /// A code that is known in MySQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// The code.
     pub code: u8,
-    /// Its name.
     pub name: String,
     /// A configuration was without it, and nothing had it.
     pub removed: bool,
@@ -58,9 +56,6 @@ pub enum Noted {
 
 impl Store {
     /// The codes that are known, in their order.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn registered(&self, of: Of) -> Result<Vec<Registered>> {
         const ACTION: &str = "read the names of codes";
         let (table, column) = of.table();
@@ -81,9 +76,6 @@ impl Store {
     }
 
     /// Notes what became of a code. False where somebody else was first: then it must be judged again.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_name(&self, of: Of, (code, name): (u8, &str), noted: &Noted) -> Result<bool> {
         const ACTION: &str = "note the name of a code";
         let (table, column) = of.table();
@@ -120,9 +112,6 @@ impl Store {
     }
 
     /// Whether there is a like or a number of that kind.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn holds_kind(&self, kind: Kind) -> Result<bool> {
         const ACTION: &str = "look for a kind";
         let mut conn = self.acquire().await?;
@@ -142,9 +131,6 @@ impl Store {
 
     /// Whether there is a number of that metric; none where that isn't known within `limit`. No index begins with the metric: the
     /// narrowest one that has it is read, those that changed last first, until one is found.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn holds_metric(&self, metric: Metric, limit: Duration) -> Result<Option<bool>> {
         const ACTION: &str = "look for a metric";
         let mut conn = self.acquire().await?;

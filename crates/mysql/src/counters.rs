@@ -27,9 +27,6 @@ pub struct Truth {
 
 impl Store {
     /// About how many rows `counter` has, by the server's statistics.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn estimate_counters(&self) -> Result<u64> {
         const ACTION: &str = "estimate the number of counters";
         let mut conn = self.acquire().await?;
@@ -46,9 +43,6 @@ impl Store {
 
     /// What MySQL says of `numbers`, sorted by key, all as of one instant. Like records of those of the metric `recounted` are counted, too, and the
     /// rows of the outboxes after `applied` are read.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn truths(
         &self,
         numbers: &[CounterKey],
@@ -103,9 +97,6 @@ impl Store {
     }
 
     /// The highest committed fence of that job in each of `partitions` partitions.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn fences(&self, job: &'static str, partitions: u16) -> Result<Vec<u64>> {
         const ACTION: &str = "read the fences";
         let mut conn: Conn = self.acquire().await?;

@@ -14,9 +14,6 @@ const KEPT_MAX: usize = 10_000;
 impl Store {
     /// Keeps numbers, each with by how much Redis is off where that is known, as many as there is room for. Says for how many there was
     /// none.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn keep_drift_seen(&self, seen: &[(CounterKey, i64)]) -> Result<u64> {
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| keep(connection, seen)).await
@@ -24,9 +21,6 @@ impl Store {
 
     /// Up to `limit` of the numbers that are kept, those that were seen first, sorted by key, with the time at which each
     /// was seen last.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn drift_seen(&self, limit: usize) -> Result<Vec<(CounterKey, Micros)>> {
         const ACTION: &str = "read which drifts were seen";
         let mut conn = self.acquire().await?;
@@ -46,9 +40,6 @@ impl Store {
     }
 
     /// Forgets those of `seen` that were not kept again since.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn forget_drift_seen(&self, seen: &[(CounterKey, Micros)]) -> Result<()> {
         const ACTION: &str = "forget drifts that were seen";
         let Some(newest) = seen.iter().map(|(_, at)| *at).max() else { return Ok(()) };
@@ -74,9 +65,6 @@ impl Store {
 const ACTION: &str = "keep drifts that were seen";
 
 /// When the last reconcile began, if any has.
-///
-/// # Errors
-/// MySQL's.
 pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<Micros>> {
     const ACTION: &str = "read when the last reconcile began";
     let sql = "SELECT started_at FROM job_run WHERE job = 'reconcile' ORDER BY run DESC LIMIT 1";
@@ -85,9 +73,6 @@ pub async fn last_reconcile(connection: &mut MySqlConnection) -> Result<Option<M
 }
 
 /// Keeps them in a transaction of the caller's. Gives for how many there was no room.
-///
-/// # Errors
-/// MySQL's.
 pub async fn keep(connection: &mut MySqlConnection, seen: &[(CounterKey, i64)]) -> Result<u64> {
     // Those that are there already need no room, and must not be taken for ones that were seen no more.
     for piece in in_shapes(seen) {

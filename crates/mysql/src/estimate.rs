@@ -7,9 +7,6 @@ use super::{Context, Result, Store};
 
 impl Store {
     /// Estimates how many targets of the kind have a counter; `None` where MySQL has no statistics.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
         const ACTION: &str = "estimate the number of targets";
         let mut conn = self.acquire().await?;

@@ -82,9 +82,6 @@ impl Outcome {
 
 impl Store {
     /// Takes the job's lock for [`LEASE`] and notes the run's start.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn take_job(&self, job: &str, mode: &str, owner: &str) -> Result<Lock> {
         let mut conn = self.acquire().await?;
         conn.limit("take the job's lock", |connection| take(connection, job, mode, owner)).await
@@ -109,9 +106,6 @@ impl Store {
     }
 
     /// Notes the run's end and gives the lock back. `cut` is what a reconcile has compared up to.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn finish_job(
         &self,
         job: &str,
@@ -144,9 +138,6 @@ impl Store {
     }
 
     /// Notes that the run is alive, and gives the time that was noted.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn stamp(&self, run: u64) -> Result<Micros> {
         const ACTION: &str = "note that the run is alive";
         let mut conn = self.acquire().await?;
@@ -162,9 +153,6 @@ impl Store {
     }
 
     /// The newest time that was noted of the run, as this server knows it: a replica may be behind.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn stamp_seen(&self, run: u64) -> Result<Option<Micros>> {
         let mut conn = self.acquire().await?;
         conn.limit("look whether the run is alive", |connection| read_stamp(connection, run)).await
@@ -172,9 +160,6 @@ impl Store {
 
     /// Up to where, by Redis' clock, any run of the job has compared everything in that layout; none where none has. What is later
     /// than `now` is void: the clock was ahead then.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_cut(&self, job: &str, layout: &str, now: Micros) -> Result<Option<Micros>> {
         const ACTION: &str = "read the last cut";
         const SQL: &str = "SELECT MAX(cut) FROM job_run WHERE job = ? AND outcome = 'done' AND layout = ? AND cut <= ?";
@@ -189,9 +174,6 @@ impl Store {
 
     /// When the last run of this mode began that was done in full, or is not to be tried again before its time. One that began in the
     /// future says nothing: the clock was ahead then.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_done(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT started_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome IN ('done', 'braked', 'refused') AND started_at <= NOW(6) ORDER BY finished_at DESC LIMIT 1";
@@ -199,9 +181,6 @@ impl Store {
     }
 
     /// When the last run of this mode ended that was done; none where none ever was.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_success(&self, job: &str, mode: &str) -> Result<Option<Micros>> {
         const SQL: &str = "SELECT finished_at FROM job_run WHERE job = ? AND mode = ? \
                            AND outcome = 'done' ORDER BY finished_at DESC LIMIT 1";
@@ -221,9 +200,6 @@ impl Store {
 
     /// Forgets runs of one mode that are over for longer than `keep`, some thousand of them at most. The last one of each outcome stays: it
     /// says what is due, and where to go on.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn forget_runs(&self, job: &str, mode: &str, keep: Duration) -> Result<()> {
         const ACTION: &str = "forget old runs";
         const SQL: &str = "DELETE FROM job_run WHERE job = ? AND mode = ? AND finished_at < NOW(6) - INTERVAL ? SECOND \

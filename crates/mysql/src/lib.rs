@@ -140,9 +140,6 @@ impl Store {
     }
 
     /// The stores of MySQL's replicas, by their names: `HOST:PORT` each, with one connection.
-    ///
-    /// # Errors
-    /// An address that can't be used.
     pub fn replicas(config: &Mysql, servers: &[String]) -> std::result::Result<Vec<(String, Self)>, String> {
         let replica = |server: &String| {
             let url = config.url.at(server)?;
@@ -175,9 +172,6 @@ impl Store {
     }
 
     /// MySQL's clock, and whether it can be written to.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn clock(&self) -> Result<(Micros, bool)> {
         const ACTION: &str = "ask MySQL for the time";
         let mut conn = self.acquire().await?;
@@ -195,9 +189,6 @@ impl Store {
     }
 
     /// How many threads MySQL runs now: what it has to do.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn threads_running(&self) -> Result<u64> {
         const ACTION: &str = "ask MySQL how much it has to do";
         let mut conn = self.acquire().await?;
@@ -251,9 +242,6 @@ impl Conn {
 
     /// Runs `work` for as long as it takes: for the long reads of a job, which ends when its lease, renewed on another
     /// connection, is lost.
-    ///
-    /// # Errors
-    /// Those of `work`.
     pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>> + 'c,

@@ -40,11 +40,9 @@ pub enum Before {
 /// A counter row's difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The target.
     pub target: Target,
     /// Which of its numbers.
     pub metric: Metric,
-    /// What is added.
     pub delta: i64,
     /// The newest `at` that was applied.
     pub at: Micros,
@@ -58,9 +56,6 @@ impl Difference {
 }
 
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
-///
-/// # Errors
-/// MySQL's.
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
     const ACTION: &str = "read the old states";
     let mut states = HashMap::with_capacity(pairs.len());
@@ -100,9 +95,6 @@ pub async fn insert_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
 }
 
 /// Writes rows that [`old_states`] has locked, sorted by key.
-///
-/// # Errors
-/// MySQL's.
 pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<()> {
     for piece in in_shapes(rows) {
         write_states(
@@ -140,9 +132,6 @@ const UPSERT: &str = concat!(
 
 /// Writes `rows`, sorted by key, where they are newer than what is there, and says what each of them met. None where
 /// the server's user variables don't do what this needs: then nothing of it may be kept.
-///
-/// # Errors
-/// MySQL's.
 pub async fn upsert(connection: &mut MySqlConnection, rows: &[(Pair, State)]) -> Result<Option<Vec<Before>>> {
     const ACTION: &str = "write like records";
     let mut text = Text::default();

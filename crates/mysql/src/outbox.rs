@@ -32,7 +32,6 @@ pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, 
 /// How a partition's outbox stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Which partition.
     pub partition: u16,
     /// The number of its last row.
     pub last: u64,
@@ -40,12 +39,9 @@ pub struct End {
     pub owner: Option<String>,
 }
 
-/// A row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxRow {
-    /// Whose it is.
     pub partition: u16,
-    /// Its number.
     pub number: u64,
     /// When it was written, by MySQL's clock.
     pub written_at: Micros,
@@ -65,9 +61,6 @@ pub struct Since {
 }
 
 /// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
-///
-/// # Errors
-/// MySQL's.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
     let rows = additions.chunks(ROW_ADDITIONS).len() as u64;
@@ -192,9 +185,6 @@ async fn read_rows(
 
 impl Store {
     /// How each partition's outbox stands, of those that have ever had a row; also of partitions that are no longer configured.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn outbox_ends(&self) -> Result<Vec<End>> {
         const ACTION: &str = "read how far the outbox is";
         let mut conn = self.acquire().await?;
@@ -211,25 +201,16 @@ impl Store {
     }
 
     /// The number of each partition's last row.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn outbox_numbers(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, ENDS)).await
     }
 
     /// Up to which row each partition's outbox is in Redis, at least.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn outbox_applied(&self) -> Result<OutboxOffsets> {
         self.acquire().await?.limit("read how far the outbox is", |connection| read_marks(connection, APPLIED)).await
     }
 
     /// How many rows are not in Redis yet.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn outbox_rows(&self) -> Result<u64> {
         const ACTION: &str = "count the outbox";
         // What is added first: it never passes the other.
@@ -264,9 +245,6 @@ impl Store {
     }
 
     /// Notes up to which rows partitions are in Redis.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_outbox_applied(&self, applied: &OutboxOffsets) -> Result<()> {
         const ACTION: &str = "note how far the outbox is";
         if applied.is_empty() {
@@ -287,9 +265,6 @@ impl Store {
     }
 
     /// Deletes some rows of the partition up to this one, which are in Redis; says whether there may be more.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn prune_outbox(&self, partition: u16, until: u64) -> Result<bool> {
         const ACTION: &str = "delete old rows of the outbox";
         let mut conn = self.acquire().await?;

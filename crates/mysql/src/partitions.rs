@@ -34,9 +34,6 @@ pub struct Ownership {
 
 /// Locks the partition's row until the transaction ends, by writing to it, and reads it. None where nobody ever held the
 /// partition.
-///
-/// # Errors
-/// MySQL's.
 pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Result<Option<Ownership>> {
     const ACTION: &str = "lock the partition's row";
     let mut text = Text::default();
@@ -55,9 +52,6 @@ pub async fn lock_owner(connection: &mut MySqlConnection, partition: u16) -> Res
 }
 
 /// Makes the partition's row where there is none, and locks it either way.
-///
-/// # Errors
-/// MySQL's.
 pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at, ledger_floor) \
@@ -72,9 +66,6 @@ pub async fn make_owner(connection: &mut MySqlConnection, partition: u16) -> Res
 }
 
 /// Makes `owner` the partition's holder, and every earlier holder's epoch void.
-///
-/// # Errors
-/// MySQL's.
 pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64, owner: &str) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_owner (`partition`, epoch, owner, taken_at) VALUES (?, ?, ?, NOW(6)) \
@@ -90,9 +81,6 @@ pub async fn take_partition(connection: &mut MySqlConnection, partition: u16, ep
 }
 
 /// Notes that the holder of `epoch` has written and given back all it had.
-///
-/// # Errors
-/// MySQL's.
 pub async fn release_partition(connection: &mut MySqlConnection, partition: u16, epoch: u64) -> Result<()> {
     sqlx::query("UPDATE partition_owner SET owner = NULL WHERE `partition` = ? AND epoch = ?")
         .bind(partition)
@@ -105,9 +93,6 @@ pub async fn release_partition(connection: &mut MySqlConnection, partition: u16,
 
 /// Notes for the fence's job that every event before the fence is committed with this transaction. A fence that no run with a lock sent
 /// is ignored.
-///
-/// # Errors
-/// MySQL's.
 pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence: u64) -> Result<()> {
     sqlx::query(
         "INSERT INTO partition_fence (`partition`, job, fence) SELECT ?, job, ? FROM job_lock WHERE run = ? \
@@ -123,9 +108,6 @@ pub async fn pass_fence(connection: &mut MySqlConnection, partition: u16, fence:
 }
 
 /// The numbers of that watch.
-///
-/// # Errors
-/// MySQL's.
 pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Result<Vec<CounterKey>> {
     const ACTION: &str = "read the watched targets";
     let rows = sqlx::query("SELECT kind, target_id, metric FROM watched_target WHERE watch = ?")
@@ -140,9 +122,6 @@ pub async fn watched_numbers(connection: &mut MySqlConnection, watch: u64) -> Re
 }
 
 /// Logs events of watched targets, and the states that their rows had before.
-///
-/// # Errors
-/// MySQL's.
 pub async fn log_watched(
     connection: &mut MySqlConnection,
     watch: u64,
@@ -171,7 +150,6 @@ pub async fn log_watched(
 /// Who writes a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Which one.
     pub partition: u16,
     /// Host and process; none where it was given back in order.
     pub owner: Option<String>,
@@ -184,7 +162,6 @@ pub struct Owner {
 /// How many partitions are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// So many.
     pub partitions: u16,
     /// The daemon that came with so many: host and process.
     pub raised_by: String,
@@ -192,9 +169,6 @@ pub struct Noted {
 
 impl super::Store {
     /// Who writes which partition, by their numbers; not those that nobody has ever written.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn partition_owners(&self) -> Result<Vec<Owner>> {
         const ACTION: &str = "read who writes the partitions";
         let mut conn = self.acquire().await?;
@@ -214,18 +188,12 @@ impl super::Store {
     }
 
     /// How many partitions are in use; none where no daemon has ever run.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn noted_partitions(&self) -> Result<Option<Noted>> {
         let mut conn = self.acquire().await?;
         conn.limit("read how many partitions are in use", read_noted).await
     }
 
     /// Notes that `partitions` are in use, unless more are, and says how many are. To be called before an event can come to any of them.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_partitions(&self, partitions: u16, owner: &str) -> Result<u16> {
         const ACTION: &str = "note how many partitions are in use";
         let mut conn = self.acquire().await?;
@@ -252,9 +220,6 @@ impl super::Store {
 }
 
 /// How many partitions are in use, as of the connection's transaction.
-///
-/// # Errors
-/// MySQL's.
 pub(super) async fn read_noted(connection: &mut MySqlConnection) -> Result<Option<Noted>> {
     const ACTION: &str = "read how many partitions are in use";
     let row = sqlx::query("SELECT partitions, raised_by FROM partition_count WHERE one = 1");

@@ -35,9 +35,6 @@ impl StoreError {
 
 impl Store {
     /// How the server is set.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn settings(&self) -> Result<Settings> {
         const ACTION: &str = "read the server's settings";
         let mut conn = self.acquire().await?;
@@ -55,9 +52,6 @@ impl Store {
     /// The rights that the daemon needs and its account lacks: `INSERT on counter`. Each is tried with a statement that finds no row; one
     /// that waits behind a change of its table holds no other table meanwhile. Those to change partitions are looked for among the
     /// grants; none are said where there are roles.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn missing_rights(&self) -> Result<Vec<String>> {
         let mut conn = self.acquire().await?;
         conn.limit("try what the account may do", |connection| async move {

@@ -16,7 +16,6 @@ use super::{Context, Result, Store, micros};
 /// One number of `counter`: the sum of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Which number.
     pub number: CounterKey,
     /// `SUM(value)`.
     pub value: i64,
@@ -29,7 +28,6 @@ pub struct Counted {
 /// All numbers of the targets of one kind that lie in a range of ids and have a counter; like records of others may lie there, too.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// Their kind.
     pub kind: Kind,
     /// It begins above this id.
     pub after: TargetId,
@@ -86,9 +84,6 @@ impl Range {
 impl Store {
     /// The numbers of the next targets of `kind` after that id, from about `limit` rows. A range whose end is [`LAST`] is the last one: there may
     /// be like records without a counter.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn list_range(&self, kind: Kind, after: TargetId, limit: usize) -> Result<Range> {
         let mut conn = self.acquire().await?;
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
@@ -96,9 +91,6 @@ impl Store {
 
     /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
     /// there.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {
         const ACTION: &str = "recount a range";
         let mut conn = self.acquire().await?;
@@ -118,9 +110,6 @@ impl Store {
     }
 
     /// The next targets of `kind` that have like records, in order of id, after `after` and up to `until`.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn liked_targets(
         &self,
         kind: Kind,
@@ -151,9 +140,6 @@ impl Store {
 }
 
 /// The numbers of the next targets of `kind` in a range of ids, from about `limit` rows.
-///
-/// # Errors
-/// MySQL's.
 pub(super) async fn list_range(
     connection: &mut MySqlConnection,
     kind: Kind,

@@ -70,9 +70,6 @@ pub struct Answer {
 
 impl Store {
     /// Asks MySQL what the query returns, without running it; and how it would be run, a line for each table.
-    ///
-    /// # Errors
-    /// [`RecountError`].
     pub async fn explain_recount(&self, question: &Question) -> Told<Vec<String>> {
         let mut conn = self.acquire().await?;
         let told = conn.unlimited(|connection| async move {
@@ -87,9 +84,6 @@ impl Store {
 
     /// Runs the query, and reads the counters of its page beside it: up to the last id of a full answer, else up to `until`; of too many
     /// counters as many as targets are wanted, and then the page ends with the last of these.
-    ///
-    /// # Errors
-    /// [`RecountError`].
     pub async fn ask_recount(
         &self,
         (kind, metric): (Kind, Metric),
@@ -117,9 +111,6 @@ impl Store {
     /// Adds to counters what they lack, notes each as repair `pass`, and sees to it that Redis follows: all of it or nothing. Only while
     /// `run` holds the job. Gives how many of them the next `changed` reconcile should look at and doesn't know of, because too many
     /// drifts wait for it.
-    ///
-    /// # Errors
-    /// MySQL's; [`StoreError::TakenOver`].
     pub async fn correct_counters(
         &self,
         (job, run, pass): (&str, u64, u64),

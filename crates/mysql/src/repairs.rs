@@ -10,11 +10,9 @@ use super::{Context, Result, Store, in_shapes, jobs, placeholders};
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// Which number.
     pub number: CounterKey,
     /// The number, as of the cut.
     pub before: i64,
-    /// What is added.
     pub added: i64,
 }
 
@@ -39,9 +37,6 @@ impl Store {
     }
 
     /// Notes what became of repairs of `pass`.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_outcomes(&self, pass: u64, outcomes: &[(CounterKey, &'static str)]) -> Result<()> {
         const ACTION: &str = "note what became of repairs";
         let mut conn = self.acquire().await?;
@@ -68,9 +63,6 @@ impl Store {
     }
 
     /// Forgets repairs that are older than `keep`.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn prune_repairs(&self, keep: Duration) -> Result<u64> {
         const ACTION: &str = "forget old repairs";
         let mut pruned = 0;
@@ -96,9 +88,6 @@ impl Store {
 }
 
 /// Notes corrections of rows of `counter`, in their transaction.
-///
-/// # Errors
-/// MySQL's.
 pub(super) async fn note_corrections(
     connection: &mut MySqlConnection,
     run: u64,

@@ -26,9 +26,7 @@ pub struct LastMarks {
 /// A run as it is noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunRow {
-    /// Its number.
     pub run: u64,
-    /// Its mode.
     pub mode: String,
     /// Who ran it.
     pub owner: String,
@@ -47,21 +45,16 @@ pub struct RunRow {
 pub struct RunningRow {
     /// Its number: the fencing token.
     pub run: u64,
-    /// The job.
     pub job: String,
     /// The run's mode.
     pub mode: String,
     /// Who: host and process.
     pub owner: String,
-    /// Since when.
     pub started_at: Micros,
 }
 
 impl Store {
     /// The runs of one mode that ended then or later, the last `limit` of them, newest first; not those that only looked.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn ended_runs(&self, job: &str, mode: &str, since: Micros, limit: u64) -> Result<Vec<RunRow>> {
         const ACTION: &str = "read how the last runs ended";
         let mut conn = self.acquire().await?;
@@ -95,9 +88,6 @@ impl Store {
     }
 
     /// The runs that are under way, whoever runs them.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn running_jobs(&self) -> Result<Vec<RunningRow>> {
         const ACTION: &str = "read which jobs run";
         let mut conn = self.acquire().await?;
@@ -126,9 +116,6 @@ impl Store {
     }
 
     /// How many runs of the reconcile have loaded buckets within the last hour, by their reports.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn loads_of_last_hour(&self, job: &str) -> Result<u64> {
         const ACTION: &str = "read how often Redis was loaded";
         const SQL: &str = "SELECT COUNT(*) FROM job_run WHERE job = ? AND finished_at > NOW(6) - INTERVAL 1 HOUR \
@@ -142,9 +129,6 @@ impl Store {
     }
 
     /// Notes how far the run has come.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_checkpoint(&self, run: u64, checkpoint: &str) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET checkpoint = ? WHERE run = ?").bind(checkpoint.to_owned());
         self.note_of_run("note how far the run has come", sql.bind(run)).await
@@ -152,9 +136,6 @@ impl Store {
 
     /// How far the last run of this mode came. With `unless_done` only a run that was not done counts, and none before one
     /// that was.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_checkpoint(
         &self,
         job: &str,
@@ -186,9 +167,6 @@ impl Store {
     }
 
     /// What earlier runs of this mode than `run` have noted as their checkpoint.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_marks(&self, job: &str, mode: &str, run: u64) -> Result<LastMarks> {
         const ACTION: &str = "read what the last runs have noted";
         // The lease of a run is renewed, and with it the time at which it was last alive.
@@ -221,9 +199,6 @@ impl Store {
     }
 
     /// Forgets what runs of one mode have noted as their checkpoint: the next one begins as the first did.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn forget_marks(&self, job: &str, mode: &str) -> Result<()> {
         const SQL: &str = "UPDATE job_run SET checkpoint = NULL WHERE job = ? AND mode = ? AND checkpoint IS NOT NULL";
         let sql = sqlx::query(SQL).bind(job.to_owned()).bind(mode.to_owned());
@@ -231,9 +206,6 @@ impl Store {
     }
 
     /// The layouts that API servers counted in at the job's last run before `run` that changed anything; none where there was none.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_layouts(&self, job: &str, run: u64) -> Result<Option<Vec<String>>> {
         const ACTION: &str = "read the last run's layouts";
         let mut conn = self.acquire().await?;
@@ -252,9 +224,6 @@ impl Store {
     }
 
     /// Notes the layouts of a daemon that starts.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_daemon_layouts(&self, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query(
             "INSERT INTO partition_count (one, partitions, raised_at, raised_by, layout, also) VALUES (1, 0, NOW(6), '', ?, ?) \
@@ -265,9 +234,6 @@ impl Store {
     }
 
     /// The layouts of the daemon that started last; none where none has.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn daemon_layouts(&self) -> Result<Vec<String>> {
         const ACTION: &str = "read the daemon's layouts";
         let mut conn = self.acquire().await?;
@@ -281,9 +247,6 @@ impl Store {
     }
 
     /// Notes the layouts that API servers count in.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_layouts(&self, run: u64, layout: &str, also: Option<&str>) -> Result<()> {
         let sql = sqlx::query("UPDATE job_run SET layout = ?, also = ? WHERE run = ?").bind(layout.to_owned());
         self.note_of_run("note the run's layouts", sql.bind(also.map(str::to_owned)).bind(run)).await

@@ -39,9 +39,6 @@ impl Schema {
 
 impl Store {
     /// Compares the schema with what this version needs.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn schema(&self) -> Result<Schema> {
         let mut conn = self.acquire().await?;
         let (applied, floor) = conn
@@ -53,9 +50,6 @@ impl Store {
     }
 
     /// The server's version, and what about its settings could lose what it has acknowledged: one sentence each.
-    ///
-    /// # Errors
-    /// MySQL is away.
     pub async fn durability(&self) -> Result<(String, Vec<String>)> {
         let mut conn: Conn = self.acquire().await?;
         let row = conn

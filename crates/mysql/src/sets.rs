@@ -28,7 +28,6 @@ const ASKED_NUMBERS: usize = 256;
 pub struct LastSet {
     /// The event's `at`; 0 where none has set it.
     pub at: Micros,
-    /// The value.
     pub value: i64,
 }
 
@@ -44,9 +43,6 @@ pub struct Standing {
 }
 
 /// Locks numbers, sorted by key, until the transaction ends, and says what each was set to last.
-///
-/// # Errors
-/// MySQL's.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {
     const ACTION: &str = "lock numbers that are set";
     let mut known = HashMap::with_capacity(numbers.len());
@@ -77,9 +73,6 @@ pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> R
 }
 
 /// What numbers that [`lock`] has locked are, where each of them is set at that `at`.
-///
-/// # Errors
-/// MySQL's.
 pub async fn standing(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],
@@ -141,9 +134,6 @@ fn select_since<S: BuildHasher>(late: &[(CounterKey, LastSet)], standing: &HashM
 }
 
 /// Notes what numbers were set to and what was added to numbers that may be set, both sorted by key.
-///
-/// # Errors
-/// MySQL's.
 pub async fn note(
     connection: &mut MySqlConnection,
     sets: &[(CounterKey, LastSet)],

@@ -51,9 +51,6 @@ pub struct Saved {
 
 impl Store {
     /// All snapshots that there are: of boards that are open, or not archived yet.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn snapshots(&self) -> Result<Vec<(BoardPeriod, Snapshot)>> {
         const ACTION: &str = "list snapshots of boards";
         let mut conn = self.acquire().await?;
@@ -75,9 +72,6 @@ impl Store {
     }
 
     /// The period's snapshot; none where none was ever begun.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn snapshot(&self, at: &BoardPeriod) -> Result<Option<Snapshot>> {
         const ACTION: &str = "read how far a snapshot is";
         let mut conn = self.acquire().await?;
@@ -126,9 +120,6 @@ impl Store {
     }
 
     /// The snapshot's members after `after`, in the order of their bytes.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn saved_page(&self, at: &BoardPeriod, after: Option<&[u8]>, limit: usize) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read a snapshot";
         let mut conn = self.acquire().await?;
@@ -152,9 +143,6 @@ impl Store {
     }
 
     /// Which of `members` are saved.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn saved_among(&self, at: &BoardPeriod, members: &[Saved]) -> Result<HashSet<Vec<u8>>> {
         const ACTION: &str = "look for members of a snapshot";
         let names: Vec<String> = members.iter().map(|saved| hex(&saved.member.member)).collect();
@@ -218,9 +206,6 @@ impl Store {
     }
 
     /// The snapshot's best members, at most `limit` of them.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn best_saved(&self, at: &BoardPeriod, limit: u64) -> Result<Vec<BoardMember>> {
         const ACTION: &str = "read the best of a snapshot";
         let mut conn = self.acquire().await?;
@@ -251,9 +236,6 @@ impl Store {
     }
 
     /// Snapshots of periods whose archive is verified: nobody needs them any more.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn obsolete_snapshots(&self) -> Result<Vec<BoardPeriod>> {
         const ACTION: &str = "list snapshots of archived boards";
         let mut conn = self.acquire().await?;

@@ -26,9 +26,6 @@ impl fmt::Display for LastClick {
 
 impl Store {
     /// The user's last click on each of `targets` that has one, read by primary key: one query for each kind.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn last_clicks(&self, user: UserId, targets: &[Target]) -> Result<HashMap<Target, LastClick>> {
         const ACTION: &str = "read what a user likes";
         let kinds = by_kind(targets);
@@ -54,9 +51,6 @@ impl Store {
     }
 
     /// The numbers of `targets` that are not zero, read by primary key: one query for each kind.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn numbers(&self, targets: &[Target]) -> Result<HashMap<(Target, Metric), i64>> {
         const ACTION: &str = "read counters";
         let kinds = by_kind(targets);
@@ -80,9 +74,6 @@ impl Store {
     }
 
     /// Users who like the target, by id, at most `limit` of those after `after`.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         const ACTION: &str = "read who likes a target";
         let mut conn = self.acquire().await?;

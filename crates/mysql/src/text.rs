@@ -57,9 +57,6 @@ impl Text {
     }
 
     /// Runs the statements until one fails, and gives the rows of all of them.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn run(mut self, connection: &mut MySqlConnection, action: &'static str) -> Result<Vec<MySqlRow>> {
         let mut rows = Vec::new();
         self.full.push(self.sql);

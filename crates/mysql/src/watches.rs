@@ -23,7 +23,6 @@ pub struct WatchedEvent {
 /// A change of a watched number that isn't likes, since the watch began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchedCount {
-    /// Which number.
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
@@ -34,7 +33,6 @@ pub struct WatchedCount {
 /// The same, as it is logged.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
-    /// Which number.
     pub number: CounterKey,
     /// The event's `at`.
     pub at: Micros,
@@ -57,9 +55,6 @@ pub struct Watched {
 impl Store {
     /// What the watch has logged so far and the counters of `numbers`, all as of one instant. None where one of the
     /// `partitions` has not been watched all the time.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn watched(
         &self,
         numbers: &[CounterKey],
@@ -84,9 +79,6 @@ impl Store {
     /// Starts to log every event of `numbers` in every partition, as `watch`, a number never used before, until
     /// [`Store::unwatch`] or for `seconds`. When this returns, every batch that begins later logs. A later run's watch
     /// stays.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn watch(&self, watch: u64, numbers: &[CounterKey], partitions: u16, seconds: u64) -> Result<()> {
         const ACTION: &str = "watch targets";
         let mut conn = self.acquire().await?;
@@ -127,9 +119,6 @@ impl Store {
     }
 
     /// Ends the watches of `run` and of runs before it, and forgets what was logged for them, some rows at a time.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn unwatch(&self, run: u64) -> Result<()> {
         const ACTION: &str = "end the watch";
         // Numbers grow from run to run: one that was overtaken can't end its successor's watch.
@@ -155,9 +144,6 @@ impl Store {
 }
 
 /// Logs changes of watched numbers.
-///
-/// # Errors
-/// MySQL's.
 pub async fn log_counts(connection: &mut MySqlConnection, watch: u64, logged: &[Logged]) -> Result<()> {
     for piece in in_shapes(logged) {
         let sql = format!(

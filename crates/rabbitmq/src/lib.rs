@@ -58,7 +58,6 @@ pub struct NoAnswer(u128);
 
 /// One connection and one channel on it. Dropping it closes both, and the broker takes back what wasn't acknowledged.
 pub struct Link {
-    /// The channel.
     pub channel: Channel,
     /// Open as long as this is there.
     connection: Connection,
@@ -79,9 +78,6 @@ pub struct Depth {
 
 impl Broker {
     /// Reads the address.
-    ///
-    /// # Errors
-    /// The address can't be used.
     pub fn new(config: &Amqp) -> Result<Self> {
         let nodes = Nodes::new(config)?;
         let uri = nodes.all().first().map(|node| node.uri.clone()).unwrap_or_default();
@@ -157,9 +153,6 @@ impl Broker {
     }
 
     /// Connects a publisher.
-    ///
-    /// # Errors
-    /// The broker is away or refuses.
     pub async fn connect_publisher(&self, purpose: &str) -> Result<Publisher> {
         let link = self.connect(purpose).await?;
         link.call("switch confirms on", link.channel.confirm_select(ConfirmSelectOptions::default())).await?;
@@ -174,9 +167,6 @@ impl Link {
     }
 
     /// Waits for a call of the library, but not for ever.
-    ///
-    /// # Errors
-    /// The call's, and the time limit's.
     pub async fn call<T>(&self, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
         limit(self.timeout, action, call).await
     }
@@ -214,17 +204,11 @@ impl Publisher {
 
     /// Sends a message behind all that waits in the queue. RabbitMQ 4.3 delivers by priority, and takes a message without one for priority 4:
     /// it would pass those that clients send with 0.
-    ///
-    /// # Errors
-    /// As [`Publisher::publish`].
     pub async fn publish_behind(&self, queue: &str, body: &[u8]) -> Result<()> {
         self.publish_with("", queue, body, BasicProperties::default().with_priority(0)).await
     }
 
     /// The same as [`Publisher::publish`] with more properties.
-    ///
-    /// # Errors
-    /// The same.
     pub async fn publish_with(
         &self,
         exchange: &str,
@@ -249,9 +233,6 @@ impl Publisher {
     }
 
     /// Asks something that changes nothing: whether the broker answers.
-    ///
-    /// # Errors
-    /// It doesn't.
     pub async fn answers(&self) -> Result<()> {
         let select = self.0.channel.confirm_select(ConfirmSelectOptions::default());
         self.0.call("ask RabbitMQ anything", select).await

@@ -16,14 +16,12 @@ const LAST_FOR: Duration = Duration::from_secs(30);
 /// AMQP's port where an address names none, and the one with TLS.
 const PORTS: [u16; 2] = [5_672, 5_671];
 
-/// All nodes.
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     /// Which is tried first by the next connection.
     next: AtomicUsize,
 }
 
-/// One node.
 pub(super) struct Node {
     /// `host:port`.
     pub name: String,
@@ -42,9 +40,6 @@ struct State {
 
 impl Nodes {
     /// The node of `url` and those of `seeds`.
-    ///
-    /// # Errors
-    /// An address can't be read.
     pub fn new(config: &Amqp) -> Result<Self> {
         let wrong = |error| anyhow!("[amqp] seeds: {error}");
         let mut urls = vec![config.url.clone()];

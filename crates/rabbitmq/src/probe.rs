@@ -77,9 +77,6 @@ impl Broker {
     }
 
     /// The exchanges, each with what is said of it.
-    ///
-    /// # Errors
-    /// The broker is away.
     pub async fn probe_exchanges(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, kind) in self.exchanges() {
@@ -99,9 +96,6 @@ impl Broker {
     }
 
     /// The queues, each with what is said of it.
-    ///
-    /// # Errors
-    /// The broker is away.
     pub async fn probe_queues(&self, link: &Link) -> Result<Vec<(String, Found)>> {
         let mut found = Vec::new();
         for (name, arguments) in self.queues(self.partitions()) {
@@ -144,9 +138,6 @@ impl Broker {
 
     /// Whether the broker has the kind of exchange that spreads events over partitions. It is asked to make one by a name that it lets
     /// nobody use: it looks at the kind first.
-    ///
-    /// # Errors
-    /// The broker is away.
     pub async fn probe_plugin(&self) -> Result<bool> {
         // Not to know the kind closes the connection.
         let link = self.connect("check-config").await?;

@@ -71,7 +71,6 @@ pub enum Part<'a> {
     },
     /// A member and its neighbours.
     Around {
-        /// Whose.
         member: &'a [u8],
         /// On each side, at most.
         count: u64,
@@ -80,9 +79,6 @@ pub enum Part<'a> {
 
 impl Cache {
     /// Which zsets the periods have, in their order.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn find_boards(&self, periods: &[BoardPeriod]) -> Result<Vec<BoardKeys>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX / 3) {
@@ -162,9 +158,6 @@ impl Cache {
     }
 
     /// How many members the period's zsets have: the live one, the frozen one.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn count_board(&self, at: &BoardPeriod) -> Result<(u64, u64)> {
         const ACTION: &str = "count a board";
         let mut pipeline = Pipeline::new();

@@ -63,9 +63,6 @@ struct Answers {
 
 impl Cluster {
     /// The Cluster that `config` names.
-    ///
-    /// # Errors
-    /// An address can't be used.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let seeds: Vec<String> = [login.address()].into_iter().chain(config.seeds.iter().cloned()).collect();
         let (links, map) = (Mutex::default(), tokio::sync::Mutex::default());

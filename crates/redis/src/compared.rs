@@ -10,9 +10,6 @@ const NOTES_ON_CLUSTER: u16 = 1_024;
 
 impl Cache {
     /// The oldest of the notes; `None` where there is none.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn compared(&self) -> Result<Option<Micros>> {
         let get = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("GET").arg(key);
@@ -22,9 +19,6 @@ impl Cache {
     }
 
     /// Notes that everything up to `cut` is compared.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn note_compared(&self, cut: Micros) -> Result<()> {
         let set = |pipeline: &mut Pipeline, key: String| {
             pipeline.cmd("SET").arg(key).arg(cut.0);

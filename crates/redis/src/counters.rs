@@ -20,7 +20,6 @@ const SCANNED_KEYS: usize = 1_000;
 /// A target's number in Redis at a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// The number.
     pub value: i64,
     /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
     pub cut: Micros,
@@ -42,9 +41,7 @@ pub struct Size {
 /// What is added to a number, and the state of its bucket when that was measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// Which number.
     pub number: CounterKey,
-    /// What is added.
     pub delta: i64,
     /// Whether it may take the number below zero.
     pub below_zero: bool,
@@ -89,9 +86,6 @@ impl Repaired {
 impl Cache {
     /// Samples `numbers`, and gives each one's sample in their order. A number whose kind the configuration doesn't know, or
     /// whose field or bucket holds something else, has none. Those of one target that follow each other are read at once.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn sample(&self, kinds: &KindNames, numbers: &[CounterKey]) -> Result<Vec<Option<Sample>>> {
         const ACTION: &str = "sample counters";
         let mut places: Vec<(Kind, u32, usize)> = numbers
@@ -212,9 +206,6 @@ impl Cache {
     }
 
     /// How many fields the largest of these buckets of the kind has.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn largest_bucket(&self, kind: &str, buckets: Range<u32>) -> Result<u64> {
         const ACTION: &str = "count counters";
         let mut largest = 0;
@@ -236,9 +227,6 @@ impl Cache {
     }
 
     /// What each of these buckets of the kind holds of the metrics, in the layout packed.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn bucket_sizes(&self, kind: &str, metrics: &[Metric], buckets: Range<u32>) -> Result<Vec<Size>> {
         const ACTION: &str = "count counters";
         let mut sizes = Vec::with_capacity(buckets.len());
@@ -268,9 +256,6 @@ impl Cache {
     }
 
     /// The numbers that are not zero in these buckets of the kind, sorted, in the layout packed.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn numbers_of(&self, kind: (&str, Kind), metrics: &[Metric], buckets: &[u32]) -> Result<Vec<CounterKey>> {
         const ACTION: &str = "list counters";
         let mut pipeline = Pipeline::new();
@@ -307,9 +292,6 @@ impl Cache {
 
     /// Some targets of the kind that have a key of their own, and where to go on; no place where that was all. A target may come twice. For
     /// the layouts `entity` and `string`; there are none of the others.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn scan_targets(
         &self,
         kind: (&str, Kind),

@@ -10,13 +10,11 @@ use super::{BOARD, Cache, Call, unexpected};
 /// What is added to a member of a board.
 #[derive(Clone, Copy, Debug)]
 pub struct Gain<'a> {
-    /// Which board.
     pub board: &'a str,
     /// Who gains.
     pub member: &'a [u8],
     /// Which of its numbers: a name of the board's `score`.
     pub column: &'a str,
-    /// How much.
     pub delta: i64,
     /// When: in the periods that this lies in.
     pub at: Micros,
@@ -25,7 +23,6 @@ pub struct Gain<'a> {
 /// Which addition of an outbox it is: a call that comes twice, or late, adds nothing twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Once {
-    /// The partition.
     pub partition: u16,
     /// The row's number, and its place in the row, from 1.
     pub place: (u64, usize),
@@ -42,7 +39,6 @@ pub enum GainError {
     /// The board has no such column.
     #[error("[[board]] {board} has no column {column}: it has {}", .has.join(", "))]
     NoColumn {
-        /// The board.
         board: String,
         /// What was asked for.
         column: String,

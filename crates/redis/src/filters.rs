@@ -113,9 +113,6 @@ impl Cache {
 
     /// From now on everybody who likes one of `targets` is noted beside its filter, until [`Cache::fold_filter`]. Says of how
     /// many that is so: of all, unless a later run has begun.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn begin_filters(&self, kinds: &KindNames, run: u64, targets: &[Target]) -> Result<usize> {
         let call = |target: &Target| {
             let [_, config, _] = self.filter_keys(kinds, *target);
@@ -128,9 +125,6 @@ impl Cache {
 
     /// Gives `each` everybody whose last click on the target was a like, as far as Redis remembers clicks: the newer ones
     /// first, because they become the older ones.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn recent_likers(&self, kinds: &KindNames, target: Target, mut each: impl FnMut(UserId)) -> Result<()> {
         const ACTION: &str = "read who liked lately";
         let kind = kinds.get(target.kind).unwrap_or_default();
@@ -156,9 +150,6 @@ impl Cache {
     }
 
     /// Appends to a filter that `run` builds, which has `from` bytes so far. Says whether it is still this run's, and whole.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn write_filter(
         &self,
         kinds: &KindNames,
@@ -234,18 +225,12 @@ impl Cache {
     }
 
     /// Filters of this epoch are believed for `keep_s` from now on, and no others. Says whether they are: not where a later run has spoken.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn trust_filters(&self, run: u64, epoch: u64, keep_s: u64) -> Result<bool> {
         let call = Call::new(&FILTER_EPOCH, self.keys.filter_epoch()).number(run).number(epoch).number(keep_s);
         Ok(self.eval("say which filters are trusted", &[call]).await?.pop() == Some(Value::Int(1)))
     }
 
     /// The epoch of the filters that are believed; empty where none is.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn filter_epoch(&self) -> Result<String> {
         const ACTION: &str = "read which filters are trusted";
         let mut pipeline = Pipeline::new();
@@ -275,9 +260,6 @@ impl Cache {
     }
 
     /// Notes beside a target's filter that the user likes it. It stays for a week, unless the target has a filter.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn note_beside_filter(&self, kind: &str, target: Target, user: UserId) -> Result<()> {
         const ACTION: &str = "note who likes a target";
         let [_, config, added] = self.keys.filter(kind, target);

@@ -16,9 +16,6 @@ pub(super) fn late_field(period: &str) -> String {
 impl Cache {
     /// Lets `run`, and no other one from now on, change the board's closed periods; gives [`Freeze::generation`]. Notes again which of the `frozen`
     /// periods (each with MySQL's generation and note) were frozen, where Redis has gone back to before it had them.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn claim_board(&self, board: &str, run: u64, frozen: &[(String, u64, u64)]) -> Result<u64> {
         const ACTION: &str = "claim a board";
         let call = Call::new(&BOARD_CLAIM, self.keys.board_claim(board)).key(self.keys.board_freezes(board));

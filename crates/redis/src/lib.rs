@@ -231,9 +231,6 @@ impl Call {
 
 impl Cache {
     /// A cache of that server, of the master that sentinels watch, or of that Cluster.
-    ///
-    /// # Errors
-    /// An address can't be used.
     pub fn new(config: &Redis, metrics: &Metrics) -> Result<Self> {
         let timeout = Duration::from_millis(config.timeout_ms);
         let login = Login::new(config, timeout);
@@ -268,9 +265,6 @@ impl Cache {
     }
 
     /// Whether Redis answers: on a Cluster, every master.
-    ///
-    /// # Errors
-    /// It doesn't.
     pub async fn ping(&self) -> Result<()> {
         self.ask_all("ping Redis", redis::cmd("PING")).await.map(drop)
     }
@@ -285,9 +279,6 @@ impl Cache {
 
     /// Redis' clock: what an event's `at` and a sample's cut are told by. On a Cluster the slowest of its clocks: every
     /// event that is counted from now on has a later `at`, whichever node gives it.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn now(&self) -> Result<Micros> {
         const ACTION: &str = "read Redis' clock";
         let read = |answer| -> RedisResult<Micros> {
@@ -302,9 +293,6 @@ impl Cache {
 
     /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication. On a
     /// Cluster, after that of any master.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn data_set(&self) -> Result<String> {
         let mut name = self.info("server", "run_id:").await?;
         name.extend(self.info("replication", "master_replid:").await?);
@@ -312,9 +300,6 @@ impl Cache {
     }
 
     /// What Redis takes away when memory is short: the `maxmemory-policy` of each server, each once.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn eviction_policies(&self) -> Result<BTreeSet<String>> {
         self.info("memory", "maxmemory_policy:").await
     }

@@ -51,9 +51,6 @@ struct Connected {
 
 impl Link {
     /// A link to that server.
-    ///
-    /// # Errors
-    /// The address can't be used.
     pub(super) fn new(login: Login, node: bool) -> RedisResult<Self> {
         let server = Server::Known(Box::new(login.client()?));
         Ok(Self { server, timeout: login.timeout, node, login, connection: Arc::default() })

@@ -50,9 +50,6 @@ pub struct Unloaded {
 
 impl Cache {
     /// Looks for buckets of the kind that nobody has loaded.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn unloaded(&self, kind: &str, buckets: impl Iterator<Item = u32>) -> Result<Unloaded> {
         const ACTION: &str = "look for buckets that are not loaded";
         let (mut unloaded, mut buckets) = (Unloaded::default(), buckets.peekable());
@@ -133,9 +130,6 @@ impl Cache {
     }
 
     /// OutboxOffsets those of `buckets` that `run` was loading, and that weren't flushed since, as loaded; says how many.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn end_load(&self, name: &str, run: u64, buckets: impl Iterator<Item = u32>) -> Result<u64> {
         let call = |bucket| Call::new(&LOAD, self.keys.counters(name, bucket)).arg("end").number(run);
         let (mut ended, mut calls) = (0, buckets.map(call).peekable());
@@ -148,9 +142,6 @@ impl Cache {
     }
 
     /// Says that nobody has loaded the kind's buckets, and how many of them somebody had.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn unload(&self, kind: &str) -> Result<u64> {
         const ACTION: &str = "mark buckets";
         let mut unloaded = 0;

@@ -39,9 +39,6 @@ impl Login {
     }
 
     /// The same on another server, given as `host:port`.
-    ///
-    /// # Errors
-    /// It is no address.
     pub(super) fn at(&self, address: &str) -> RedisResult<Self> {
         let wrong = |error| RedisError::from((ErrorKind::InvalidClientConfig, "an address can't be used", error));
         Ok(Self { url: self.url.at(address).map_err(wrong)?, ..self.clone() })
@@ -55,17 +52,11 @@ impl Login {
     }
 
     /// Opens nothing yet.
-    ///
-    /// # Errors
-    /// The address can't be used.
     pub(super) fn client(&self) -> RedisResult<Client> {
         self.client_as(None)
     }
 
     /// The same, for a server with another account.
-    ///
-    /// # Errors
-    /// The address can't be used.
     pub(super) fn client_as(&self, account: Option<RedisConnectionInfo>) -> RedisResult<Client> {
         let info = self.url.expose().into_connection_info()?.set_tcp_settings(tcp_settings(self.timeout));
         let info = match account {

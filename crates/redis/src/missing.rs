@@ -11,9 +11,6 @@ const MISSING_KEPT_S: u64 = 3_600;
 
 impl Cache {
     /// Notes that the buckets of `targets` are missing: a daemon looks at them within seconds.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn note_missing(&self, kinds: &KindNames, targets: impl Iterator<Item = Target>) -> Result<()> {
         const ACTION: &str = "note missing buckets";
         let mut names: Vec<String> = targets
@@ -32,9 +29,6 @@ impl Cache {
     }
 
     /// Takes up to `limit` buckets out of those that were noted, with the names of their kinds. What is no bucket is dropped.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn take_missing(&self, kinds: &KindNames, limit: usize) -> Result<Vec<(Kind, u32)>> {
         const ACTION: &str = "read which buckets are missing";
         let mut pipeline = Pipeline::new();

@@ -23,9 +23,6 @@ pub enum Found {
 
 impl Cache {
     /// The numbers of `targets`, in their order: in one round trip for each hundreds of them.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn read(&self, kinds: &KindNames, metrics: &[Metric], targets: &[Target]) -> Result<Vec<Found>> {
         let mut found = vec![Found::Unknown; targets.len()];
         let known: Vec<(usize, Target, &str)> = targets

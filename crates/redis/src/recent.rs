@@ -39,9 +39,6 @@ impl Cache {
     }
 
     /// Whether the user likes each of `targets`, in their order, in one round trip, by the last clicks.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn recent_likes(&self, kinds: &KindNames, user: UserId, targets: &[Target]) -> Result<Vec<Seen>> {
         const ACTION: &str = "read who clicked lately";
         let mut pipeline = Pipeline::with_capacity(targets.len() * 2);
@@ -62,9 +59,6 @@ impl Cache {
     }
 
     /// The same by the last clicks and then by the targets' filters of that epoch, each with the shape that is known of it.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn filtered_likes(
         &self,
         kinds: &KindNames,

@@ -62,9 +62,6 @@ impl Told {
 
 impl Sentinels {
     /// The sentinels that `config` names.
-    ///
-    /// # Errors
-    /// An address can't be used.
     pub(super) fn new(config: &Redis, login: Login) -> RedisResult<Self> {
         let mut account = RedisConnectionInfo::default();
         if let Some(password) = &config.sentinel_password {

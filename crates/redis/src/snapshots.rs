@@ -16,7 +16,6 @@ use super::{
 /// What a page of a board is, or why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scanned<T> {
-    /// The page.
     Page(T),
     /// The mark is another one or gone: Redis has lost the board.
     Lost,
@@ -38,9 +37,7 @@ pub struct ScanPage {
 /// A zset that is being restored: of which period, and from which source. Another source has another zset.
 #[derive(Clone, Copy, Debug)]
 pub struct Restoring<'a> {
-    /// The period.
     pub at: &'a BoardPeriod,
-    /// The source.
     pub tag: &'a str,
     /// The run that does it.
     pub run: u64,
@@ -48,9 +45,6 @@ pub struct Restoring<'a> {
 
 impl Cache {
     /// The marks of the periods' last snapshots, in their order; none where Redis has lost the board.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn board_marks(&self, periods: &[BoardPeriod]) -> Result<Vec<Option<u64>>> {
         let mut found = Vec::with_capacity(periods.len());
         for piece in periods.chunks(PIPELINE_COMMANDS_MAX) {
@@ -140,9 +134,6 @@ impl Cache {
 
     /// Whether the whole of a zset that is being restored is there, and whether it is the only one that has what was added since
     /// the loss: a restore was interrupted.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn is_restoring(&self, at: &BoardPeriod, tag: &str) -> Result<(bool, bool)> {
         let key = self.keys.restored_board(&at.board, &at.period, tag);
         let mut command = redis::cmd("TTL");

@@ -27,9 +27,6 @@ impl Cache {
     }
 
     /// The smallest value that any server has for a numeric setting; `None` where the account lacks `CONFIG GET`.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn setting(&self, name: &str) -> Result<Option<u64>> {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg(name);
@@ -51,9 +48,6 @@ impl Cache {
     /// Deletes a layout's keys, which nobody reads or writes any more, and says how many there were; a dry run only counts them. The
     /// marks of what is loaded go first: whoever does read meanwhile finds nothing known, not zero. Of a hash of the layout `entity` its
     /// other fields stay.
-    ///
-    /// # Errors
-    /// Redis is away.
     pub async fn drop_layout(&self, kinds: &KindNames, metrics: &[Metric], dry_run: bool) -> Result<u64> {
         let mut dropped = 0;
         for (_, name) in kinds.all() {

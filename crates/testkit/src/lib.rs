@@ -1,7 +1,6 @@
 //! A world per test: a database, a prefix on the broker and one in Redis of its own, on the servers of `dev/up`; the real
 //! binary as a child process; a model of what must come out.
 
-#![allow(missing_docs, reason = "names say it, and only tests read them")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
 pub mod accounts;

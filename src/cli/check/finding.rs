@@ -21,7 +21,6 @@ const DISTRUSTED: &str =
 /// What is looked at. Its name is stable, and the manual says what to do about each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "docs/config.md has what each is")]
 pub enum What {
     Configuration,
     RabbitmqAnswers,

@@ -117,9 +117,6 @@ impl Archiver {
     }
 
     /// Does what is due now. While the clocks differ it does nothing, and says so.
-    ///
-    /// # Errors
-    /// Those of [`Self::run`].
     pub async fn run_now(&self, run: u64, scope: &Scope, to: ProgressSink, stop: &CancellationToken) -> Result<Report> {
         match clock::start(&self.store, &self.cache).await? {
             Start::At(now) => self.run(run, scope, now, to, stop).await,

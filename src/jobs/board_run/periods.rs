@@ -48,13 +48,11 @@ pub enum ScopeError {
     NoSuchBoard {
         /// What was asked for.
         period: String,
-        /// Its length.
         kind: String,
     },
     /// Writers can still add to it.
     #[error("{at} is not closed: it ends at {end}, and late writes are waited for until {closes}")]
     Open {
-        /// The period.
         at: BoardPeriod,
         /// Its end.
         end: String,

@@ -26,9 +26,7 @@ pub struct Report {
 /// The result for one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeriodReport {
-    /// The board.
     pub board: String,
-    /// The period.
     pub period: String,
     /// The result.
     pub outcome: Outcome,

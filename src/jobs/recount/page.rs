@@ -9,7 +9,6 @@ use crate::store::recounts::Answer;
 /// One target, as one look saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
-    /// Whose number.
     pub id: TargetId,
     /// What the query says; zero where it says nothing.
     pub truth: i64,

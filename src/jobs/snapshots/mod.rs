@@ -58,9 +58,6 @@ impl Snapshots {
     }
 
     /// Takes snapshots now. While the clocks differ it does nothing, and says so.
-    ///
-    /// # Errors
-    /// Those of [`Self::save`].
     pub async fn save_now(
         &self,
         run: u64,

@@ -21,7 +21,6 @@ const LOOK_MAX: i64 = 30_000_000;
 pub(crate) struct Trouble {
     /// Events are not written, or something may be lost. Otherwise it can wait for the morning.
     pub grave: bool,
-    /// A sentence.
     pub what: String,
     /// Since when, where that is known.
     pub since: Option<i64>,

@@ -84,7 +84,6 @@ pub struct LikeEvent {
 /// `count`: a number changes by so much, once for each `event_id`, however often the event comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountEvent {
-    /// Whose number.
     pub target: Target,
     /// Which one; never `like`, which follows from who likes the target.
     pub metric: Metric,
@@ -99,7 +98,6 @@ pub struct CountEvent {
 /// `set`, and `reset`, which sets to zero: of a number the newest one wins, and what was counted until then is void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetEvent {
-    /// Whose number.
     pub target: Target,
     /// Which one; its rule is `settable`.
     pub metric: Metric,

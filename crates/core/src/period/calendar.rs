@@ -10,7 +10,6 @@ use crate::model::Micros;
 /// The day that weeks begin with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "the days of the week")]
 pub enum WeekStart {
     #[default]
     Monday,

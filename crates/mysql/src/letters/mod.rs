@@ -31,9 +31,6 @@ pub struct DeadLetter {
 const LETTERS_BYTES_MAX: usize = 1 << 20;
 
 /// Keeps dead letters. A redelivered one is kept once; one that was replayed and refused again is open again.
-///
-/// # Errors
-/// MySQL's.
 pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[DeadLetter]) -> Result<()> {
     for piece in in_shapes(letters) {
         let mut bytes = 0;
@@ -63,9 +60,6 @@ pub async fn keep_dead_letters(connection: &mut MySqlConnection, letters: &[Dead
 }
 
 /// How many open dead letters came from that queue, but no more than `most`; read from an index.
-///
-/// # Errors
-/// MySQL's.
 pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -> Result<u64> {
     let sql = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
                (SELECT 1 FROM dead_letter WHERE replayed_at IS NULL AND queue = ? LIMIT ?) AS those";
@@ -74,9 +68,6 @@ pub async fn open_of(connection: &mut MySqlConnection, queue: &str, most: u64) -
 
 impl Store {
     /// How many open dead letters have each queue and reason, read from an index.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn open_dead_letters(&self) -> Result<Vec<(String, String, u64)>> {
         const ACTION: &str = "count open dead letters";
         let mut conn = self.acquire().await?;
@@ -89,9 +80,6 @@ impl Store {
     }
 
     /// Whether this account may keep dead letters, and the server is one to write to: fails where not, and changes nothing.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn may_keep_dead_letters(&self) -> Result<()> {
         const ACTION: &str = "look if dead letters can be kept";
         let mut conn = self.acquire().await?;
@@ -105,9 +93,6 @@ impl Store {
     }
 
     /// Keeps dead letters in a transaction of their own.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn keep_dead_letters(&self, letters: &[DeadLetter]) -> Result<()> {
         const ACTION: &str = "keep dead letters";
         let mut conn = self.acquire().await?;

@@ -11,7 +11,6 @@ use crate::{Context, Result, Store, datetime, micros};
 /// A dead letter as it is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
-    /// Its number.
     pub id: u64,
     /// The message's body; in a list the first [`HEAD_BYTES`] of it.
     pub body: Vec<u8>,
@@ -73,9 +72,6 @@ const COLUMNS: &str = "id, LENGTH(body), reason, error, queue, first_seen, repla
 
 impl Store {
     /// The newest dead letters, the newest first, with the beginnings of their bodies.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn dead_letters(&self, selection: &Selection, limit: u64) -> Result<Vec<Letter>> {
         const ACTION: &str = "list dead letters";
         let sql = format!(
@@ -90,9 +86,6 @@ impl Store {
     }
 
     /// These dead letters, whole, in the order of their ids; those that are not there are left out.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn whole_dead_letters(&self, ids: &[u64]) -> Result<Vec<Letter>> {
         const ACTION: &str = "read dead letters";
         if ids.is_empty() {
@@ -111,9 +104,6 @@ impl Store {
     }
 
     /// How many dead letters there are, by reason.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn dead_letter_totals(&self, selection: &Selection) -> Result<Vec<Total>> {
         const ACTION: &str = "count dead letters";
         let sql = format!(
@@ -139,9 +129,6 @@ impl Store {
     }
 
     /// The id of the newest dead letter; 0 where there is none.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn newest_dead_letter(&self) -> Result<u64> {
         const ACTION: &str = "look for the newest dead letter";
         let mut conn = self.acquire().await?;
@@ -154,9 +141,6 @@ impl Store {
     }
 
     /// Ids of a selection, after one and up to another one, in their order, each with the length of its body.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn dead_letters_after(
         &self,
         selection: &Selection,
@@ -176,9 +160,6 @@ impl Store {
     }
 
     /// Those of these ids that are there, in their order, each with the length of its body.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn dead_letters_of(&self, ids: &[u64]) -> Result<Vec<(u64, u64)>> {
         const ACTION: &str = "look for dead letters";
         if ids.is_empty() {
@@ -196,9 +177,6 @@ impl Store {
 
     /// Notes that dead letters, each given with how often it had been refused when it was read, were sent again. Returns of how
     /// many that could be noted: one that has been refused since stays open.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn note_replayed(&self, letters: &[(u64, u32)], at: Micros) -> Result<u64> {
         const ACTION: &str = "note what was sent again";
         if letters.is_empty() {
@@ -222,9 +200,6 @@ impl Store {
     }
 
     /// Deletes those of these dead letters that are in the selection still. Returns how many.
-    ///
-    /// # Errors
-    /// MySQL's.
     pub async fn delete_dead_letters(&self, ids: &[u64], selection: &Selection) -> Result<u64> {
         const ACTION: &str = "delete dead letters";
         if ids.is_empty() {
