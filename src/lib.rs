@@ -14,8 +14,8 @@
 //! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
 //! ```
 //!
-//! In reading order: [`model`] and [`event`] are the words; [`consumer`], [`outbox`], and the
-//! [`jobs`] the tasks, which never call each other; [`store`] (MySQL), [`cache`] (Redis) and [`broker`] (RabbitMQ) what they stand
+//! In reading order: the crate `tallyd_core` has the words; [`consumer`], [`outbox`], and the
+//! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
 //! on, as [`servers`] has them; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
 
 pub(crate) mod admin;
@@ -32,8 +32,3 @@ pub mod outbox;
 pub mod runtime;
 pub mod servers;
 pub(crate) mod telemetry;
-
-pub use tallyd_core::{event, job_name, model, outbox_offsets, period, repair_limits};
-pub use tallyd_mysql as store;
-pub use tallyd_rabbitmq as broker;
-pub use tallyd_redis as cache;

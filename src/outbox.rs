@@ -35,20 +35,20 @@ use anyhow::Result;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::cache::Cache;
-use crate::cache::apply::Left;
-use crate::cache::feed::{Gain, Once};
-use crate::cache::keys::KindNames;
 use crate::config::{Config, ConfigHandle, Rules};
-use crate::model::{Addition, Micros};
-use crate::outbox_offsets::{CORRECTIONS, OutboxOffsets};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
-use crate::store::outbox::{End, OutboxRow};
 use crate::telemetry::{seconds_between, telemetry};
+use tallyd_core::model::{Addition, Micros};
+use tallyd_core::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_mysql::Store;
+use tallyd_mysql::outbox::{End, OutboxRow};
+use tallyd_redis::Cache;
+use tallyd_redis::apply::Left;
+use tallyd_redis::feed::{Gain, Once};
+use tallyd_redis::keys::KindNames;
 
 /// How often it looks for rows that others have left, and notes the last row that is added.
 const EVERY: Duration = Duration::from_secs(1);

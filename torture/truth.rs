@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Context, Result};
 use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
-use tallyd::cache::Cache;
-use tallyd::cache::keys::NO_TARGET;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::NO_TARGET;
 
 use crate::checker::{Archive, Letter, State};
 use crate::history::Micros;

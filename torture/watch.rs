@@ -8,7 +8,7 @@ use anyhow::Result;
 use sqlx::{Connection, MySqlConnection};
 use tallyd::client::{Clicked, Client, ClientError};
 use tallyd::config::Config;
-use tallyd::model::{Target, TargetId, UserId};
+use tallyd_core::model::{Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

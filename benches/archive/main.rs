@@ -14,9 +14,9 @@ use common::world::{Setup, World};
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
 use stall::{Stalls, beside};
-use tallyd::cache::Cache;
-use tallyd::period::{Calendar, Period, PeriodKind};
 use tallyd_benches as common;
+use tallyd_core::period::{Calendar, Period, PeriodKind};
+use tallyd_redis::Cache;
 
 const AIMS: [(&str, Aim); 2] = [("insert_ratio", Aim::AtLeast(0.8)), ("stall_extra_ms", Aim::AtMost(5.0))];
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Result, ensure};
 use futures_util::TryStreamExt;
 use sqlx::{MySqlPool, Row};
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 
 /// (target, user) and (at, is_del): the newest event wins, at equal `at` an unlike.
 #[derive(Default)]

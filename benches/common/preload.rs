@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use tallyd::event::{LikeEvent, encode_like};
+use tallyd_core::event::{LikeEvent, encode_like};
 use tokio::time::Instant;
 
 use super::cpu::Processes;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use tallyd::event::LikeEvent;
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 const TARGETS: usize = 100_000;
 /// The users have the ids 1 to this.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::broker::Broker;
 use tallyd::config::{Config, Consumer};
-use tallyd::store::Store;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
 
 /// How tallyd is set up; peers get the same numbers.
 #[derive(Clone, Copy, Debug)]

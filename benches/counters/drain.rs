@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use sqlx::Row;
-use tallyd::event::encode_count;
-use tallyd::model::{Micros, TargetId};
+use tallyd_core::event::encode_count;
+use tallyd_core::model::{Micros, TargetId};
 use tokio::time::Instant;
 
 use crate::Ran;

@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use sqlx::{Connection, MySqlConnection};
 use tallyd::consumer::batch::{distinct, entry, sums};
-use tallyd::event::{CountEvent, EventId};
-use tallyd::model::{Kind, Metric, Micros, Target, TargetId};
-use tallyd::store::{Text, applied_events, likes};
+use tallyd_core::event::{CountEvent, EventId};
+use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
+use tallyd_mysql::{Text, applied_events, likes};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 

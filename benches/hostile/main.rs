@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde::Serialize;
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 use tokio::time::Instant;
 
 use common::contender::Contender;

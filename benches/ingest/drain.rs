@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 use tokio::time::Instant;
 
 use crate::common::contender::{Contender, Keeps, Runs};

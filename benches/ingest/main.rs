@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 
 use common::workload::Workload;
 use tallyd_benches as common;

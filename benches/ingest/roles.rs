@@ -8,12 +8,12 @@ use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 use sqlx::{Connection, MySqlConnection};
-use tallyd::broker::Broker;
 use tallyd::config::Config;
 use tallyd::consumer::batch::{coalesce, differences};
-use tallyd::event::LikeEvent;
-use tallyd::model::Metric;
-use tallyd::store::{Store, StoreError, Text, likes};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::Metric;
+use tallyd_mysql::{Store, StoreError, Text, likes};
+use tallyd_rabbitmq::Broker;
 
 /// Messages that one ack answers.
 const ACK_EVERY: u64 = 1_000;

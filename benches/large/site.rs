@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::client::Client;
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};

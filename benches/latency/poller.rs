@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use sqlx::{Connection, MySqlConnection};
-use tallyd::model::Micros;
+use tallyd_core::model::Micros;
 use tokio::time::Instant;
 
 use super::publisher::{SAMPLED, sample_of};

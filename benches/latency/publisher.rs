@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::{BasicProperties, Connection, ConnectionProperties};
-use tallyd::event::LikeEvent;
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::common::preload::message;

@@ -13,10 +13,10 @@ use common::world::{Setup, World};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
-use tallyd::cache::Cache;
 use tallyd::client::Client;
-use tallyd::model::{Kind, Target, TargetId, UserId};
 use tallyd_benches as common;
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_redis::Cache;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 

@@ -1,7 +1,7 @@
 //! The counters that every layout holds: the same for the same ids and size.
 
 use serde::Serialize;
-use tallyd::cache::keys::Keys;
+use tallyd_redis::keys::Keys;
 
 use crate::layout::{self, METRICS};
 

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, ensure};
 use redis::{ConnectionLike, Pipeline};
 use serde::Serialize;
-use tallyd::cache::keys::{Keys, LOADED};
-use tallyd::cache::layout::{self, Form};
 use tallyd::config::Config;
-use tallyd::model::{Kind, Metric, Target, TargetId};
+use tallyd_core::model::{Kind, Metric, Target, TargetId};
+use tallyd_redis::keys::{Keys, LOADED};
+use tallyd_redis::layout::{self, Form};
 
 use crate::counts::Counts;
 use crate::server::Server;

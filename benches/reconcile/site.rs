@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::cache::Cache;
 use tallyd::client::Client;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Kind, Target, TargetId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Target, TargetId};
+use tallyd_redis::Cache;
 
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};

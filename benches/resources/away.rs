@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
 use serde::Serialize;
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 use tokio::time::MissedTickBehavior;
 
 use crate::common::cpu::{peak_rss_mib, rss_mib};

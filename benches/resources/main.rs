@@ -133,7 +133,7 @@ async fn backlog(messages: usize) -> Result<f64> {
 }
 
 /// Fails unless MySQL has what was published, to the last row, and the queues are empty.
-async fn exact(world: &World, events: impl Iterator<Item = tallyd::event::LikeEvent>) -> Result<()> {
+async fn exact(world: &World, events: impl Iterator<Item = tallyd_core::event::LikeEvent>) -> Result<()> {
     world.assert_drained().await?;
     let model = Model::of(events);
     model.assert_rows(&world.pool, USERS).await?;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use tallyd::event::encode_like;
+use tallyd_core::event::encode_like;
 
 use crate::common::report::{number, print_table};
 use crate::common::workload::{Workload, counted};

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use serde::Serialize;
-use tallyd::broker::Publisher;
-use tallyd::event::{LikeEvent, encode_like};
-use tallyd::model::{Kind, Target, TargetId, UserId};
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
 
 use common::daemon::Daemon;

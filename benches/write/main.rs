@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use sqlx::{Connection, MySqlConnection};
-use tallyd::event::LikeEvent;
+use tallyd_core::event::LikeEvent;
 use tokio::time::Instant;
 
 use common::cpu::Processes;

@@ -8,10 +8,10 @@ use clap::ValueEnum;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd::consumer::batch::{before, coalesce, differences};
-use tallyd::event::LikeEvent;
-use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
-use tallyd::store::Text;
-use tallyd::store::likes::{self, Before, Pair, State};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
+use tallyd_mysql::Text;
+use tallyd_mysql::likes::{self, Before, Pair, State};
 
 /// How the old states are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]

@@ -11,7 +11,7 @@ use crate::play::Played;
 use crate::servers::Servers;
 use crate::traffic::Site;
 use crate::week::Archived;
-use tallyd::model::Micros;
+use tallyd_core::model::Micros;
 
 /// Differences that are named; the rest is only counted.
 const NAMED_MAX: usize = 5;

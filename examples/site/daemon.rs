@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
-use tallyd::model::Target;
+use tallyd_core::model::Target;
 use tokio_util::sync::CancellationToken;
 
 use crate::log::{Fact, Log};

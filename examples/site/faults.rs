@@ -2,8 +2,8 @@
 //! one sends what is no event.
 
 use anyhow::{Context, Result};
-use tallyd::broker::Publisher;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_rabbitmq::Publisher;
 
 use crate::dice::Dice;
 use crate::traffic::{Site, target};

@@ -5,8 +5,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tallyd::event::LikeEvent;
-use tallyd::model::Micros;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::Micros;
 
 use crate::dice::Dice;
 

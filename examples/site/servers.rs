@@ -8,10 +8,10 @@ use lapin::options::{ExchangeDeleteOptions, QueueDeleteOptions};
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, MySqlPool};
-use tallyd::broker::Broker;
-use tallyd::cache::keys::{Keys, NO_TARGET};
-use tallyd::cache::{Cache, layout};
 use tallyd::config::Config;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::keys::{Keys, NO_TARGET};
+use tallyd_redis::{Cache, layout};
 
 use crate::traffic::{KIND, Site};
 
@@ -62,7 +62,7 @@ impl Servers {
         let fields = buckets.iter().flatten().filter(|(field, _)| !field.starts_with(NO_TARGET));
         fields
             .map(|(field, value)| {
-                let likes = layout::value(value, tallyd::model::Metric(1));
+                let likes = layout::value(value, tallyd_core::model::Metric(1));
                 let likes = likes.with_context(|| format!("Redis has \"{value}\" as the counters of {field}"))?;
                 Ok((field.parse().with_context(|| format!("Redis has a field \"{field}\""))?, likes))
             })

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tallyd::broker::Broker;
 use tallyd::client::{Client, Counted, OnBoard};
 use tallyd::config::Config;
-use tallyd::model::{Kind, Target, TargetId, UserId};
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_rabbitmq::Broker;
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result};
 use sqlx::Row;
-use tallyd::period::{Calendar, Period, PeriodKind};
+use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use crate::dice::Dice;
 use crate::servers::Servers;

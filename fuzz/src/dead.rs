@@ -3,12 +3,12 @@
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
 use tallyd::dead_letters::verdict::judge;
-use tallyd::event::{Reason, Refusal};
 use tallyd::letter::text::{
     hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines,
 };
 use tallyd::letter::{headers, refused, returned};
-use tallyd::model::Micros;
+use tallyd_core::event::{Reason, Refusal};
+use tallyd_core::model::Micros;
 
 use super::Bytes;
 use super::event::{NOW, TERMS};

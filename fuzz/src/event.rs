@@ -3,11 +3,11 @@
 use std::sync::LazyLock;
 
 use serde_json::Value;
-use tallyd::event::{
+use tallyd_core::event::{
     BODY_BYTES_MAX, Message, Refusal, Terms, decode, decode_all, encode_count, encode_fence, encode_like, encode_reset,
     encode_set,
 };
-use tallyd::model::{Metric, Micros, Target};
+use tallyd_core::model::{Metric, Micros, Target};
 
 /// The instant of the judgement.
 pub(crate) const NOW: Micros = Micros(1_795_251_385_004_538);

@@ -3,9 +3,9 @@
 use std::sync::LazyLock;
 
 use redis::Value;
-use tallyd::cache::layout::{Form, Layout};
-use tallyd::cache::replies;
-use tallyd::model::Metric;
+use tallyd_core::model::Metric;
+use tallyd_redis::layout::{Form, Layout};
+use tallyd_redis::replies;
 
 use super::Bytes;
 

@@ -1,8 +1,8 @@
 //! Scores of boards: what is packed comes back, in the same order, and what doesn't fit is refused.
 
-use tallyd::cache::ranks::{Before, Ranking, order, place};
-use tallyd::cache::score::{Columns, Packing};
-use tallyd::model::BoardMember;
+use tallyd_core::model::BoardMember;
+use tallyd_redis::ranks::{Before, Ranking, order, place};
+use tallyd_redis::score::{Columns, Packing};
 
 use super::Bytes;
 

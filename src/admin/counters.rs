@@ -5,11 +5,11 @@ use axum::http::StatusCode;
 use axum::response::Response;
 
 use super::{Asked, busy, json, refused};
-use crate::cache::CacheError;
-use crate::event::ID_MAX;
-use crate::model::{Target, TargetId};
 use crate::servers::numbers;
-use crate::store::StoreError;
+use tallyd_core::event::ID_MAX;
+use tallyd_core::model::{Target, TargetId};
+use tallyd_mysql::StoreError;
+use tallyd_redis::CacheError;
 
 pub(super) async fn show(State(asked): State<Asked>, Path((kind, id)): Path<(String, String)>) -> Response {
     let config = asked.live.current();

@@ -39,17 +39,17 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
-use crate::broker::Broker;
-use crate::cache::Cache;
 use crate::config::{ConfigError, ConfigHandle};
 use crate::jobs;
 use crate::runtime::clock;
 use crate::runtime::liveness::{Heartbeat, Liveness};
-use crate::store::Store;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::status::{Sight, Status};
 use crate::telemetry::telemetry;
 use listener::{Listener, Stream};
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
 use token::Token;
 
 /// Connections at the same time. Others wait to be accepted.

@@ -16,8 +16,8 @@ use super::startup;
 use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
 use crate::servers::code_registry;
-use crate::store::Store;
 use crate::telemetry::telemetry;
+use tallyd_mysql::Store;
 
 /// What takes a new configuration.
 pub(super) struct Reloader {

@@ -7,9 +7,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 
 use crate::config::{Config, ConfigHandle};
-use crate::job_name::{JobMode, JobName};
 use crate::jobs::{self, Wakes};
 use crate::runtime::cron::CronTriggers;
+use tallyd_core::job_name::{JobMode, JobName};
 
 /// The triggers that run.
 pub(super) struct Schedules {

@@ -10,7 +10,7 @@ use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::servers::Servers;
 use crate::servers::code_registry::{self, Change};
-use crate::store::schema::Schema;
+use tallyd_mysql::schema::Schema;
 
 /// How long the start waits for Redis: systemd gives up on one that takes minutes.
 const REDIS_LOOK_MAX: Duration = Duration::from_secs(5);

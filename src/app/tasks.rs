@@ -12,13 +12,13 @@ use super::schedules::Schedules;
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
-use crate::job_name::JobName;
 use crate::jobs::reconcile::loss_detector::LossDetector;
 use crate::jobs::snapshots::clock::SnapshotClock;
 use crate::jobs::{self, Requests, Wakes, filters, runner};
 use crate::outbox::Outbox;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::servers::Servers;
+use tallyd_core::job_name::JobName;
 
 /// A task of the daemon. Logs and the status call it by this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,14 +10,14 @@ use std::iter;
 
 use anyhow::Result;
 
-use crate::cache::Cache;
-use crate::cache::ranks::Ranking;
 use crate::config::Board;
-use crate::model::{BoardPeriod, Micros};
-use crate::store::Store;
-use crate::store::boards::PeriodState;
-use crate::store::snapshots::Snapshot;
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
+use tallyd_mysql::Store;
+use tallyd_mysql::boards::PeriodState;
+use tallyd_mysql::snapshots::Snapshot;
+use tallyd_redis::Cache;
+use tallyd_redis::ranks::Ranking;
 
 pub(crate) use page::{Read, read};
 pub use view::{List, Listed, Row, Source, State, Top};

@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::{NotShown, Source};
-use crate::cache::Cache;
-use crate::cache::boards::{Part, Zset};
-use crate::cache::ranks::{Before, Placed, Ranking, place};
-use crate::model::{BoardMember, BoardPeriod};
-use crate::store::Store;
-use crate::store::boards::{PeriodRow, PeriodState};
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_mysql::Store;
+use tallyd_mysql::boards::{PeriodRow, PeriodState};
+use tallyd_redis::Cache;
+use tallyd_redis::boards::{Part, Zset};
+use tallyd_redis::ranks::{Before, Placed, Ranking, place};
 
 /// A page of a period, and the server that it was read from.
 #[derive(Clone, Debug, PartialEq)]

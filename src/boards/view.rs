@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::cache::ranks::Placed;
-use crate::cache::score::Rule;
-use crate::store::boards::PeriodState;
+use tallyd_mysql::boards::PeriodState;
+use tallyd_redis::ranks::Placed;
+use tallyd_redis::score::Rule;
 
 /// How far a period is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::Usage;
 use crate::config::{self, Kinds};
-use crate::model::{Target, TargetId};
+use tallyd_core::model::{Target, TargetId};
 
 /// `90s`, `30m`, `2h`.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
@@ -16,7 +16,7 @@ pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
 /// `video:42`.
 pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
     let target = text.split_once(':').and_then(|(kind, id)| {
-        let id = id.parse().ok().filter(|id| (1..=crate::event::ID_MAX).contains(id))?;
+        let id = id.parse().ok().filter(|id| (1..=tallyd_core::event::ID_MAX).contains(id))?;
         Some(Target { kind: kinds.named(kind)?, id: TargetId(id) })
     });
     target.ok_or_else(|| {

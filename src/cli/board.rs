@@ -8,7 +8,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink};
 use crate::boards::Boards;
-use crate::cache::ranks::Ranking;
 use crate::config::Config;
 use crate::jobs::archive::{self, Scope};
 use crate::jobs::runner::{Ran, Report};
@@ -17,6 +16,7 @@ use crate::jobs::snapshots::Restore;
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
+use tallyd_redis::ranks::Ranking;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {

@@ -13,13 +13,13 @@ use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
 use crate::config::Config;
 use crate::dead_letters::replay::Replay;
 use crate::dead_letters::{self, Which, purge, returned};
-use crate::event::{Reason, Terms};
 use crate::letter::text::printable_json;
-use crate::model::Micros;
 use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
-use crate::store::letters::Selection;
+use tallyd_core::event::{Reason, Terms};
+use tallyd_core::model::Micros;
+use tallyd_mysql::letters::Selection;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum DeadCommand {

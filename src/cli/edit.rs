@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::dead::asked;
 use crate::dead_letters::verdict::judge;
-use crate::event::Terms;
 use crate::letter::text::{pretty_json, printable};
 use crate::runtime::clock;
-use crate::store::letters::Letter;
+use tallyd_core::event::Terms;
+use tallyd_mysql::letters::Letter;
 
 /// Where neither `$VISUAL` nor `$EDITOR` is set.
 const EDITOR: &str = "vi";

@@ -4,15 +4,15 @@ use std::error::Error;
 
 use crate::admin::ask::NoDaemon;
 use crate::boards::NotShown;
-use crate::broker::NoAnswer;
-use crate::cache::CacheError;
 use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
 use crate::jobs::JobError;
 use crate::jobs::archive::ScopeError;
 use crate::runtime::tls::TlsFault;
-use crate::store::migrate::MigrateError;
-use crate::store::{Fate, StoreError};
+use tallyd_mysql::migrate::MigrateError;
+use tallyd_mysql::{Fate, StoreError};
+use tallyd_rabbitmq::NoAnswer;
+use tallyd_redis::CacheError;
 
 pub const EXIT_DONE: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;

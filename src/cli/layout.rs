@@ -8,9 +8,6 @@ use clap::Subcommand;
 use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, parse_time, print, progress_sink};
-use crate::cache::Cache;
-use crate::cache::keys::KindNames;
-use crate::cache::layout::Layout;
 use crate::config::{Also, Config, ConfigError, Redis};
 use crate::jobs::reconcile::report::{End, Report};
 use crate::jobs::reconcile::{Mode, RunOptions};
@@ -18,6 +15,9 @@ use crate::jobs::runner::Ran;
 use crate::jobs::runs;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::layout::Layout;
 
 /// Runs until one finds nothing: what API servers count late in the second layout is off at first.
 const RUNS_MAX: u32 = 4;

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 
 use super::{EXIT_DONE, Format, Usage, parse_target, print};
 use crate::config::Config;
-use crate::job_name::JobName;
 use crate::jobs::filters;
 use crate::servers::{Servers, numbers};
+use tallyd_core::job_name::JobName;
 
 pub(super) async fn show(config: &Config, target: &str, format: Format) -> Result<u8> {
     let target = parse_target(target, &config.kinds)?;

@@ -6,15 +6,15 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Client, OnBoard};
 use crate::boards::{Read, read};
-use crate::cache::Call;
-use crate::cache::boards::{Part, Zset};
-use crate::cache::feed::Gain;
-use crate::cache::ranks::{Placed, Ranking};
-use crate::cache::score::{Columns, Rule};
 use crate::config::Board;
-use crate::model::BoardPeriod;
 use crate::runtime::clock;
+use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Period, PeriodKind};
+use tallyd_redis::Call;
+use tallyd_redis::boards::{Part, Zset};
+use tallyd_redis::feed::Gain;
+use tallyd_redis::ranks::{Placed, Ranking};
+use tallyd_redis::score::{Columns, Rule};
 
 /// A member's place on a board, with its columns.
 #[derive(Clone, Debug, PartialEq)]

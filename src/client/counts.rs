@@ -6,11 +6,11 @@ use tracing::warn;
 
 use super::likes::note_also;
 use super::{Client, OnBoard, TakenBack};
-use crate::cache::keys::Place;
-use crate::cache::{COUNT, Cache, Call, text};
 use crate::config::Writes;
-use crate::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, encode_count, encode_reset, encode_set};
-use crate::model::{Metric, Micros, Target};
+use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, encode_count, encode_reset, encode_set};
+use tallyd_core::model::{Metric, Micros, Target};
+use tallyd_redis::keys::Place;
+use tallyd_redis::{COUNT, Cache, Call, text};
 
 /// The largest number that is counted exactly, and without its sign the least.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;

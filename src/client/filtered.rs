@@ -8,10 +8,10 @@ use anyhow::Result;
 use tracing::debug;
 
 use super::Client;
-use crate::cache::Cache;
-use crate::cache::bloom::Shape;
-use crate::cache::recent::Seen;
-use crate::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_redis::Cache;
+use tallyd_redis::bloom::Shape;
+use tallyd_redis::recent::Seen;
 
 /// Targets whose filter's shape is known at most: some 5 MB. Then all are forgotten, and learned again one by one.
 const SHAPES_MAX: usize = 100_000;
@@ -83,7 +83,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Kind, TargetId};
+    use tallyd_core::model::{Kind, TargetId};
 
     #[test]
     fn what_is_known_of_filters_has_a_bound() {

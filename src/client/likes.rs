@@ -8,14 +8,14 @@ use redis::Value;
 use tracing::{debug, warn};
 
 use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
-use crate::cache::bloom::Shape;
-use crate::cache::keys::Place;
-use crate::cache::recent::shape;
-use crate::cache::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 use crate::config::LIKE;
-use crate::event::LikeEvent;
-use crate::model::{Micros, Target, UserId};
-use crate::store::status::LastClick;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, Target, UserId};
+use tallyd_mysql::status::LastClick;
+use tallyd_redis::bloom::Shape;
+use tallyd_redis::keys::Place;
+use tallyd_redis::recent::shape;
+use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 
 /// What the row of a user who never clicked would say.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
@@ -317,7 +317,7 @@ impl Client {
 }
 
 /// It counts all the same, and `tallyd layout migrate` finds what the second layout lacks.
-pub(super) fn note_also(answer: Option<crate::cache::Result<Value>>) {
+pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     if let Some(Err(error)) = answer {
         debug!(event = "also-uncounted", "{:#}", anyhow::Error::from(error));
     }

@@ -15,15 +15,15 @@ use std::time::Duration;
 use anyhow::Result;
 use tokio::sync::{Mutex, Semaphore};
 
-use crate::broker::{Broker, Publisher};
-use crate::cache::Cache;
-use crate::cache::keys::KindNames;
 use crate::config::{self, Board, Config, Kinds, PartitionBy, Rules};
-use crate::event::{LikeEvent, encode_like};
-use crate::model::{Metric, Micros};
-use crate::store::Store;
 use numbers::Unasked;
 pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::model::{Metric, Micros};
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
 
 /// Connections to MySQL at most.
 const CONNECTIONS: u32 = 16;

@@ -9,8 +9,8 @@ use anyhow::Result;
 use tracing::{debug, warn};
 
 use super::Client;
-use crate::cache::read::Found;
-use crate::model::{Metric, Target};
+use tallyd_core::model::{Metric, Target};
+use tallyd_redis::read::Found;
 
 /// How long MySQL has to say what Redis doesn't know.
 const ASK_MAX: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ impl Client {
     pub(super) async fn ask_mysql<T>(
         &self,
         unasked: &Unasked,
-        question: impl Future<Output = crate::store::Result<T>>,
+        question: impl Future<Output = tallyd_mysql::Result<T>>,
     ) -> Option<T> {
         let away = |until| *unasked.lock().unwrap_or_else(PoisonError::into_inner) = until;
         let is_away = *unasked.lock().unwrap_or_else(PoisonError::into_inner);

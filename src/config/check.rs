@@ -6,10 +6,10 @@ use std::time::Duration;
 use super::key::Key;
 use super::problem::Faults;
 use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule, tls};
-use crate::cache::layout::{Form, Layout};
-use crate::cache::score::Tie;
 use crate::runtime::cron;
 use tallyd_core::period::{PeriodKind, WeekStart};
+use tallyd_redis::layout::{Form, Layout};
+use tallyd_redis::score::Tie;
 
 /// Half of the time after which filters are not trusted any more.
 const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);

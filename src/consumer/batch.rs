@@ -8,12 +8,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::clock::Clock;
-use crate::event::{CountEvent, LikeEvent, SetEvent};
-use crate::model::{Metric, Micros};
-use crate::store::applied_events::Entry;
-use crate::store::jobs::run_of;
-use crate::store::letters::DeadLetter;
-use crate::store::likes::{Before, Difference, Pair, State};
+use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
+use tallyd_core::model::{Metric, Micros};
+use tallyd_mysql::applied_events::Entry;
+use tallyd_mysql::jobs::run_of;
+use tallyd_mysql::letters::DeadLetter;
+use tallyd_mysql::likes::{Before, Difference, Pair, State};
 
 /// A message as it came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -224,8 +224,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::event::EventId;
-    use crate::model::{Kind, Target, TargetId, UserId};
+    use tallyd_core::event::EventId;
+    use tallyd_core::model::{Kind, Target, TargetId, UserId};
 
     const LIKE: Metric = Metric(1);
 

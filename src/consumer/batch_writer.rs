@@ -21,18 +21,18 @@ use super::like_rows::LikeRows;
 use super::ownership::Ownership;
 use super::telemetry::{self, Steps, Throughput};
 use crate::config::{Config, Derived, Rules, Writes};
-use crate::event::{Reason, Refusal};
 use crate::letter;
 use crate::letter::text::instant;
-use crate::model::{Addition, Micros};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
-use crate::store::letters::{self, DeadLetter};
-use crate::store::likes::{self, Difference};
-use crate::store::{Fate, Store, StoreError, Text, outbox, partitions};
 use crate::telemetry::Step;
+use tallyd_core::event::{Reason, Refusal};
+use tallyd_core::model::{Addition, Micros};
+use tallyd_mysql::letters::{self, DeadLetter};
+use tallyd_mysql::likes::{self, Difference};
+use tallyd_mysql::{Fate, Store, StoreError, Text, outbox, partitions};
 
 /// After this many rivals in a row there is a delay between two tries.
 const RIVALS_MAX: u32 = 3;

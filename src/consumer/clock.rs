@@ -3,8 +3,8 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use crate::model::Micros;
-use crate::store::StoreError;
+use tallyd_core::model::Micros;
+use tallyd_mysql::StoreError;
 
 /// How far the two clocks can be apart.
 const APART_MAX_S: i64 = 60;

@@ -9,12 +9,12 @@ use super::batch::{Received, distinct, entry, sums};
 use super::event_capture::EventCapture;
 use super::resolve_sets::{Resolved, newest, resolve};
 use crate::config::Rules;
-use crate::event::CountEvent;
-use crate::model::CounterKey;
-use crate::store::StoreError;
-use crate::store::applied_events::{self, Entry};
-use crate::store::likes::Difference;
-use crate::store::sets::{self, LastSet};
+use tallyd_core::event::CountEvent;
+use tallyd_core::model::CounterKey;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::applied_events::{self, Entry};
+use tallyd_mysql::likes::Difference;
+use tallyd_mysql::sets::{self, LastSet};
 
 /// Transactions that ask the ledger after one that has found an event there.
 const ASKS_AFTER_ONE: u32 = 100;

@@ -12,16 +12,16 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::broker::{Broker, Publisher};
 use crate::config::{self, Derived};
-use crate::event::Reason;
 use crate::letter;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
-use crate::store::StoreError;
-use crate::store::letters::{self, DeadLetter};
 use crate::telemetry::telemetry;
+use tallyd_core::event::Reason;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::letters::{self, DeadLetter};
+use tallyd_rabbitmq::{Broker, Publisher};
 
 /// Messages that are published before the first one is confirmed.
 const IN_FLIGHT: usize = 500;

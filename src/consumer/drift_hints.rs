@@ -7,9 +7,9 @@ use std::time::Duration;
 use sqlx::MySqlConnection;
 
 use crate::config::{Derived, Rules, Writes};
-use crate::model::{CounterKey, Micros};
-use crate::store::likes::Difference;
-use crate::store::{StoreError, drift_hints};
+use tallyd_core::model::{CounterKey, Micros};
+use tallyd_mysql::likes::Difference;
+use tallyd_mysql::{StoreError, drift_hints};
 
 /// Targets that one batch keeps at most.
 const KEPT_MAX: usize = 1_000;
@@ -59,7 +59,7 @@ fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Kind, Metric, Target, TargetId};
+    use tallyd_core::model::{Kind, Metric, Target, TargetId};
 
     #[test]
     fn only_changes_that_are_old_are_late() {

@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use sqlx::MySqlConnection;
 
 use super::resolve_sets::Resolved;
-use crate::event::{CountEvent, LikeEvent};
-use crate::model::{CounterKey, Metric};
-use crate::store::likes::{Pair, State};
-use crate::store::watches::{self, Logged};
-use crate::store::{StoreError, partitions};
+use tallyd_core::event::{CountEvent, LikeEvent};
+use tallyd_core::model::{CounterKey, Metric};
+use tallyd_mysql::likes::{Pair, State};
+use tallyd_mysql::watches::{self, Logged};
+use tallyd_mysql::{StoreError, partitions};
 
 /// The watch that was last read, and what it is of.
 pub(super) struct EventCapture {

@@ -10,7 +10,7 @@ use super::clock::Clock;
 use crate::config::ConfigHandle;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
+use tallyd_mysql::Store;
 
 /// How often it checks whether a day is over. Any number of daemons can do it.
 const EVERY: Duration = Duration::from_secs(3_600);

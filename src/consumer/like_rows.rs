@@ -5,10 +5,10 @@ use sqlx::MySqlConnection;
 
 use super::batch::{Received, before, coalesce, differences};
 use super::event_capture::EventCapture;
-use crate::event::LikeEvent;
-use crate::model::Metric;
-use crate::store::StoreError;
-use crate::store::likes::{self, Before, Difference, Pair, State};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::Metric;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::likes::{self, Before, Difference, Pair, State};
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {

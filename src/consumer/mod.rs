@@ -52,13 +52,13 @@ use message_sizes::MessageSizes;
 use redelivery::PrefetchLimit;
 use session::SessionEnd;
 
-use crate::broker::Broker;
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
-use crate::store::{Store, likes};
 use crate::telemetry::{Standing, telemetry};
+use tallyd_mysql::{Store, likes};
+use tallyd_rabbitmq::Broker;
 
 /// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;

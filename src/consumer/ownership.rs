@@ -3,8 +3,8 @@
 use sqlx::MySqlConnection;
 use tracing::{debug, info};
 
-use crate::store::{Store, StoreError, partitions};
 use crate::telemetry::telemetry;
+use tallyd_mysql::{Store, StoreError, partitions};
 
 /// This session's hold on its partition.
 pub(super) struct Ownership {

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::event::{CountEvent, SetEvent};
-use crate::model::{CounterKey, Micros};
-use crate::store::likes::Difference;
-use crate::store::sets::{LastSet, Standing};
+use tallyd_core::event::{CountEvent, SetEvent};
+use tallyd_core::model::{CounterKey, Micros};
+use tallyd_mysql::likes::Difference;
+use tallyd_mysql::sets::{LastSet, Standing};
 
 /// The events of a batch that hold.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -76,14 +76,14 @@ mod tests {
 
     use super::*;
     use crate::consumer::batch::{Event, distinct, entry};
-    use crate::event::EventId;
-    use crate::model::{Kind, Metric, Target, TargetId};
+    use tallyd_core::event::EventId;
+    use tallyd_core::model::{Kind, Metric, Target, TargetId};
 
     /// The tables, written as the consumer writes them.
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,
-        ledger: HashSet<crate::store::applied_events::Entry>,
+        ledger: HashSet<tallyd_mysql::applied_events::Entry>,
         number_set: HashMap<CounterKey, LastSet>,
         recent: BTreeMap<(CounterKey, Micros, EventId), i64>,
     }

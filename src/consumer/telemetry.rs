@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tracing::info;
 
 use super::batch::{Batch, Event};
-use crate::model::Micros;
 use crate::runtime::clock;
 use crate::telemetry::{EventType, PartitionState, Step, seconds_between, telemetry};
+use tallyd_core::model::Micros;
 
 /// How often the throughput is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);

@@ -27,12 +27,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::Config;
-use crate::event::Terms;
 use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
-use crate::model::Micros;
-use crate::store::Store;
-use crate::store::letters::{Letter, Selection, Total};
 use returned::Returned;
+use tallyd_core::event::Terms;
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_mysql::letters::{Letter, Selection, Total};
 use verdict::{Verdict, judge};
 
 /// Ids in one statement.

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Which, all_there};
 use crate::runtime::fault;
-use crate::store::Store;
-use crate::store::letters::Selection;
+use tallyd_mysql::Store;
+use tallyd_mysql::letters::Selection;
 
 /// Letters that one statement deletes: at most 100 MiB.
 const AT_ONCE: usize = 100;

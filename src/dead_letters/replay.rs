@@ -9,13 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::verdict::judge;
 use super::{PAGE, Which, all_there};
-use crate::broker::{Broker, Publisher};
-use crate::event::Terms;
 use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
 use crate::runtime::fault;
-use crate::store::Store;
-use crate::store::letters::Letter;
+use tallyd_core::event::Terms;
+use tallyd_mysql::Store;
+use tallyd_mysql::letters::Letter;
+use tallyd_rabbitmq::{Broker, Publisher};
 
 /// Letters that are in memory, on the way, and noted at once.
 const AT_ONCE: usize = 64;

@@ -8,13 +8,13 @@ use lapin::options::BasicAckOptions;
 use serde::Serialize;
 
 use super::verdict::judge;
-use crate::broker::{Broker, Link};
 use crate::config::Config;
-use crate::event::Terms;
 use crate::letter;
 use crate::runtime::clock;
-use crate::store::letters::DeadLetter;
-use crate::store::{Fate, Store, StoreError};
+use tallyd_core::event::Terms;
+use tallyd_mysql::letters::DeadLetter;
+use tallyd_mysql::{Fate, Store, StoreError};
+use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in one transaction.
 const AT_ONCE: usize = 100;

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::config::PartitionBy;
-use crate::event::{self, Message, Refusal, Terms};
-use crate::model::Micros;
+use tallyd_core::event::{self, Message, Refusal, Terms};
+use tallyd_core::model::Micros;
 
 /// The routing key of what names nobody: any would do.
 const NOBODY: &str = "0";
@@ -94,7 +94,7 @@ fn guessed(body: &[u8], partition_by: PartitionBy) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Reason;
+    use tallyd_core::event::Reason;
 
     const NOW: Micros = Micros(1_795_251_385_004_538);
 

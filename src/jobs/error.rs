@@ -1,8 +1,8 @@
 //! Why a run failed, by what that means for the next one.
 
-use crate::repair_limits::LimitExceeded;
-use crate::store::StoreError;
-use crate::store::jobs::Outcome;
+use tallyd_core::repair_limits::LimitExceeded;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::jobs::Outcome;
 
 /// Why a run failed. Callers match it; the runs inside pass it through `anyhow` and [`From`] finds it again.
 #[derive(Debug, thiserror::Error)]

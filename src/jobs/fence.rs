@@ -14,13 +14,13 @@ use anyhow::Result;
 use tracing::info;
 
 use super::JobError;
-use crate::broker::{Broker, Depth, Publisher};
-use crate::event::encode_fence;
-use crate::job_name::JobName;
 use crate::runtime::fault;
-use crate::store::Store;
-use crate::store::partitions::Noted;
 use crate::telemetry::{WaitsFor, telemetry};
+use tallyd_core::event::encode_fence;
+use tallyd_core::job_name::JobName;
+use tallyd_mysql::Store;
+use tallyd_mysql::partitions::Noted;
+use tallyd_rabbitmq::{Broker, Depth, Publisher};
 
 /// Checks that the configuration knows all partitions that are in use.
 ///

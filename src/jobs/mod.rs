@@ -27,9 +27,9 @@ pub use error::JobError;
 pub use table::{Requests, modes, specs_of};
 
 use crate::config::Config;
-use crate::job_name::JobName;
 use crate::servers::Servers;
 use schedule::RetryAfter;
+use tallyd_core::job_name::JobName;
 
 /// One mode of a job: what it is called, when it is due, and how one run of it is done.
 #[derive(Clone)]

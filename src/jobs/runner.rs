@@ -16,15 +16,15 @@ use tracing::{error, info, warn};
 use super::schedule::{RetryAfter, Schedule, Wait};
 use super::{JobError, JobSpec, Work};
 use crate::config::ConfigHandle;
-use crate::job_name::JobName;
-use crate::model::Micros;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::servers::Servers;
-pub use crate::store::jobs::Outcome;
-use crate::store::jobs::{LEASE, Lock};
-use crate::store::{Store, StoreError};
 use crate::telemetry::{WaitsFor, telemetry};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Micros;
+pub use tallyd_mysql::jobs::Outcome;
+use tallyd_mysql::jobs::{LEASE, Lock};
+use tallyd_mysql::{Store, StoreError};
 
 /// How often the lease is renewed: three tries before it is given up.
 const RENEW_EVERY: Duration = Duration::from_secs(9);

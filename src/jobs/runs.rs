@@ -13,9 +13,9 @@ use super::recount::{self, Recounter};
 use super::runner::{Job, Ran, run_once};
 use super::snapshots::{self, RESTORE_MODE, Restore, SNAPSHOT_MODE};
 use crate::config::{Config, Recount};
-use crate::job_name::JobName;
 use crate::runtime::progress::ProgressSink;
 use crate::servers::Servers;
+use tallyd_core::job_name::JobName;
 
 /// How long runs of jobs are kept that come every minute.
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);

@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 
 use super::{FirstRun, JobSpec};
 use crate::config::Config;
-use crate::job_name::JobName;
-use crate::model::Micros;
 use crate::runtime::cron;
-use crate::store::{Store, StoreError};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Micros;
+use tallyd_mysql::{Store, StoreError};
 
 /// The pause after a run that failed, or that found the lock held.
 const PAUSE: Duration = Duration::from_secs(30);

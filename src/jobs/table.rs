@@ -11,8 +11,8 @@ use super::schedule::RetryAfter;
 use super::snapshots::SNAPSHOT_MODE;
 use super::{Cron, FirstRun, JobError, JobSpec, Request, Run, Wakes, Work, filters, recount};
 use crate::config::Config;
-use crate::job_name::{JobMode, JobName};
 use crate::runtime::progress::ProgressSink;
+use tallyd_core::job_name::{JobMode, JobName};
 
 /// The runs that detectors ask for.
 #[derive(Clone, Debug, Default)]

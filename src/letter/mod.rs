@@ -6,9 +6,9 @@ use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
 use serde_json::{Map, Value, json};
 
-use crate::event::{Reason, Refusal};
-use crate::model::Micros;
-use crate::store::letters::DeadLetter;
+use tallyd_core::event::{Reason, Refusal};
+use tallyd_core::model::Micros;
+use tallyd_mysql::letters::DeadLetter;
 
 /// So much of a body is kept: sixteen times what an event may have, and far below any `max_allowed_packet`.
 const KEPT_BYTES_MAX: usize = 1 << 20;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use chrono::DateTime;
 use serde::de::IgnoredAny;
 
-use crate::model::Micros;
+use tallyd_core::model::Micros;
 
 /// Bytes in a line of a hex dump.
 const DUMPED: usize = 16;

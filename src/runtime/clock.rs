@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::model::Micros;
+use tallyd_core::model::Micros;
 
 /// The time by this machine's clock. Only for what is compared with other machines' clocks within minutes.
 pub fn now() -> Micros {

@@ -11,7 +11,7 @@ use croner::parser::{CronParser, Seconds};
 use tokio::sync::Notify;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-use crate::model::Micros;
+use tallyd_core::model::Micros;
 
 /// Instants that are looked at for the longest time between two of them: four weeks of minutes.
 const LOOKED_AT: usize = 40_320;

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::model::Micros;
 use crate::runtime::clock;
+use tallyd_core::model::Micros;
 
 /// Everything that fails now, by numbers that say which was first.
 #[derive(Debug)]

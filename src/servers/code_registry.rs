@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::config::{Config, ConfigError};
-use crate::model::{Kind, Metric};
-use crate::store::Store;
-use crate::store::codes::{Noted, Of, Registered};
+use tallyd_core::model::{Kind, Metric};
+use tallyd_mysql::Store;
+use tallyd_mysql::codes::{Noted, Of, Registered};
 
 /// How long it is looked for rows with codes that are in doubt, all together: a start and a reload wait for it.
 const LOOK_MAX: Duration = Duration::from_secs(5);

@@ -7,12 +7,12 @@ pub mod numbers;
 
 use anyhow::Result;
 
-use crate::broker::Broker;
-use crate::cache::Cache;
 use crate::config::{Config, ConfigError};
-use crate::job_name::JobName;
-use crate::store::Store;
-use crate::store::schema::Schema;
+use tallyd_core::job_name::JobName;
+use tallyd_mysql::Store;
+use tallyd_mysql::schema::Schema;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
 
 /// Connections to MySQL that the runs of jobs use at once: two of a reconcile, two of an archive, one of the filters, one of a recount.
 const CONNECTIONS_OF_RUNS: u32 = 2 + 2 + 1 + 1;

@@ -6,12 +6,12 @@ use std::fmt;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::cache::Cache;
-use crate::cache::keys::KindNames;
-use crate::cache::read::Found;
 use crate::config::Config;
-use crate::model::{Metric, Target};
-use crate::store::Store;
+use tallyd_core::model::{Metric, Target};
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::read::Found;
 
 /// A target with all its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -11,9 +11,9 @@ use prometheus_client::registry::Registry;
 
 use super::labels::{Close, Code, EventType, Step};
 use super::{LAG_BOUNDS, counter, counters, counters_of_codes, histogram, locked};
-use crate::event::Reason;
-use crate::model::Micros;
 use crate::telemetry::status::Standing;
+use tallyd_core::event::Reason;
+use tallyd_core::model::Micros;
 
 /// Seconds of a step of a flush.
 const STEP_BOUNDS: [f64; 16] =

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::{WaitsFor, locked};
-use crate::model::Micros;
 use crate::runtime::clock;
 use crate::runtime::progress;
+use tallyd_core::model::Micros;
 
 /// A job in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

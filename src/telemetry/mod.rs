@@ -33,10 +33,10 @@ pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
 
-use crate::model::Micros;
 use labels::Code;
 use quantile::Buckets;
 use status::State;
+use tallyd_core::model::Micros;
 
 /// Seconds from an event's `at` to its commit: from a batch's linger to a day's backlog.
 const LAG_BOUNDS: [f64; 18] = [

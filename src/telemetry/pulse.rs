@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{Buckets, locked, telemetry};
-use crate::model::Micros;
 use crate::runtime::clock;
+use tallyd_core::model::Micros;
 
 /// How far two points are apart.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);

@@ -10,8 +10,8 @@ use crate::common;
 use common::proxy::Proxy;
 use common::{Daemon, World, body, eventually, stderr, stdout, target};
 use serde_json::Value;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
 
 const ANY: &str = "[admin]\nlisten = \"127.0.0.1:0\"\n";
 

@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use redis::AsyncCommands;
 use serde_json::Value;
 use sqlx::Row;
-use tallyd::model::Target;
+use tallyd_core::model::Target;
 
 use super::common::{World, stderr, stdout, target};
 

@@ -3,7 +3,7 @@
 use redis::AsyncCommands;
 use serde_json::Value;
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::common::{Dice, World, eventually, lose, target};
 use super::example::{Example, on_board, outcome, three_truths};

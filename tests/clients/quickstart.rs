@@ -10,11 +10,11 @@ use super::common;
 use super::common::{World, eventually, stderr, stdout, target};
 use super::example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd::cache::ranks::Ranking;
 use tallyd::client::{Client, OnBoard};
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
-use tallyd::period::PeriodKind;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+use tallyd_core::period::PeriodKind;
+use tallyd_redis::ranks::Ranking;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

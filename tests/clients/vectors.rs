@@ -9,16 +9,16 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Deserialize;
 use serde_json::Value;
-use tallyd::cache::keys::{Keys, KindNames};
-use tallyd::cache::layout::{Form, Layout};
-use tallyd::cache::read::Found;
 use tallyd::config::{Config, Kinds};
-use tallyd::event::{
+use tallyd_core::event::{
     CountEvent, EventId, LikeEvent, Message, SetEvent, Terms, decode, encode_count, encode_like, encode_reset,
     encode_set,
 };
-use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
-use tallyd::period::{Calendar, Period, PeriodKind, WeekStart};
+use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_core::period::{Calendar, Period, PeriodKind, WeekStart};
+use tallyd_redis::keys::{Keys, KindNames};
+use tallyd_redis::layout::{Form, Layout};
+use tallyd_redis::read::Found;
 
 use super::common::{World, stderr, stdout, target};
 use super::example::Example;

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Dice, Model, World, assert_redis_equals, body, eventually, redis_likes, servers, target};
-use tallyd::broker::Publisher;
 use tallyd::client::Client;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, Target, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, Target, UserId};
+use tallyd_rabbitmq::Publisher;
 use tallyd_testkit as common;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;

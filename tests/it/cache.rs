@@ -7,14 +7,14 @@ use std::time::Duration;
 use crate::common;
 use common::proxy::Proxy;
 use common::{World, redis_likes, target};
-use tallyd::cache::Cache;
-use tallyd::cache::counters::{Repair, Repaired};
-use tallyd::cache::keys::KindNames;
-use tallyd::cache::layout::Loaded;
 use tallyd::client::Client;
 use tallyd::config::Redis;
-use tallyd::model::{Kind, Metric, Micros, UserId};
-use tallyd::outbox_offsets::OutboxOffsets;
+use tallyd_core::model::{Kind, Metric, Micros, UserId};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_redis::Cache;
+use tallyd_redis::counters::{Repair, Repaired};
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::layout::Loaded;
 
 const LIKE: Metric = Metric(1);
 

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use crate::common;
 use common::{Dice, World, body, eventually, stderr, stdout, target};
 use sqlx::Row;
-use tallyd::event::{LikeEvent, encode_count};
-use tallyd::model::{Metric, Micros, TargetId, UserId};
+use tallyd_core::event::{LikeEvent, encode_count};
+use tallyd_core::model::{Metric, Micros, TargetId, UserId};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\ncomment = 4\n";
 
@@ -237,7 +237,7 @@ async fn the_ledger_is_emptied_while_batches_are_written() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     let (bodies, sums) = some(3_000);
-    let store = tallyd::store::Store::new(&world.config.mysql, 2).unwrap();
+    let store = tallyd_mysql::Store::new(&world.config.mysql, 2).unwrap();
     let publishing = async { world.publish(&publisher, &bodies).await };
     let emptying = async {
         let old = tallyd::runtime::clock::now().0 / 1_000_000 - 20 * 86_400;

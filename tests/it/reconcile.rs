@@ -9,7 +9,7 @@ use common::clicker::Clicker;
 use common::site::Site;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::model::{Micros, UserId};
 
 /// Users that click at once, each on few hot and many cold targets.
 const CLICKERS: u64 = 16;

@@ -11,9 +11,9 @@ use crate::common;
 use common::proxy::Proxy;
 use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::event::{LikeEvent, encode_count, encode_like};
-use tallyd::model::{Metric, Micros, TargetId, UserId};
-use tallyd::store::Store;
+use tallyd_core::event::{LikeEvent, encode_count, encode_like};
+use tallyd_core::model::{Metric, Micros, TargetId, UserId};
+use tallyd_mysql::Store;
 use tokio_util::sync::CancellationToken;
 
 /// The log's lines of that event.

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use tallyd::event::EventId;
-use tallyd::model::{Kind, Metric, Target, TargetId};
+use tallyd_core::event::EventId;
+use tallyd_core::model::{Kind, Metric, Target, TargetId};
 
 use super::letters::Aside;
 use super::{About, Class, LIKE, State, Violation};

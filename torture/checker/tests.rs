@@ -1,5 +1,5 @@
-use tallyd::event::{EventId, LikeEvent, encode_count, encode_like};
-use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
+use tallyd_core::event::{EventId, LikeEvent, encode_count, encode_like};
+use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 
 use super::boards::{HOT, PAST, SEEN};
 use super::letters::mark;
@@ -337,7 +337,7 @@ fn a_window_excuses_what_it_may_lose_and_nothing_else() {
 /// What the client publishes for a like, as a letter.
 fn ahead_letter(target: u64, user: u64, at: Micros) -> Letter {
     let of = Target { kind: Kind(1), id: TargetId(target) };
-    let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd::model::Micros(at) };
+    let event = LikeEvent { target: of, user: UserId(user), liked: true, at: tallyd_core::model::Micros(at) };
     let body = String::from_utf8(encode_like(&event, "video", None)).unwrap();
     Letter { body, reason: "at-in-future".to_owned(), is_replayed: false }
 }
@@ -379,7 +379,7 @@ fn a_count_that_is_ahead_waits_as_a_letter_or_is_lost() {
     story.count(1, VIEW, 2, 9_000, Some(Answer::Done { at }));
     assert_eq!(story.verdict(), [(Class::Lost, About::Event { event: 9_000 })]);
     let names = ("video", "view");
-    let body = encode_count(TargetId(1), names, 2, tallyd::model::Micros(at), &event_id(9_000), None);
+    let body = encode_count(TargetId(1), names, 2, tallyd_core::model::Micros(at), &event_id(9_000), None);
     let body = String::from_utf8(body).unwrap();
     story.state.letters.push(Letter { body, reason: "at-in-future".to_owned(), is_replayed: false });
     assert_eq!(story.verdict(), []);

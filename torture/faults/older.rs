@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tallyd::cache::Cache;
 use tallyd::client::Client;
-use tallyd::model::{Target, TargetId, UserId};
+use tallyd_core::model::{Target, TargetId, UserId};
+use tallyd_redis::Cache;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 

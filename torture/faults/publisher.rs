@@ -6,10 +6,10 @@ use anyhow::{Result, ensure};
 use lapin::BasicProperties;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use tallyd::broker::{Broker, Link};
-use tallyd::event::LikeEvent;
-use tallyd::event::encode_like;
-use tallyd::model::{Micros, Target, TargetId, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::event::encode_like;
+use tallyd_core::model::{Micros, Target, TargetId, UserId};
+use tallyd_rabbitmq::{Broker, Link};
 use tokio::time::{Instant, sleep};
 
 use super::{Fault, Server};

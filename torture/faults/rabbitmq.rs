@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use tallyd::broker::Broker;
+use tallyd_rabbitmq::Broker;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Allows, Fault, Server, then_undo};

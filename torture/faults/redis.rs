@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use redis::aio::MultiplexedConnection;
-use tallyd::cache::Cache;
+use tallyd_redis::Cache;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 

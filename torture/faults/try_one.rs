@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tallyd::client::{Clicked, Client};
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 use tokio::task::JoinSet;
 
 use super::{Allows, Fault, all};

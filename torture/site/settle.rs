@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use sqlx::{AssertSqlSafe, Executor};
-use tallyd::broker::Broker;
+use tallyd_rabbitmq::Broker;
 
 use super::{PARTITIONS, Server, Site};
 

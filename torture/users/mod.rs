@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use tallyd::client::counts::{Change, Changed, CountError, Counting};
 use tallyd::client::{Clicked, ClientError, Counted, TakenBack};
 use tallyd::config::Config;
-use tallyd::model::{Kind, Metric, Target, TargetId, UserId};
+use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

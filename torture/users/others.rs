@@ -1,7 +1,7 @@
 //! What users do beside clicking and counting: boards, pages, and messages that nobody can apply.
 
 use tallyd::client::OnBoard;
-use tallyd::model::{Target, TargetId};
+use tallyd_core::model::{Target, TargetId};
 
 use super::{TARGETS, User, VIDEO};
 use crate::checker::{HOT, PAST, mark};

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::Result;
 use redis::aio::MultiplexedConnection;
-use tallyd::broker::{Broker, Publisher};
-use tallyd::cache::Cache;
-use tallyd::cache::keys::Keys;
 use tallyd::client::Client;
 use tallyd::config::Config;
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+use tallyd_redis::keys::Keys;
 use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};

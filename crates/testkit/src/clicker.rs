@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallyd::client::{Clicked, Client, ClientError, OnBoard};
 use tallyd::config::ServerUrl;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
 use tokio::task::JoinHandle;
 
 use super::proxy::Proxy;

@@ -31,13 +31,13 @@ pub use model::{Model, body, target};
 pub use settings::stack;
 use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use tallyd::broker::{Broker, Publisher};
-use tallyd::cache::Cache;
-use tallyd::cache::keys::NO_TARGET;
 use tallyd::client::{Client, READ_TARGETS_MAX, Source};
 use tallyd::config::Config;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+use tallyd_redis::keys::NO_TARGET;
 
 /// How long a fact may take to become true on a loaded machine.
 pub const DEADLINE: Duration = Duration::from_secs(180);

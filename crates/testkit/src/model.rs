@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use tallyd::event::{LikeEvent, encode_like};
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 /// What the tables must hold: per (target, user) the newest event.
 #[derive(Default)]

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use super::{Page, flag, instant};
 use crate::config::Config;
-use crate::event::Reason;
 use crate::runtime::clock;
 use crate::telemetry::status::{Board, Job, Observed, Outcome, Reconciled, Status};
 use crate::telemetry::{Label, Server, Telemetry, WaitsFor};
+use tallyd_core::event::Reason;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, config: &Config, seen: &Observed) {
     let ready = Status::report(config, "", telemetry, seen, clock::now()).ready;

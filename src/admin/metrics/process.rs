@@ -5,10 +5,9 @@ use prometheus_client::metrics::family::Family;
 use tokio::runtime::Handle;
 
 use super::{Page, flag};
-use crate::model::Micros;
 use crate::runtime::waits::waits;
 use crate::telemetry::{Process, Server, Standing, Telemetry};
-use crate::{broker, cache, store};
+use tallyd_core::model::Micros;
 
 pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     let process = Process::now();
@@ -33,9 +32,9 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
 fn connections_opened() -> Family<Server, Counter> {
     let opened = Family::<Server, Counter>::default();
     for (server, connections) in [
-        (Server::Mysql, store::connections_opened()),
-        (Server::Redis, cache::connections_opened()),
-        (Server::Rabbitmq, broker::connections_opened()),
+        (Server::Mysql, tallyd_mysql::connections_opened()),
+        (Server::Redis, tallyd_redis::connections_opened()),
+        (Server::Rabbitmq, tallyd_rabbitmq::connections_opened()),
     ] {
         opened.get_or_create(&server).inc_by(connections);
     }

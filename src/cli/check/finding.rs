@@ -5,11 +5,11 @@ use std::fmt;
 use anyhow::Error;
 use serde::Serialize;
 
-use crate::cache::CacheError;
 use crate::config::{ConfigError, Problem};
-use crate::model::Micros;
 use crate::runtime::tls::TlsFault;
-use crate::store::StoreError;
+use tallyd_core::model::Micros;
+use tallyd_mysql::StoreError;
+use tallyd_redis::CacheError;
 
 /// How far two clocks may be apart before it is said, in microseconds.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
@@ -197,7 +197,7 @@ fn is_refusal(error: &Error) -> bool {
                 .downcast_ref::<CacheError>()
                 .is_some_and(|error| error.is_of_the_configuration() || error.is_refusal())
             || cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_refusal)
-            || cause.downcast_ref::<lapin::Error>().is_some_and(crate::broker::probe::is_refusal)
+            || cause.downcast_ref::<lapin::Error>().is_some_and(tallyd_rabbitmq::probe::is_refusal)
     })
 }
 

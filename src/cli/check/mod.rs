@@ -19,12 +19,12 @@ use serde::Serialize;
 
 use super::{EXIT_CONFIG, EXIT_DONE, EXIT_TRY_LATER, Format, start_log, start_runtime};
 use crate::config::{self, Config, ConfigError, Loaded, Problem};
-use crate::job_name::JobName;
 use crate::jobs::reconcile::Mode;
 use crate::runtime::clock;
 use crate::runtime::cron;
 use crate::servers::Servers;
 use finding::{Check, Status};
+use tallyd_core::job_name::JobName;
 
 pub use finding::What;
 

@@ -5,8 +5,8 @@ use crate::jobs::JobError;
 use crate::jobs::recount::Recounter;
 use crate::servers::Servers;
 use crate::servers::code_registry;
-use crate::store::Store;
-use crate::store::schema::Schema;
+use tallyd_mysql::Store;
+use tallyd_mysql::schema::Schema;
 
 use super::finding::{Check, What, clock};
 

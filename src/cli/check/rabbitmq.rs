@@ -1,8 +1,8 @@
 //! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
 
-use crate::broker::probe::Found;
-use crate::broker::{Broker, Link};
 use crate::config::Config;
+use tallyd_rabbitmq::probe::Found;
+use tallyd_rabbitmq::{Broker, Link};
 
 use super::finding::{Check, What};
 

@@ -1,11 +1,11 @@
 //! Redis: is it there, may the account use it, and what could be lost or become large.
 
-use crate::cache::Cache;
-use crate::cache::keys::{KindNames, fields_beside};
-use crate::cache::probe::Persistence;
-use crate::cache::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 use crate::config::Config;
 use crate::servers::Servers;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::{KindNames, fields_beside};
+use tallyd_redis::probe::Persistence;
+use tallyd_redis::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, field_bytes, fields_most, suited_bits};
 
 use super::finding::{Check, Status, What, clock};
 

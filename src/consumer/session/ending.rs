@@ -10,8 +10,8 @@ use super::{Open, REPLY_SUCCESS, Session};
 use crate::consumer::batch_writer::{BatchWriter, WriteError};
 use crate::consumer::inbox::Inbox;
 use crate::runtime::fault;
-use crate::store::StoreError;
 use crate::telemetry::Close;
+use tallyd_mysql::StoreError;
 
 /// Why a session has ended.
 #[derive(Debug, thiserror::Error)]

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use lapin::options::{BasicConsumeOptions, BasicQosOptions};
 use lapin::types::FieldTable;
 
-use crate::broker::Link;
 use crate::consumer::Partition;
+use tallyd_rabbitmq::Link;
 
 /// Connects, makes what is missing, and asks for messages. Returns how many partitions there are, too.
 pub(super) async fn listen(partition: &Partition, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {

@@ -30,15 +30,15 @@ use super::message_sizes::PREFETCH_MIN;
 use super::stall_detector::StallDetector;
 use super::telemetry::{Oldest, ReceivedCounts};
 use super::{Learned, PREFETCH_BATCHES, Partition};
-use crate::broker::Link;
 use crate::config::{Config, Derived};
-use crate::event::{self, Message, Terms};
 use crate::letter;
-use crate::model::Micros;
 use crate::runtime::clock;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{Close, PartitionState, Standing, telemetry};
+use tallyd_core::event::{self, Message, Terms};
+use tallyd_core::model::Micros;
+use tallyd_rabbitmq::Link;
 
 /// AMQP's code for "nothing is wrong".
 const REPLY_SUCCESS: u16 = 200;

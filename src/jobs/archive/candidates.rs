@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
-use crate::cache::Cache;
-use crate::cache::boards::BoardKeys;
 use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Open, Periods, Scope, instant};
 use crate::jobs::board_run::{BoardRun, Outcome, PeriodReport};
-use crate::model::{BoardPeriod, Micros};
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::PeriodKind;
+use tallyd_redis::Cache;
+use tallyd_redis::boards::BoardKeys;
 
 /// What a run finds.
 #[derive(Default)]

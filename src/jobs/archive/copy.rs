@@ -2,14 +2,14 @@
 
 use tokio::task::JoinHandle;
 
-use crate::cache::Cache;
 use crate::jobs::board_run::{BoardRun, Halt, Reason, Step};
-use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::Store;
-use crate::store::archive_rows::Places;
-use crate::store::boards::PeriodRow;
+use tallyd_core::model::{BoardMember, BoardPeriod};
 use tallyd_core::tally::Tally;
+use tallyd_mysql::Store;
+use tallyd_mysql::archive_rows::Places;
+use tallyd_mysql::boards::PeriodRow;
+use tallyd_redis::Cache;
 
 /// Pages that one transaction writes: each commit waits for the disk.
 const COMMIT_PAGES: usize = 10;

@@ -68,15 +68,15 @@ pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
 use super::board_run::clock::{self, Start};
 use super::board_run::{BoardRun, Halt};
-use crate::cache::Cache;
 use crate::config::{Board, Config};
-use crate::model::Micros;
 use crate::runtime::progress::ProgressSink;
-use crate::store::Store;
 use candidates::Candidates;
 use copy::Copier;
 use prune::prune;
 use steps::Steps;
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
 
 /// Where a test can end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 13] = [

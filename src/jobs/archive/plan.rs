@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::cache::boards::BoardKeys;
 use crate::jobs::board_run::Reason;
 use crate::jobs::board_run::backup::{Backup, went_back};
-use crate::model::Micros;
-use crate::store::boards::{PeriodRow, PeriodState};
+use tallyd_core::model::Micros;
+use tallyd_mysql::boards::{PeriodRow, PeriodState};
+use tallyd_redis::boards::BoardKeys;
 
 /// What is known of a period.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +116,7 @@ fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Freeze;
+    use tallyd_core::model::Freeze;
     use tallyd_core::tally::Tally;
 
     const DONE_AT: Micros = Micros(1_000_000_000);

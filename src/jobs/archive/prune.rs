@@ -6,8 +6,8 @@ use super::copy::Copier;
 use crate::config::Board;
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Report, Step, backup};
-use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
+use tallyd_core::model::{BoardPeriod, Micros};
 
 /// Archives of one board that one run deletes at most; the next runs delete the others.
 const PRUNED_MAX: usize = 100;

@@ -14,9 +14,9 @@ use tracing::warn;
 
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete};
 use crate::jobs::board_run::{BoardRun, Step};
-use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::boards::PeriodRow;
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_mysql::boards::PeriodRow;
 
 /// Gives the live zset what MySQL has more, and notes that the archive is to be made once more. The zset can be frozen then; returns the number
 /// of pages that it was raised by.

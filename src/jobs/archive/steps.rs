@@ -10,14 +10,14 @@ use tracing::{info, warn};
 use super::copy::Copier;
 use super::plan::{self, Facts, Plan};
 use super::rollback_recovery::raise_to_archive;
-use crate::cache::boards::Changed;
-use crate::cache::score::Rule;
 use crate::jobs::board_run::backup::backup_of;
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Step};
-use crate::model::{BoardPeriod, Freeze};
 use crate::runtime::fault;
-use crate::store::boards::{Done, PeriodRow, PeriodState};
+use tallyd_core::model::{BoardPeriod, Freeze};
+use tallyd_mysql::boards::{Done, PeriodRow, PeriodState};
+use tallyd_redis::boards::Changed;
+use tallyd_redis::score::Rule;
 
 /// How long after its time a zset expires that no run has ended.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);

@@ -1,12 +1,12 @@
 //! What MySQL has of a board beside its archive: the rows of a snapshot, and whether Redis still has the board that they are of.
 
-use crate::cache::boards::BoardKeys;
-use crate::cache::score::Rule;
-use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::boards::PeriodRow;
-use crate::store::snapshots::Snapshot;
-use crate::store::{Store, StoreError};
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_mysql::boards::PeriodRow;
+use tallyd_mysql::snapshots::Snapshot;
+use tallyd_mysql::{Store, StoreError};
+use tallyd_redis::boards::BoardKeys;
+use tallyd_redis::score::Rule;
 
 use super::{BoardRun, Step};
 

@@ -7,11 +7,11 @@ use tracing::warn;
 
 use super::Report;
 use super::periods::instant;
-use crate::cache::Cache;
-use crate::model::Micros;
 use crate::runtime::clock;
 use crate::runtime::progress::spoken;
-use crate::store::Store;
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
 
 /// How far clocks may be apart: time servers keep them within a second.
 const APART_MAX: Duration = Duration::from_secs(120);

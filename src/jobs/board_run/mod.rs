@@ -13,16 +13,16 @@ use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use crate::store::boards::JOB;
 pub(super) use reason::Reason;
 pub(super) use report::Progress;
 pub use report::{Outcome, PeriodReport, Report};
+pub use tallyd_mysql::boards::JOB;
 
-use crate::cache::boards::{BoardKeys, Changed};
-use crate::cache::{Cache, CacheError};
-use crate::model::{BoardPeriod, Micros};
 use crate::runtime::progress::{ProgressSink, follow};
-use crate::store::{Fate, Store, StoreError};
+use tallyd_core::model::{BoardPeriod, Micros};
+use tallyd_mysql::{Fate, Store, StoreError};
+use tallyd_redis::boards::{BoardKeys, Changed};
+use tallyd_redis::{Cache, CacheError};
 
 /// One run, and how far it is.
 pub(super) struct BoardRun<'a> {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 
-use crate::cache::score::Rule;
 use crate::config::Board;
-use crate::model::{BoardPeriod, Micros};
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
+use tallyd_redis::score::Rule;
 
 /// The mode of a run over all closed periods.
 pub const MODE: &str = "closed";
@@ -207,9 +207,9 @@ pub(in crate::jobs) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::score::Tie;
     use crate::config::Pause;
     use tallyd_core::period::WeekStart;
+    use tallyd_redis::score::Tie;
 
     fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
         Board {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::jobs::runner::{self, Outcome as Ended};
-use crate::model::BoardPeriod;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
+use tallyd_core::model::BoardPeriod;
 
 /// The result of one run, period by period.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -6,14 +6,14 @@ use anyhow::{Context, Result};
 use tracing::debug;
 
 use super::Run;
-use crate::cache::bloom::{Shape, Window};
-use crate::cache::filters::Built;
-use crate::job_name::JobName;
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
-use crate::model::{Target, UserId};
 use crate::runtime::fault;
-use crate::store::jobs::number_of;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{Target, UserId};
+use tallyd_mysql::jobs::number_of;
+use tallyd_redis::bloom::{Shape, Window};
+use tallyd_redis::filters::Built;
 
 /// Bytes of a bit string that are in memory at once. A filter that is larger is made part by part, and its likers are read as often:
 /// this one holds 2.8 million of them, the largest there is takes 32 parts.

@@ -69,23 +69,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::{Broker, Publisher};
-use crate::cache::Cache;
-use crate::cache::bloom::{self, Shape};
-use crate::cache::keys::KindNames;
 use crate::config::Config;
-use crate::job_name::JobName;
 use crate::jobs::JobError;
-use crate::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use crate::runtime::fault;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
-use crate::store::changed::ChangedBefore;
-use crate::store::ranges::LAST;
-use crate::store::run_state::LastMarks;
 use plan::{Plan, Wish};
 use report::{Mark, Report};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
+use tallyd_mysql::Store;
+use tallyd_mysql::changed::ChangedBefore;
+use tallyd_mysql::ranges::LAST;
+use tallyd_mysql::run_state::LastMarks;
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+use tallyd_redis::bloom::{self, Shape};
+use tallyd_redis::keys::KindNames;
 
 /// The only mode of the job.
 pub const MODE: &str = "keep";

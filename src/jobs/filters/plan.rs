@@ -1,7 +1,7 @@
 //! What is to be done with a target's filter. Pure.
 
-use crate::cache::bloom::{self, Shape};
-use crate::cache::filters::FilterState;
+use tallyd_redis::bloom::{self, Shape};
+use tallyd_redis::filters::FilterState;
 
 /// What filters should be like.
 #[derive(Clone, Debug)]

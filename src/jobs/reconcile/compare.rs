@@ -17,13 +17,13 @@ use super::outbox_lag::OutboxLag;
 use super::repair::Repairer;
 use super::report::{Progress, Report, TargetReport, TargetVerdict};
 use super::throttle::Throttle;
-use crate::cache::Cache;
-use crate::cache::layout::Loaded;
 use crate::jobs::fence::Fences;
-use crate::model::{CounterKey, Kind, Metric, Target, TargetId};
 use crate::runtime::fault;
-use crate::store::counters::Truth;
-use crate::store::ranges::{Counted, Recount};
+use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
+use tallyd_mysql::counters::Truth;
+use tallyd_mysql::ranges::{Counted, Recount};
+use tallyd_redis::Cache;
+use tallyd_redis::layout::Loaded;
 
 /// Once there are so many suspects they are rechecked, at most as many together, and before the next page.
 pub(super) const SUSPECTS_MAX: usize = 10_000;

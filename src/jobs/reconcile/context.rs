@@ -11,14 +11,14 @@ use tracing::warn;
 
 use super::report::{End, Progress, Report};
 use super::run_options::{Mode, RunOptions, WAIT_MAX};
-use crate::broker::Broker;
-use crate::cache::Cache;
-use crate::cache::keys::KindNames;
 use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::JobError;
-use crate::model::{CounterKey, Metric, Micros, Target};
-use crate::store::Store;
-use crate::store::jobs::number_of;
+use tallyd_core::model::{CounterKey, Metric, Micros, Target};
+use tallyd_mysql::Store;
+use tallyd_mysql::jobs::number_of;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
 
 /// The servers that are compared, and the configuration that says how.
 #[derive(Clone)]

@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::cache::counters::Sample;
-use crate::event::LikeEvent;
-use crate::model::{CounterKey, Metric, Micros, UserId};
-use crate::store::counters::Truth;
-use crate::store::watches::{Watched, WatchedCount, WatchedEvent};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
+use tallyd_mysql::counters::Truth;
+use tallyd_mysql::watches::{Watched, WatchedCount, WatchedEvent};
+use tallyd_redis::counters::Sample;
 
 /// What one look at a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,14 +139,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cache::layout::Loaded;
     use crate::consumer::batch::{before as meets, coalesce};
     use crate::consumer::resolve_sets::{newest, resolve};
-    use crate::event::{CountEvent, EventId, SetEvent};
-    use crate::model::{Kind, Target, TargetId};
-    use crate::outbox_offsets::OutboxOffsets;
-    use crate::store::likes::{Before, State};
-    use crate::store::sets::{LastSet, Standing};
+    use tallyd_core::event::{CountEvent, EventId, SetEvent};
+    use tallyd_core::model::{Kind, Target, TargetId};
+    use tallyd_core::outbox_offsets::OutboxOffsets;
+    use tallyd_mysql::likes::{Before, State};
+    use tallyd_mysql::sets::{LastSet, Standing};
+    use tallyd_redis::layout::Loaded;
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::cache::keys::KindNames;
-use crate::cache::{Cache, CacheError};
 use crate::config::ConfigHandle;
 use crate::jobs::Request;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::{Cache, CacheError};
 
 /// Buckets of each kind that one check reads a field of: some milliseconds of Redis.
 const CHECKED_BUCKETS: u32 = 2_048;

@@ -12,17 +12,17 @@ use super::context::{RunContext, Servers};
 use super::drift::{Logged, Verdict, judge, judge_waiting};
 use super::outbox_lag::OutboxLag;
 use super::report::{Report, Steps, TargetReport, TargetVerdict};
-use crate::broker::Publisher;
-use crate::cache::counters::Sample;
-use crate::cache::layout::Loaded;
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
-use crate::model::{CounterKey, Metric, Micros, Target};
-use crate::outbox_offsets::OutboxOffsets;
 use crate::runtime::fault;
-use crate::store::Store;
-use crate::store::counters::Truth;
-use crate::store::ranges::{Range, Recount};
+use tallyd_core::model::{CounterKey, Metric, Micros, Target};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_mysql::Store;
+use tallyd_mysql::counters::Truth;
+use tallyd_mysql::ranges::{Range, Recount};
+use tallyd_rabbitmq::Publisher;
+use tallyd_redis::counters::Sample;
+use tallyd_redis::layout::Loaded;
 
 /// Counters that are watched at once: the consumers look each event up among them.
 pub(super) const WATCHED_MAX: usize = 1_000;

@@ -54,16 +54,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::broker::Broker;
-use crate::cache::Cache;
-use crate::cache::keys::KindNames;
 use crate::config::{Config, Rules};
-use crate::job_name::JobName;
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
-use crate::repair_limits::LimitExceeded;
 use crate::runtime::progress::{ProgressSink, follow};
-use crate::store::Store;
+use tallyd_core::job_name::JobName;
+use tallyd_core::repair_limits::LimitExceeded;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
 
 use compare::Comparer;
 use context::{RunContext, Servers};

@@ -9,11 +9,11 @@ use tracing::warn;
 use super::compare::{Comparer, KnownByBucket};
 use super::context::Servers;
 use super::report::Steps;
-use crate::cache::counters::Sample;
-use crate::cache::space::LISTPACK_FIELDS;
-use crate::model::{CounterKey, Kind, Metric};
-use crate::store::counters::Truth;
 use crate::telemetry::telemetry;
+use tallyd_core::model::{CounterKey, Kind, Metric};
+use tallyd_mysql::counters::Truth;
+use tallyd_redis::counters::Sample;
+use tallyd_redis::space::LISTPACK_FIELDS;
 
 /// Buckets whose numbers are counted between two waits: some tens of milliseconds of Redis.
 const COUNTED_BUCKETS: usize = 4_096;

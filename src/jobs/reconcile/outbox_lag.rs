@@ -6,9 +6,9 @@
 
 use std::collections::HashMap;
 
-use crate::model::{Addition, CounterKey};
-use crate::outbox_offsets::OutboxOffsets;
-use crate::store::outbox::Since;
+use tallyd_core::model::{Addition, CounterKey};
+use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_mysql::outbox::Since;
 
 /// Rows that no sample of a page had, and some that they had.
 #[derive(Debug, Default)]
@@ -50,8 +50,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::{Kind, Metric, Micros, Target, TargetId};
-    use crate::store::outbox::OutboxRow;
+    use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
+    use tallyd_mysql::outbox::OutboxRow;
 
     fn target(id: u64) -> Target {
         Target { kind: Kind(1), id: TargetId(id) }

@@ -14,15 +14,15 @@ use super::drift::Verdict;
 use super::measure::{Measure, Measurement};
 use super::report::{Report, Steps, TargetVerdict};
 use super::run_options::{JOB, Mode};
-use crate::cache::counters::{Repair, Repaired};
-use crate::cache::layout::Loaded;
 use crate::config::{Reconcile as Limits, Ruled, Writes};
-use crate::model::{CounterKey, Micros, Target};
-use crate::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use crate::runtime::fault;
-use crate::store::counters::Truth;
-use crate::store::jobs::LEASE;
-use crate::store::repairs::Intent;
+use tallyd_core::model::{CounterKey, Micros, Target};
+use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
+use tallyd_mysql::counters::Truth;
+use tallyd_mysql::jobs::LEASE;
+use tallyd_mysql::repairs::Intent;
+use tallyd_redis::counters::{Repair, Repaired};
+use tallyd_redis::layout::Loaded;
 
 /// How long after it is noted a repair can be made: less than the lease of the run.
 const REPAIR_WITHIN: Duration = LEASE.saturating_sub(Duration::from_secs(2));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::job_name::JobName;
-use crate::model::Target;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Target;
 
 /// The name of the job in `job_lock` and `job_run`.
 pub const JOB: &str = JobName::Reconcile.name();

@@ -8,10 +8,10 @@ use tracing::info;
 use super::context::RunContext;
 use super::report::{Report, Waits};
 use super::run_options::JOB;
-use crate::broker::Publisher;
-use crate::model::Micros;
-use crate::store::Store;
 use crate::telemetry::{WaitsFor, telemetry};
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Publisher;
 
 /// Between two checks of a server that has too much to do.
 const CHECK_EVERY: Duration = Duration::from_secs(1);

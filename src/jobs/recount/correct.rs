@@ -7,11 +7,11 @@ use super::page::Measured;
 use super::report::{LISTED_MAX, Report, TargetReport};
 use super::{Run, stopped};
 use crate::config::Reconcile as Limits;
-use crate::job_name::JobName;
-use crate::model::Target;
-use crate::repair_limits::{LimitExceeded, RepairLimits};
 use crate::runtime::fault;
-use crate::store::repairs::Intent;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Target;
+use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
+use tallyd_mysql::repairs::Intent;
 
 /// Corrections of one transaction.
 const CHUNK: usize = 100;

@@ -35,23 +35,23 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::broker::Broker;
 use crate::config::{Config, Reconcile as Limits, Recount, Rules, Writes};
-use crate::job_name::JobName;
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
-use crate::model::{Kind, Metric, TargetId};
-use crate::repair_limits::LimitExceeded;
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
-use crate::store::Store;
-use crate::store::jobs::number_of;
-use crate::store::ranges::LAST;
-use crate::store::recounts::{Question, RecountError};
-use crate::store::repairs::Intent;
 use page::{Measured, Verdict, judge, measured};
 use report::{End, Progress, Report};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{Kind, Metric, TargetId};
 use tallyd_core::recount_query::Query;
+use tallyd_core::repair_limits::LimitExceeded;
+use tallyd_mysql::Store;
+use tallyd_mysql::jobs::number_of;
+use tallyd_mysql::ranges::LAST;
+use tallyd_mysql::recounts::{Question, RecountError};
+use tallyd_mysql::repairs::Intent;
+use tallyd_rabbitmq::Broker;
 
 /// Where a test may end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 4] =

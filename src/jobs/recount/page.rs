@@ -2,9 +2,9 @@
 
 use std::iter::Peekable;
 
-use crate::model::{Micros, TargetId};
-use crate::repair_limits::confirmed_delta;
-use crate::store::recounts::Answer;
+use tallyd_core::model::{Micros, TargetId};
+use tallyd_core::repair_limits::confirmed_delta;
+use tallyd_mysql::recounts::Answer;
 
 /// One target, as one look saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 use tracing::info;
 
-use crate::job_name::JobName;
 use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
+use tallyd_core::job_name::JobName;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

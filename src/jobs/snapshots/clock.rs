@@ -8,15 +8,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::health::{Savable, savable};
-use crate::cache::Cache;
 use crate::config::{Board, ConfigHandle};
 use crate::jobs::Request;
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{Reason, clock};
-use crate::model::BoardPeriod;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
+use tallyd_core::model::BoardPeriod;
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
 
 /// The shortest and the longest pause between two checks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::cache::Cache;
-use crate::cache::score::Rule;
 use crate::config::Board;
 use crate::jobs::board_run::periods::{Candidate, Scope, candidate_named};
-use crate::model::{BoardPeriod, Micros};
-use crate::store::Store;
-use crate::store::snapshots::Snapshot;
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::Period;
+use tallyd_mysql::Store;
+use tallyd_mysql::snapshots::Snapshot;
+use tallyd_redis::Cache;
+use tallyd_redis::score::Rule;
 
 /// How long after a snapshot that was not completed the next one is tried, at most.
 const AGAIN_AFTER: Duration = Duration::from_secs(300);

@@ -19,13 +19,13 @@ pub use save::SNAPSHOT_MODE;
 use super::board_run::BoardRun;
 use super::board_run::clock::{Start, start};
 use super::board_run::periods::candidate_named;
-use crate::cache::Cache;
 use crate::config::{Board, Config};
-use crate::model::Micros;
 use crate::runtime::progress::ProgressSink;
-use crate::store::Store;
 use restore::Restorer;
 use save::Saver;
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
 
 /// Where a test can end the process: between any two steps of what is saved and put back.
 pub const FAULT_POINTS: [&str; 11] = [

@@ -23,16 +23,16 @@ use std::time::Instant;
 use anyhow::Result;
 use tracing::info;
 
-use crate::cache::boards::{BoardKeys, Changed};
-use crate::cache::snapshots::Restoring;
 use crate::jobs::board_run::backup::{Rows, RowsOf, complete, has_best, went_back};
 use crate::jobs::board_run::periods::{Candidate, instant};
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
-use crate::model::{BoardPeriod, Micros};
 use crate::runtime::fault;
 use crate::runtime::progress::ProgressSink;
-use crate::store::boards::{PeriodRow, PeriodState};
-use crate::store::snapshots::Snapshot;
+use tallyd_core::model::{BoardPeriod, Micros};
+use tallyd_mysql::boards::{PeriodRow, PeriodState};
+use tallyd_mysql::snapshots::Snapshot;
+use tallyd_redis::boards::{BoardKeys, Changed};
+use tallyd_redis::snapshots::Restoring;
 
 /// The mode of such a run.
 pub const RESTORE_MODE: &str = "restore";

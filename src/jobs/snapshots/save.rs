@@ -21,15 +21,15 @@ use tracing::{info, warn};
 
 use super::health::{Savable, savable};
 use super::restore::tag;
-use crate::cache::score::Rule;
-use crate::cache::snapshots::Scanned;
 use crate::config::Board;
 use crate::jobs::board_run::backup::{PAGE_MEMBERS, forget, has_best};
 use crate::jobs::board_run::periods::Scope;
 use crate::jobs::board_run::{BoardRun, Halt, Outcome, PeriodReport, Reason, Report, Step};
-use crate::model::{BoardMember, BoardPeriod};
 use crate::runtime::fault;
-use crate::store::snapshots::Saved as SavedMember;
+use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_mysql::snapshots::Saved as SavedMember;
+use tallyd_redis::score::Rule;
+use tallyd_redis::snapshots::Scanned;
 
 /// The mode of such a run.
 pub const SNAPSHOT_MODE: &str = "snapshot";
@@ -302,7 +302,7 @@ mod tests {
     fn members_are_saved_once_in_the_order_of_the_key_with_their_columns() {
         let member = |member: &str, score| BoardMember { member: member.into(), score };
         let page = vec![member("b", 2_097_153.0), member("a", 1_048_576.0), member("b", 2_097_153.0)];
-        let rule = Rule { tie: crate::cache::score::Tie::Second, packing: crate::cache::score::Packing::new(20) };
+        let rule = Rule { tie: tallyd_redis::score::Tie::Second, packing: tallyd_redis::score::Packing::new(20) };
         let saved = |members, rule| saved_members(members, rule).map_err(|_| ()).unwrap();
         let rows: Vec<_> =
             saved(page.clone(), rule).into_iter().map(|row| (row.member, row.primary, row.second)).collect();

@@ -3,11 +3,11 @@
 use anyhow::Result;
 
 use crate::boards::{Boards, Listed, State};
-use crate::cache::Cache;
 use crate::config::{self, Config};
-use crate::model::Micros;
-use crate::store::Store;
 use crate::telemetry::status::Board;
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_redis::Cache;
 
 pub(super) async fn look(config: &Config, store: &Store, cache: &Cache, now: Micros) -> Result<Vec<Board>> {
     let of = Boards { boards: &config.boards, store, cache };

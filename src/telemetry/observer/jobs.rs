@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::job_name::{JobMode, JobName};
-use crate::model::Micros;
 use crate::runtime::cron;
-use crate::store::Store;
-use crate::store::run_state::{RunRow, RunningRow};
 use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
 use crate::telemetry::telemetry;
+use tallyd_core::job_name::{JobMode, JobName};
+use tallyd_core::model::Micros;
+use tallyd_mysql::Store;
+use tallyd_mysql::run_state::{RunRow, RunningRow};
 
 /// Runs of one mode that are kept.
 const RUNS_MAX: u64 = 50;

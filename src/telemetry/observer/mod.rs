@@ -17,18 +17,18 @@ use anyhow::Result;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::broker::Broker;
-use crate::cache::Cache;
 use crate::config::{self, Config, ConfigHandle};
-use crate::job_name::JobMode;
 use crate::runtime::clock;
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
-use crate::store::Store;
 use crate::telemetry::status::{Observed, ServerStatus, Sight};
 use crate::telemetry::{POINT_EVERY, Server, telemetry};
 use jobs::Runs;
 use queues::Queues;
+use tallyd_core::job_name::JobMode;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::Broker;
+use tallyd_redis::Cache;
 
 /// How often servers, queues and partitions are asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

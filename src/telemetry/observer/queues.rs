@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Rest;
-use crate::broker::{self, Broker, Publisher};
+use tallyd_rabbitmq::{self as rabbitmq, Broker, Publisher};
 
 /// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
@@ -63,7 +63,7 @@ impl Queues {
                     self.link = Some(open);
                 }
                 // The refusal has closed the channel.
-                Err(error) if broker::is_refusal(&error) => drop(self.missing.insert(queue)),
+                Err(error) if rabbitmq::is_refusal(&error) => drop(self.missing.insert(queue)),
                 Err(error) => return Err(error),
             }
         }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::{Board, Job, Reconciled, ServerStatus};
-use crate::model::Micros;
-use crate::store::partitions::Owner;
+use tallyd_core::model::Micros;
+use tallyd_mysql::partitions::Owner;
 
 /// How the servers, queues, jobs and boards stood when they were last asked. What has no answer yet is empty or `None`.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use super::troubles::troubles;
 use super::{Observed, Partition, ServerStatus, Standing, State, Status, Wait};
 use crate::config::Config;
-use crate::model::Micros;
 use crate::runtime::waits::{self, Work};
 use crate::telemetry::{PartitionState, Process, Server, Telemetry};
+use tallyd_core::model::Micros;
 
 /// Microseconds for which a batch is tried again before events are said not to be written: rivals are over sooner.
 const FAILS_MAX: i64 = 5_000_000;

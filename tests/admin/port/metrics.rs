@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tallyd::event::Reason;
+use tallyd_core::event::Reason;
 
 use super::common::{World, eventually};
 use super::{ANY, address, get, like, send};

@@ -15,8 +15,8 @@ use crate::common;
 use common::proxy::Proxy;
 use common::{Daemon, World, body, eventually, stderr, target};
 use serde_json::{Value, json};
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tallyd::client::{Client, OnBoard};
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::common::browser::Browser;
 use super::common::proxy::Proxy;

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tallyd::cli;
-use tallyd::event::Reason;
 use tallyd::jobs::archive::Outcome;
 use tallyd::jobs::{reconcile, recount};
+use tallyd_core::event::Reason;
 
 use super::{blocks, documents, first_column, read, root, sources, table};
 

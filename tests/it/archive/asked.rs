@@ -2,8 +2,8 @@
 
 use tallyd::jobs::archive::{Outcome, Scope, ScopeError};
 use tallyd::jobs::runner::Report as _;
-use tallyd::model::BoardPeriod;
 use tallyd::runtime::progress::ProgressSink;
+use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 
 use super::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, week};

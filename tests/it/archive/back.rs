@@ -1,9 +1,9 @@
 //! Redis goes back in time: a replica takes over that was behind, or a server starts from an old dump. MySQL does not go back with it.
 
 use redis::AsyncCommands;
-use tallyd::cache::boards::Changed;
 use tallyd::jobs::archive::Outcome;
-use tallyd::model::{BoardMember, BoardPeriod, Freeze};
+use tallyd_core::model::{BoardMember, BoardPeriod, Freeze};
+use tallyd_redis::boards::Changed;
 
 use super::late::late;
 use super::restored::since;

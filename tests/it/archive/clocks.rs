@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use tallyd::jobs::archive::Outcome;
-use tallyd::model::BoardPeriod;
-use tallyd::period::{Calendar, Period, PeriodKind};
+use tallyd_core::model::BoardPeriod;
+use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use super::saved::open;
 use super::{DAY, NOW, Stage, WEEKLY, board, outcomes};

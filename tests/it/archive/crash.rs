@@ -7,8 +7,8 @@ use std::process::Stdio;
 
 use sqlx::AssertSqlSafe;
 use tallyd::jobs::archive::{FAULT_POINTS, RAISE_FAULT_POINTS};
-use tallyd::model::BoardPeriod;
-use tallyd::period::Period;
+use tallyd_core::model::BoardPeriod;
+use tallyd_core::period::Period;
 
 use super::late::late;
 use super::saved::add;

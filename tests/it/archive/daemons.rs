@@ -4,8 +4,8 @@ use std::process::Stdio;
 
 use redis::AsyncCommands;
 use tallyd::client::{Client, OnBoard};
-use tallyd::model::BoardPeriod;
-use tallyd::store::jobs::Lock;
+use tallyd_core::model::BoardPeriod;
+use tallyd_mysql::jobs::Lock;
 
 use super::saved::add;
 use super::{Board, JOB, Stage, board, week};
@@ -111,7 +111,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     let (live, late) = (stage.live(&at), (3_u64 << 26) as f64);
     stage.redis.zadd::<_, _, _, ()>(&live, "second", late).await.unwrap();
     assert!(stage.world.tallyd(&["board", "restore", "likes", "total"]).status.success());
-    let page = client.board_page(("likes", tallyd::period::PeriodKind::Total), 1, 9, Default::default()).await;
+    let page = client.board_page(("likes", tallyd_core::period::PeriodKind::Total), 1, 9, Default::default()).await;
     let places: Vec<(Vec<u8>, u64)> =
         page.unwrap().entries.into_iter().map(|entry| (entry.member, entry.columns.unwrap().primary)).collect();
     assert_eq!(places, [(b"a first".to_vec(), 3), (b"second".to_vec(), 3)]);

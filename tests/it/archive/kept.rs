@@ -3,8 +3,8 @@
 use redis::AsyncCommands;
 use tallyd::jobs::archive::{Outcome, Scope};
 use tallyd::jobs::runner::Report as _;
-use tallyd::model::BoardPeriod;
 use tallyd::runtime::progress::ProgressSink;
+use tallyd_core::model::BoardPeriod;
 use tokio_util::sync::CancellationToken;
 
 use super::late::late;

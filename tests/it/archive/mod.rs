@@ -29,16 +29,16 @@ use common::World;
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::cache::Cache;
-use tallyd::job_name::JobName;
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Archiver, JOB, Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, run_once};
 use tallyd::jobs::snapshots::Snapshots;
-use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
-use tallyd::store::Store;
-use tallyd::store::jobs::Lock;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{BoardPeriod, Micros};
+use tallyd_mysql::Store;
+use tallyd_mysql::jobs::Lock;
+use tallyd_redis::Cache;
 use tokio_util::sync::CancellationToken;
 
 /// 2026-11-21T12:00:00Z, a Saturday in week 47.

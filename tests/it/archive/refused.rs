@@ -17,9 +17,9 @@ async fn what_an_interrupted_restore_has_left_is_taken_by_no_other() {
     // A restore that filled the zset and did not come further; the board was not lost after all.
     let run = stage.take().await;
     let cache = stage.world.cache.clone();
-    let to = tallyd::cache::snapshots::Restoring { at: &at, tag: &tag, run };
+    let to = tallyd_redis::snapshots::Restoring { at: &at, tag: &tag, run };
     stage.claim(run).await;
-    let member = [tallyd::model::BoardMember { member: b"stale".to_vec(), score: 1_000.0 }];
+    let member = [tallyd_core::model::BoardMember { member: b"stale".to_vec(), score: 1_000.0 }];
     cache.fill_board(to, &member).await.unwrap();
     cache.end_filling(to).await.unwrap();
     stage.end_lease().await;

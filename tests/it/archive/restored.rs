@@ -1,13 +1,13 @@
 //! A board that Redis has lost comes back with what was added since, once.
 
 use redis::AsyncCommands;
-use tallyd::job_name::JobName;
 use tallyd::jobs::JobError;
 use tallyd::jobs::archive::{Outcome, Report};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::jobs::snapshots::{NotRestored, RESTORE_MODE, Restore};
-use tallyd::model::Micros;
 use tallyd::runtime::progress::ProgressSink;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::Micros;
 use tokio_util::sync::CancellationToken;
 
 use super::saved::{add, open};

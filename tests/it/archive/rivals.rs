@@ -5,19 +5,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use redis::AsyncCommands;
-use tallyd::cache::Cache;
-use tallyd::cache::boards::Changed;
-use tallyd::cache::score::Rule;
-use tallyd::cache::snapshots::Restoring;
 use tallyd::jobs::archive::Scope;
 use tallyd::jobs::runner::{Ran, Report as _};
-use tallyd::model::{BoardMember, Freeze};
 use tallyd::runtime::progress::ProgressSink;
-use tallyd::store::StoreError;
-use tallyd::store::archive_rows::Places;
-use tallyd::store::boards::Done;
-use tallyd::store::snapshots::Saved;
+use tallyd_core::model::{BoardMember, Freeze};
 use tallyd_core::tally::Tally;
+use tallyd_mysql::StoreError;
+use tallyd_mysql::archive_rows::Places;
+use tallyd_mysql::boards::Done;
+use tallyd_mysql::snapshots::Saved;
+use tallyd_redis::Cache;
+use tallyd_redis::boards::Changed;
+use tallyd_redis::score::Rule;
+use tallyd_redis::snapshots::Restoring;
 use tokio_util::sync::CancellationToken;
 
 use super::late::late;

@@ -2,12 +2,12 @@
 
 use redis::AsyncCommands;
 use sqlx::Row;
-use tallyd::job_name::JobName;
 use tallyd::jobs::archive::{Outcome, Report, Scope};
 use tallyd::jobs::runner::{Job, Ran, Report as _, run_once};
 use tallyd::jobs::snapshots::SNAPSHOT_MODE;
-use tallyd::model::{BoardPeriod, Micros};
 use tallyd::runtime::progress::ProgressSink;
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::{BoardPeriod, Micros};
 use tokio_util::sync::CancellationToken;
 
 use super::{Board, DAY, NOW, Stage, WEEKLY, board, outcomes, reason, week};
@@ -313,7 +313,7 @@ async fn a_run_that_is_overtaken_before_it_marks_the_board_does_not_mark_it() {
     stage.end_lease().await;
     assert!(stage.save_all(false).await.is_done());
     let late = stage.world.cache.mark_board(&at, overtaken, Some(former), Some(overtaken)).await.unwrap();
-    assert_eq!(late, tallyd::cache::boards::Changed::Refused);
+    assert_eq!(late, tallyd_redis::boards::Changed::Refused);
     assert!(stage.save_all(false).await.is_done());
     stage.close().await;
 }

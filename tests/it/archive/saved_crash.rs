@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use redis::AsyncCommands;
 use tallyd::jobs::archive::PRUNE_FAULT_POINTS;
 use tallyd::jobs::snapshots::FAULT_POINTS;
-use tallyd::model::BoardPeriod;
-use tallyd::period::{Calendar, Period, PeriodKind};
+use tallyd_core::model::BoardPeriod;
+use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use super::crash::dies;
 use super::saved::add;

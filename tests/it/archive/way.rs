@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::AsyncCommands;
 use tallyd::jobs::archive::Outcome;
 use tallyd::jobs::runner::Report as _;
-use tallyd::model::{BoardPeriod, Micros};
+use tallyd_core::model::{BoardPeriod, Micros};
 
 use super::{Board, DAY, ENDED_AT_ONCE, NOW, Stage, WEEKLY, board, outcomes, week};
 

@@ -1,7 +1,7 @@
 //! `tallyd board`, by the real binary.
 
 use redis::AsyncCommands;
-use tallyd::period::{Calendar, Period, PeriodKind};
+use tallyd_core::period::{Calendar, Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
 

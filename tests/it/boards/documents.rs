@@ -6,7 +6,7 @@ use std::path::Path;
 use redis::AsyncCommands;
 use sqlx::AssertSqlSafe;
 use tallyd::client::{Client, OnBoard};
-use tallyd::period::{Period, PeriodKind};
+use tallyd_core::period::{Period, PeriodKind};
 
 use super::common::{World, stderr, stdout};
 

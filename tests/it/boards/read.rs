@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::cache::ranks::Ranking;
 use tallyd::client::boards::Entry;
 use tallyd::client::{Client, OnBoard};
-use tallyd::model::UserId;
-use tallyd::period::PeriodKind;
+use tallyd_core::model::UserId;
+use tallyd_core::period::PeriodKind;
+use tallyd_redis::ranks::Ranking;
 
 use super::common::{Dice, World, target};
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use redis::AsyncCommands;
 use serde::Deserialize;
-use tallyd::cache::boards::Changed;
-use tallyd::cache::score::{Columns, Packing, Rule, Tie};
-use tallyd::model::BoardPeriod;
+use tallyd_core::model::BoardPeriod;
+use tallyd_redis::boards::Changed;
+use tallyd_redis::score::{Columns, Packing, Rule, Tie};
 
 use super::common::{Dice, World};
 

@@ -7,8 +7,8 @@ use lapin::options::{QueueDeclareOptions, QueueDeleteOptions};
 use lapin::types::FieldTable;
 use serde_json::Value;
 use sqlx::AssertSqlSafe;
-use tallyd::broker::probe::Found;
 use tallyd::cli::check::What;
+use tallyd_rabbitmq::probe::Found;
 
 use crate::common::{World, private::Private, proxy::Proxy, stderr, stdout};
 

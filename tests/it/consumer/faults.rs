@@ -1,8 +1,8 @@
 //! The consumer among faults: deaths, cuts, rivals, queues that are gone.
 
 use sqlx::AssertSqlSafe;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 use super::common::proxy::Proxy;
 use super::common::{Dice, Model, World, body, eventually, target};

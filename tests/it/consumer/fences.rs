@@ -6,12 +6,12 @@ use futures_util::StreamExt;
 use lapin::BasicProperties;
 use lapin::options::BasicConsumeOptions;
 use lapin::types::{AMQPValue, FieldTable};
-use tallyd::event::{LikeEvent, encode_fence};
-use tallyd::job_name::JobName;
 use tallyd::jobs::fence::Fences;
-use tallyd::model::UserId;
-use tallyd::store::Store;
-use tallyd::store::jobs::{Lock, number_of};
+use tallyd_core::event::{LikeEvent, encode_fence};
+use tallyd_core::job_name::JobName;
+use tallyd_core::model::UserId;
+use tallyd_mysql::Store;
+use tallyd_mysql::jobs::{Lock, number_of};
 
 use super::common::proxy::Proxy;
 use super::common::{DEADLINE, Model, World, assert_redis_equals, body, drift, target};

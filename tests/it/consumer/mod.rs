@@ -7,8 +7,8 @@ mod fences;
 
 use crate::common;
 use common::{Dice, Model, World, body, eventually, target};
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 const TARGETS: u64 = 500;
 const USERS: u64 = 5_000;
@@ -117,7 +117,7 @@ async fn sigterm_under_load_writes_what_it_acknowledged_and_leaves_the_rest() {
 }
 
 /// The broker takes back what was not acknowledged within a moment of the connection's end.
-async fn eventually_steady(world: &World, publisher: &tallyd::broker::Publisher) -> u32 {
+async fn eventually_steady(world: &World, publisher: &tallyd_rabbitmq::Publisher) -> u32 {
     eventually("the consumer is gone", || async {
         publisher.depth(&world.broker.queue(0)).await.unwrap().consumers == 0
     })

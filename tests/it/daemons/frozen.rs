@@ -1,7 +1,7 @@
 //! A daemon that is frozen in the middle of a transaction, and wakes up when another one has its partitions.
 
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 use crate::common::site::taken_from;
 use crate::common::{Dice, Model, World, body, eventually, target};

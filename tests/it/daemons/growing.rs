@@ -1,8 +1,8 @@
 //! More partitions while users click, reconciles run, and daemons with the old and the new number stand side by side.
 
-use tallyd::broker::Broker;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+use tallyd_rabbitmq::Broker;
 
 use crate::common::site::{Site, all_held};
 use crate::common::{World, body, drift, eventually, stderr, target};

@@ -1,7 +1,7 @@
 //! A job whose daemon dies in the middle is brought to its end by another daemon.
 
 use tallyd::client::Client;
-use tallyd::model::{BoardPeriod, UserId};
+use tallyd_core::model::{BoardPeriod, UserId};
 
 use crate::common::{Model, World, assert_redis_equals, drift, eventually, target};
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Output, Stdio};
 
-use tallyd::event::Reason;
+use tallyd_core::event::Reason;
 
 use super::{assert_exits, film, ids, put_bodies, take};
 use crate::common::{World, stderr, target};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tallyd::event::Reason;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::Reason;
+use tallyd_core::model::{Micros, UserId};
 
 use super::{METRICS, WITH_FILMS, assert_exits, film, letter, put, put_bodies, view};
 use crate::common::{World, eventually, stderr, stdout};

@@ -15,10 +15,10 @@ use common::{World, stderr, stdout};
 use futures_util::StreamExt;
 use lapin::message::Delivery;
 use sqlx::Row;
-use tallyd::event::{Reason, encode_count};
-use tallyd::model::{Micros, TargetId};
-use tallyd::store::Store;
-use tallyd::store::letters::DeadLetter;
+use tallyd_core::event::{Reason, encode_count};
+use tallyd_core::model::{Micros, TargetId};
+use tallyd_mysql::Store;
+use tallyd_mysql::letters::DeadLetter;
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n";
 

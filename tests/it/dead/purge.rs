@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
-use tallyd::event::Reason;
+use tallyd_core::event::Reason;
 
 use super::{assert_exits, film, ids, letter, open, put};
 use crate::common::{World, stderr};

@@ -3,8 +3,8 @@
 use std::process::{Child, Command, Stdio};
 
 use sqlx::Row;
-use tallyd::event::{LikeEvent, Reason};
-use tallyd::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_core::event::{LikeEvent, Reason};
+use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
 use super::{METRICS, WITH_FILMS, assert_exits, film, ids, open, put_bodies, take, view};
 use crate::common::{Model, World, body, eventually, stderr, stdout, target};
@@ -30,7 +30,7 @@ async fn replays_end_with_exact_rows_however_often_they_are_killed() {
             liked: number % 3 > 0,
         };
         model.apply(&event);
-        let like = tallyd::event::encode_like(&event, "film", None);
+        let like = tallyd_core::event::encode_like(&event, "film", None);
         let count = view(1 + number % 5, &format!("e-{number}"), now);
         let count = String::from_utf8(count).unwrap().replace("video", "film").into_bytes();
         bodies.push((event.user, [b"[", like.as_slice(), b",", &count, b"]"].concat()));

@@ -6,9 +6,9 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation};
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd::broker::Link;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+use tallyd_rabbitmq::Link;
 
 use super::{assert_exits, ids};
 use crate::common::{World, body, eventually, stack, stderr, stdout, target};

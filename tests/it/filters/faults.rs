@@ -5,7 +5,7 @@ use redis::AsyncCommands;
 use std::os::unix::process::ExitStatusExt;
 use tallyd::client::Client;
 use tallyd::jobs::filters::FAULT_POINTS;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::{BY_HAND, assert_no_false_no, assert_nobody_refused, keys, like_by_keys, refused, run, seed, state};
 

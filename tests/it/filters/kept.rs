@@ -6,10 +6,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tallyd::cache::bloom::Shape;
 use tallyd::client::{Clicked, Client};
 use tallyd::config::{Config, ServerUrl};
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_redis::bloom::Shape;
 
 use super::{
     BY_HAND, alone, assert_no_false_no, keys, like_by_keys, refused, run, run_with, says_no, seed, state, unlike_all,
@@ -114,7 +114,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
 struct Load {
     world: World,
     client: Client,
-    publisher: tallyd::broker::Publisher,
+    publisher: tallyd_rabbitmq::Publisher,
     over: AtomicBool,
 }
 

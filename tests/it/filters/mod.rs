@@ -8,17 +8,17 @@ mod trusted;
 
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
-use tallyd::cache::bloom::Shape;
-use tallyd::cache::filters::FilterState;
-use tallyd::cache::keys::KindNames;
 use tallyd::client::Client;
 use tallyd::config::{Config, ServerUrl};
-use tallyd::event::LikeEvent;
 use tallyd::jobs::filters::report::Report;
 use tallyd::jobs::runner::Ran;
 use tallyd::jobs::runs;
-use tallyd::model::{Micros, Target, UserId};
 use tallyd::servers::Servers;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, Target, UserId};
+use tallyd_redis::bloom::Shape;
+use tallyd_redis::filters::FilterState;
+use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;

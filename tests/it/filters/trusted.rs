@@ -2,7 +2,7 @@
 
 use redis::AsyncCommands;
 use tallyd::client::{Clicked, Client};
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
 use crate::common::{World, eventually, stderr, target};

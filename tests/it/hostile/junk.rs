@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldTable};
-use tallyd::event::{BODY_BYTES_MAX, LIST_BYTES_MAX};
+use tallyd_core::event::{BODY_BYTES_MAX, LIST_BYTES_MAX};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -14,8 +14,8 @@ use common::servers::rabbitmqctl;
 use common::{Daemon, Model, World, body, eventually, stderr, stdout, target};
 use lapin::BasicProperties;
 use sqlx::Row;
-use tallyd::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
-use tallyd::model::UserId;
+use tallyd_core::event::{CountEvent, LikeEvent, Message, SetEvent, Terms, decode_all};
+use tallyd_core::model::UserId;
 
 /// So much of a body is kept.
 const KEPT_BYTES_MAX: usize = 1 << 20;

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use lapin::BasicProperties;
 use serde_json::{Value, json};
 use sqlx::Row;
-use tallyd::event::{CountEvent, DELTA_MAX, SetEvent, VALUE_MAX};
-use tallyd::model::Micros;
+use tallyd_core::event::{CountEvent, DELTA_MAX, SetEvent, VALUE_MAX};
+use tallyd_core::model::Micros;
 
 use super::common::World;
 use super::{Expected, assert_lives, good, publish};

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use crate::common;
 use common::{Daemon, Dice, Model, World, eventually, redis_likes, target};
-use tallyd::broker::Publisher;
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
+use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 

@@ -3,7 +3,7 @@
 use std::os::unix::process::ExitStatusExt;
 
 use tallyd::client::{Clicked, Client};
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};

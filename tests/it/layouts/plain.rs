@@ -1,7 +1,7 @@
 //! A key for each target, or for each number.
 
 use tallyd::client::{Clicked, Client};
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
 use super::{assert_all_equal, assert_read, crowd, settled};
@@ -57,7 +57,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         let crowd = crowd(&world, 3, 0, &stop);
         let mut redis = world.redis().await;
         let add = |id, by: i64| {
-            let place = world.cache.keys.place("video", target(id), tallyd::model::Metric(1));
+            let place = world.cache.keys.place("video", target(id), tallyd_core::model::Metric(1));
             let mut command = redis::cmd(if name.ends_with("entity") { "HINCRBY" } else { "INCRBY" });
             command.arg(place.key).arg(place.part.strip_prefix("entity:")).arg(by);
             command
@@ -105,7 +105,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
 async fn a_key_that_holds_something_else_is_left_alone_and_said() {
     let (world, daemon, _) = settled("plain_junk", STRING).await;
     let client = Client::new(&world.api).unwrap();
-    let place = world.cache.keys.place("video", target(42), tallyd::model::Metric(1));
+    let place = world.cache.keys.place("video", target(42), tallyd_core::model::Metric(1));
     let mut redis = world.redis().await;
     let () = redis::cmd("SET").arg(&place.key).arg("many").query_async(&mut redis).await.unwrap();
     let error = client.like(target(42), UserId(7), &[]).await.unwrap_err();

@@ -1,7 +1,7 @@
 //! The numbers of a page: all metrics, from whoever knows them.
 
 use tallyd::client::{Client, Number, Source};
-use tallyd::model::{Metric, UserId};
+use tallyd_core::model::{Metric, UserId};
 
 use super::settled;
 use crate::common::{lose, target};

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use redis::AsyncCommands;
-use tallyd::cache::Cache;
 use tallyd::client::counts::{Change, CountError, Counting, NUMBER_MAX};
 use tallyd::client::{Client, Source, TakenBack};
 use tallyd::config::ServerUrl;
-use tallyd::model::{Kind, Metric, Target, TargetId};
+use tallyd_core::model::{Kind, Metric, Target, TargetId};
+use tallyd_redis::Cache;
 
 use crate::common::{Daemon, Dice, World, eventually, target};
 

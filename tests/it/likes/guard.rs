@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::AsyncCommands;
 use tallyd::client::{Clicked, Client, OnBoard};
 use tallyd::config;
-use tallyd::model::{Micros, Target, UserId};
+use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
 use crate::common::{Dice, Model, World, assert_redis_equals, eventually, target};

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::cache::keys::SET_AT;
 use tallyd::client::counts::{Changed, CountError, Counting};
 use tallyd::client::{Client, TakenBack};
 use tallyd::config::ServerUrl;
-use tallyd::event::encode_set;
-use tallyd::model::{Metric, TargetId, UserId};
+use tallyd_core::event::encode_set;
+use tallyd_core::model::{Metric, TargetId, UserId};
+use tallyd_redis::keys::SET_AT;
 
 use super::counted::{BALANCE, LAYOUTS, RULES, SHARE, VIEW, held, loaded, mute, settings, stored};
 use crate::common::proxy::Proxy;

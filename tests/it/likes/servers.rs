@@ -1,7 +1,7 @@
 //! What becomes of clicks while Redis is demoted, or starts again with nothing.
 
 use tallyd::client::{Clicked, Client, ClientError, Source};
-use tallyd::model::{Metric, UserId};
+use tallyd_core::model::{Metric, UserId};
 
 use crate::common::private::Private;
 use crate::common::{Model, World, eventually, redis_likes, target};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redis::AsyncCommands;
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
 
 use crate::common::{Dice, World, target};
 

@@ -3,8 +3,8 @@
 use redis::AsyncCommands;
 use tallyd::client::{Clicked, Client, ClientError, OnBoard, TakenBack};
 use tallyd::config::ServerUrl;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
 
 use crate::common::clicker::held_like;
 use crate::common::{Model, World, assert_redis_equals, target};

@@ -16,8 +16,8 @@ use common::{Daemon, Model, World, body, target};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Confirmation};
-use tallyd::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
-use tallyd::model::UserId;
+use tallyd_core::event::{LIST_BYTES_MAX, LikeEvent, encode_like};
+use tallyd_core::model::UserId;
 
 /// As docs/operations.md states it for the defaults.
 fn memory_max_mib(partitions: u64) -> u64 {

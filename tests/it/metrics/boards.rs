@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::cache::ranks::Ranking;
-use tallyd::period::PeriodKind;
+use tallyd_core::period::PeriodKind;
+use tallyd_redis::ranks::Ranking;
 
 use super::common::{World, eventually, stderr, target};
 use super::{Product, SHARE, VIEW};

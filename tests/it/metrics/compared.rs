@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::cache::keys::KindNames;
 use tallyd::client::counts::Counting;
-use tallyd::model::{Target, UserId};
-use tallyd::store::Store;
+use tallyd_core::model::{Target, UserId};
+use tallyd_mysql::Store;
+use tallyd_redis::keys::KindNames;
 
 use super::common::{stdout, target};
 use super::{BALANCE, LAYOUTS, LIKE, METRICS, Product, SHARE, VIEW};
@@ -156,7 +156,7 @@ async fn slices_go_through_all_metrics() {
     product.settled().await;
     for metric in METRICS {
         product.drift(target(7), metric, 3).await;
-        product.drift(Target { id: tallyd::model::TargetId(900), ..target(7) }, metric, 2).await;
+        product.drift(Target { id: tallyd_core::model::TargetId(900), ..target(7) }, metric, 2).await;
     }
     let mut repaired = 0;
     for _ in 0..4 {

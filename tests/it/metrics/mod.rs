@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 use crate::common;
 use common::{Daemon, Dice, World, eventually, target};
-use tallyd::cache::Cache;
-use tallyd::cache::keys::KindNames;
-use tallyd::cache::read::Found;
 use tallyd::client::Client;
-use tallyd::model::{Metric, Target, UserId};
+use tallyd_core::model::{Metric, Target, UserId};
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::read::Found;
 
 const LIKE: Metric = Metric(1);
 /// API servers count it in Redis.

@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use crate::common;
 use common::{Dice, World, eventually, target};
 use sqlx::Row;
-use tallyd::broker::Publisher;
-use tallyd::cache::Cache;
-use tallyd::cache::keys::KindNames;
 use tallyd::client::Client;
-use tallyd::event::encode_count;
-use tallyd::model::{Metric, Target, TargetId, UserId};
+use tallyd_core::event::encode_count;
+use tallyd_core::model::{Metric, Target, TargetId, UserId};
+use tallyd_rabbitmq::Publisher;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
 
 /// `comment` is counted by API servers, which there are none of here.
 const METRICS: &str =

@@ -1,11 +1,11 @@
 //! lua/apply.lua and the marks on a real Redis.
 
-use tallyd::cache::Cache;
-use tallyd::cache::apply::Left;
-use tallyd::cache::counters::Size;
-use tallyd::cache::keys::KindNames;
-use tallyd::model::{Addition, Kind, Metric};
-use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_core::model::{Addition, Kind, Metric};
+use tallyd_core::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_redis::Cache;
+use tallyd_redis::apply::Left;
+use tallyd_redis::counters::Size;
+use tallyd_redis::keys::KindNames;
 
 use super::common::{World, target};
 use super::{FORWARD, METRICS, Numbers, VIEW, in_redis};
@@ -116,7 +116,8 @@ async fn what_is_no_number_is_left_alone_and_its_neighbours_are_added() {
     assert_eq!(left, Left { no_numbers: 3, ..Left::default() });
     let texts: Vec<String> = redis::cmd("HMGET").arg(&key).arg(&[1, 2, 3, 4, 5]).query_async(&mut redis).await.unwrap();
     assert_eq!(texts, ["x", "1,,2", "1e3", "7,8,1", "0,0,1"]);
-    let of_nobody = Addition { target: tallyd::model::Target { kind: Kind(99), ..target(1) }, metric: VIEW, delta: 1 };
+    let of_nobody =
+        Addition { target: tallyd_core::model::Target { kind: Kind(99), ..target(1) }, metric: VIEW, delta: 1 };
     let left = apply(&world, &world.cache, 0, &[(2, vec![of_nobody])]).await;
     assert_eq!(left, Left { unknown: 1, ..Left::default() });
     world.close().await;

@@ -1,8 +1,8 @@
 //! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
 
-use tallyd::model::Addition;
-use tallyd::outbox_offsets::{CORRECTIONS, OutboxOffsets};
-use tallyd::store::{Store, outbox};
+use tallyd_core::model::Addition;
+use tallyd_core::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_mysql::{Store, outbox};
 
 use super::common::{World, target};
 use super::{Counts, METRICS, VIEW, assert_exact, in_redis, settle};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tallyd::client::Client;
-use tallyd::event::LikeEvent;
-use tallyd::model::UserId;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
 use super::stage::{Stage, assert_numbers};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sqlx::Row as _;
 use tallyd::client::{Client, Counted};
-use tallyd::model::{Micros, Target, UserId};
+use tallyd_core::model::{Micros, Target, UserId};
 use tokio::task::JoinSet;
 
 use super::proof::{Act, Row, first_wrong};

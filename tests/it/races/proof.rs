@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::common::target;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 /// Something that was counted in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

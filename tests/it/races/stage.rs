@@ -4,9 +4,9 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use tallyd::broker::Publisher;
 use tallyd::client::{Client, Counted};
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_rabbitmq::Publisher;
 
 use crate::common::{Daemon, Model, World, assert_redis_equals, eventually, stderr, target};
 

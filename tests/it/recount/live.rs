@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tallyd::client::Client;
-use tallyd::model::Metric;
+use tallyd_core::model::Metric;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use sqlx::Row;
 
 use tallyd::client::{Client, Number, Source};
-use tallyd::model::Metric;
+use tallyd_core::model::Metric;
 
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
 use crate::common::{World, eventually, stderr, stdout, target};

@@ -130,8 +130,8 @@ async fn a_recount_that_is_new_waits_for_its_time() {
 #[cfg(feature = "fault-points")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_lets_no_fence_pass_events_that_the_daemon_holds() {
-    use tallyd::event::encode_count;
-    use tallyd::model::TargetId;
+    use tallyd_core::event::encode_count;
+    use tallyd_core::model::TargetId;
 
     let more = "[consumer]\nlinger_ms = 0\nbatch_events_max = 1\n[amqp]\nheartbeat_s = 3\n[reconcile]\npublish_grace = \"100ms\"\n";
     let world = world("recount_stop", &format!("{}{more}", settings(QUERY, ""))).await;

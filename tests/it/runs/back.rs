@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 use tallyd::client::Client;
-use tallyd::model::{Metric, UserId};
+use tallyd_core::model::{Metric, UserId};
 
 use super::common::private::Private;
 use super::common::{World, assert_redis_equals, drift, eventually, redis_likes, target};

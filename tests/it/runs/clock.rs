@@ -4,10 +4,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::common::{Model, World, assert_redis_equals, body, drift, stdout, target};
-use tallyd::broker::Publisher;
 use tallyd::client::Client;
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
+use tallyd_rabbitmq::Publisher;
 
 /// Counts in Redis, and publishes with an `at` of its own.
 async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, id: u64, at: Micros) {

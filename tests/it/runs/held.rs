@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
-use tallyd::model::{Metric, Micros};
-use tallyd::store::Store;
-use tallyd::store::changed::{ChangedBefore, Span};
+use tallyd_core::model::{Metric, Micros};
+use tallyd_mysql::Store;
+use tallyd_mysql::changed::{ChangedBefore, Span};
 
 use super::common::{World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use super::settled;

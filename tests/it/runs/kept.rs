@@ -1,7 +1,7 @@
 //! Targets that are kept for the next run.
 
 use tallyd::client::Client;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::model::{Micros, UserId};
 
 use super::common::{assert_redis_equals, body, drift, target};
 use super::settled;

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::common::{assert_redis_equals, lose, target};
 use super::settled;

@@ -15,7 +15,7 @@ mod snapshot;
 use crate::common;
 use common::{Model, World, assert_redis_equals, drift, eventually, lose, stderr, stdout, target};
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 /// A daemon, a loaded Redis, and the likes of two users for each of `targets` targets in MySQL and Redis.
 async fn settled(name: &str, targets: u64, settings: &str) -> (World, common::Daemon, Model) {
@@ -250,10 +250,10 @@ async fn likes_of_many_targets_that_have_no_counter_are_counted() {
     let again = world.report(&["reconcile"]);
     assert_eq!((&again["counters_off"], &again["exact"]), (&0.into(), &11_003.into()), "{again}");
     for id in 0..11_000 {
-        model.apply(&tallyd::event::LikeEvent {
+        model.apply(&tallyd_core::event::LikeEvent {
             target: target(100 + id),
             user: UserId(7),
-            at: tallyd::model::Micros(1_767_225_600_000_000),
+            at: tallyd_core::model::Micros(1_767_225_600_000_000),
             liked: true,
         });
     }

@@ -1,8 +1,8 @@
 //! What a run reads of a large table: bounded by rows that the server reads, not by those that it finds.
 
 use sqlx::AssertSqlSafe;
-use tallyd::model::{Kind, TargetId};
-use tallyd::store::Store;
+use tallyd_core::model::{Kind, TargetId};
+use tallyd_mysql::Store;
 
 use super::common::World;
 use super::settled;

@@ -18,8 +18,8 @@ use common::accounts::{PASSWORD, without_password};
 use common::{Daemon, World, eventually, target};
 use tallyd::client::Client;
 use tallyd::config::Config;
-use tallyd::model::UserId;
-use tallyd::store::Store;
+use tallyd_core::model::UserId;
+use tallyd_mysql::Store;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -4,8 +4,8 @@ use lapin::options::{BasicConsumeOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
 use sqlx::mysql::{MySqlDatabaseError, MySqlPool};
 use sqlx::{AssertSqlSafe, Executor};
-use tallyd::broker::{Broker, Link, is_refusal};
 use tallyd::config::{Amqp, ServerUrl};
+use tallyd_rabbitmq::{Broker, Link, is_refusal};
 
 use crate::common::World;
 

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::common;
 use common::World;
 use sqlx::Row;
-use tallyd::event::{encode_count, encode_reset, encode_set};
-use tallyd::model::{Micros, TargetId, UserId};
+use tallyd_core::event::{encode_count, encode_reset, encode_set};
+use tallyd_core::model::{Micros, TargetId, UserId};
 
 const UNREAD: &str = "[metrics]\nlike = 1\nview = 3\nunread = 4\n[[rule]]\nmetric = \"unread\"\nsettable = true\n";
 

@@ -1,7 +1,7 @@
 //! Any order, two partitions, redelivery, death and rivals: the end is the model's.
 
-use tallyd::model::UserId;
-use tallyd::store::Store;
+use tallyd_core::model::UserId;
+use tallyd_mysql::Store;
 
 use super::common::{Dice, World, eventually, stderr};
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};

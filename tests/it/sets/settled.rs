@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use sqlx::Row;
-use tallyd::event::{encode_reset, encode_set};
-use tallyd::model::{Micros, TargetId, UserId};
+use tallyd_core::event::{encode_reset, encode_set};
+use tallyd_core::model::{Micros, TargetId, UserId};
 
 use super::common::World;
 use super::{Event, UNREAD, What, bodies, model, published, start, unread};

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use tallyd::event::{LikeEvent, encode_count};
 use tallyd::jobs::reconcile::drift::counted_at;
-use tallyd::model::{Metric, Micros, TargetId, UserId};
-use tallyd::store::Store;
-use tallyd::store::jobs::number_of;
-use tallyd::store::watches::{Watched, WatchedCount};
+use tallyd_core::event::{LikeEvent, encode_count};
+use tallyd_core::model::{Metric, Micros, TargetId, UserId};
+use tallyd_mysql::Store;
+use tallyd_mysql::jobs::number_of;
+use tallyd_mysql::watches::{Watched, WatchedCount};
 
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};

@@ -164,7 +164,7 @@ impl Cluster {
             timeout_ms: 2_000,
             ..tallyd::config::Amqp::default()
         };
-        tallyd::broker::Broker::new(&amqp).unwrap().connect("test").await.is_ok()
+        tallyd_rabbitmq::Broker::new(&amqp).unwrap().connect("test").await.is_ok()
     }
 
     /// Ends a node.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd::broker::{Broker, Publisher};
 use tallyd::client::{Client, ClientError, Counted};
-use tallyd::event::{LikeEvent, encode_count};
-use tallyd::model::{TargetId, UserId};
+use tallyd_core::event::{LikeEvent, encode_count};
+use tallyd_core::model::{TargetId, UserId};
+use tallyd_rabbitmq::{Broker, Publisher};
 use tokio::task::JoinSet;
 
 use super::common::{Model, World, target};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tallyd::client::{Client, ClientError, Counted, OnBoard};
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
 use super::common::target;

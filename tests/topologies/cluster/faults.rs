@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tallyd::cache::Cache;
 use tallyd::client::ClientError;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_redis::Cache;
 
 use super::Stage;
 use super::common::proxy::Proxy;

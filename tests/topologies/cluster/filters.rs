@@ -1,11 +1,11 @@
 //! Bloom filters on a Redis Cluster.
 
 use redis::{Value, cmd};
-use tallyd::cache::Cache;
-use tallyd::cache::bloom::Shape;
-use tallyd::cache::keys::KindNames;
-use tallyd::cache::recent::Seen;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_redis::Cache;
+use tallyd_redis::bloom::Shape;
+use tallyd_redis::keys::KindNames;
+use tallyd_redis::recent::Seen;
 
 use super::Stage;
 use super::common::{Model, World, eventually, target};

@@ -1,7 +1,7 @@
 //! Counters move to more buckets, most of which are on another node than the former ones.
 
 use tallyd::client::Client;
-use tallyd::model::Metric;
+use tallyd_core::model::Metric;
 
 use super::Stage;
 use super::common::{Model, eventually, redis_likes, stderr, target};

@@ -17,9 +17,9 @@ mod wrong;
 use crate::common;
 use common::{Daemon, Model, World};
 use futures_util::{StreamExt, stream};
-use tallyd::broker::Publisher;
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
+use tallyd_rabbitmq::Publisher;
 
 use nodes::Nodes;
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd::cache::ranks::Ranking;
 use tallyd::client::Counted;
-use tallyd::model::UserId;
-use tallyd::period::PeriodKind;
+use tallyd_core::model::UserId;
+use tallyd_core::period::PeriodKind;
+use tallyd_redis::ranks::Ranking;
 
 use super::Stage;
 use super::common::{Model, World, eventually, target};

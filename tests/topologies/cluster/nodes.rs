@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use tallyd::cache::keys::LOADED;
 use tallyd::client::Client;
 use tallyd::config::Config;
-use tallyd::model::Target;
+use tallyd_core::model::Target;
+use tallyd_redis::keys::LOADED;
 
 use super::common::{DEADLINE, Model, World, eventually, target};
 

@@ -1,8 +1,8 @@
 //! What only the daemon counts, on several masters.
 
-use tallyd::cache::keys::KindNames;
-use tallyd::event::encode_count;
-use tallyd::model::{CounterKey, Metric, TargetId, UserId};
+use tallyd_core::event::encode_count;
+use tallyd_core::model::{CounterKey, Metric, TargetId, UserId};
+use tallyd_redis::keys::KindNames;
 
 use super::common::{World, eventually, target};
 use super::nodes::{MASTERS, Nodes};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
-use tallyd::cache::ranks::Ranking;
 use tallyd::client::OnBoard;
-use tallyd::model::{Target, UserId};
-use tallyd::period::PeriodKind;
+use tallyd_core::model::{Target, UserId};
+use tallyd_core::period::PeriodKind;
+use tallyd_redis::ranks::Ranking;
 
 use super::common::{Dice, Model, redis_likes, target};
 use super::nodes::MASTERS;

@@ -2,10 +2,10 @@
 
 use std::process::Output;
 
-use tallyd::cache::Cache;
-use tallyd::cache::keys::KindNames;
 use tallyd::config::Redis;
-use tallyd::model::Metric;
+use tallyd_core::model::Metric;
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
 
 use super::common::{World, stack, stderr, target};
 use super::nodes::Nodes;

@@ -2,8 +2,8 @@
 
 use sqlx::mysql::MySqlPool;
 use tallyd::client::Client;
-use tallyd::model::{Metric, UserId};
-use tallyd::store::Store;
+use tallyd_core::model::{Metric, UserId};
+use tallyd_mysql::Store;
 
 use super::common::proxy::Proxy;
 use super::common::{Daemon, Model, World, assert_redis_equals, eventually, target};

@@ -12,8 +12,8 @@ mod vschema;
 
 use crate::common;
 use common::{Dice, Model, body, target};
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 /// Likes and unlikes of 200 targets by 2,000 users, without an end, each later than the last.
 fn stream_of_likes(seed: u64) -> impl Iterator<Item = LikeEvent> {

@@ -1,8 +1,8 @@
 //! Settings of a server that a session of ours must not take over.
 
 use sqlx::mysql::{MySqlPool, MySqlPoolOptions};
-use tallyd::event::LikeEvent;
-use tallyd::model::{Micros, UserId};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Micros, UserId};
 
 use super::common::{World, body, eventually, target};
 use super::servers::{ACCOUNT, Server, Template, are_here, run};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use sqlx::Row;
 use tallyd::client::Client;
-use tallyd::model::{Target, UserId};
+use tallyd_core::model::{Target, UserId};
 
 use super::common::{Dice, Model, World, assert_redis_equals, target};
 

@@ -1,7 +1,7 @@
 //! Another server becomes the master while likes are counted.
 
 use tallyd::client::ClientError;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 use super::common::{eventually, target};
 use super::{Stage, goes_on, model};

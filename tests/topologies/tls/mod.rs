@@ -10,7 +10,7 @@ use authority::RunProgress;
 use common::{Daemon, World, eventually, redis_likes, stderr, target};
 use servers::Servers;
 use tallyd::client::Client;
-use tallyd::model::UserId;
+use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
 

@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::loading::{Loading, LoadingBucket};
-use crate::cache::counters::{CALL_IDS_MAX, Repair, Repaired};
 use crate::jobs::reconcile::context::RunContext;
 use crate::jobs::reconcile::drift::Verdict;
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
-use crate::model::{CounterKey, Kind, TargetId};
 use crate::runtime::fault;
-use crate::store::ranges::{LAST, Range};
+use tallyd_core::model::{CounterKey, Kind, TargetId};
+use tallyd_mysql::ranges::{LAST, Range};
+use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
 
 /// Rows that are read and added together: 8,192 buckets get some 12 of them each.
 const PAGE_ROWS: usize = 100_000;

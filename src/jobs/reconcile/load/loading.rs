@@ -1,8 +1,8 @@
 //! The buckets of one kind that are being loaded.
 
-use crate::cache::layout::Loaded;
-use crate::cache::load::Lost;
-use crate::model::{CounterKey, Micros};
+use tallyd_core::model::{CounterKey, Micros};
+use tallyd_redis::layout::Loaded;
+use tallyd_redis::load::Lost;
 
 /// How far each bucket is.
 pub(super) struct Loading {

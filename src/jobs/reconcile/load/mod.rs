@@ -26,10 +26,10 @@ use super::context::{RunContext, Servers};
 use super::measure::Measure;
 use super::report::{LISTED_MAX, Report, Steps};
 use super::run_options::{JOB, Mode};
-use crate::cache::Cache;
-use crate::cache::load::Unloaded;
 use crate::jobs::JobError;
 use buckets::Loader;
+use tallyd_redis::Cache;
+use tallyd_redis::load::Unloaded;
 
 /// Loads of a few buckets that a schedule begins within an hour.
 const LOADS_MAX: u64 = 3;

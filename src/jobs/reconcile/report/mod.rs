@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::run_options::Mode;
 use crate::jobs::runner::{self, Outcome};
-use crate::model::Micros;
+use tallyd_core::model::Micros;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

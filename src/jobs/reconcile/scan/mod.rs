@@ -17,8 +17,8 @@ use super::compare::Comparer;
 use super::context::RunContext;
 use super::report::{Report, Steps};
 use super::run_options::JOB;
-use crate::model::{CounterKey, Micros, Target};
-use crate::store::changed::ChangedBefore;
+use tallyd_core::model::{CounterKey, Micros, Target};
+use tallyd_mysql::changed::ChangedBefore;
 
 /// Counters that one run compares first, because they were kept for it.
 const KEPT_MAX: usize = 5_000;

@@ -10,9 +10,9 @@ use anyhow::Result;
 use crate::jobs::reconcile::compare::{Comparer, KnownByBucket, SUSPECTS_MAX};
 use crate::jobs::reconcile::measure::{RecountedRange, SampledRange};
 use crate::jobs::reconcile::report::Steps;
-use crate::model::{CounterKey, Kind, Target, TargetId};
 use crate::runtime::fault;
-use crate::store::ranges::{LAST, Range};
+use tallyd_core::model::{CounterKey, Kind, Target, TargetId};
+use tallyd_mysql::ranges::{LAST, Range};
 
 /// Likes that a range of several targets has at most: each is a row to recount, and no snapshot should last long.
 const LIKES_MAX: i64 = 5_000_000;

@@ -13,8 +13,8 @@ use crate::jobs::reconcile::context::Servers;
 use crate::jobs::reconcile::orphans::Orphans;
 use crate::jobs::reconcile::report::Slice;
 use crate::jobs::reconcile::run_options::{JOB, Mode};
-use crate::model::{Kind, Target, TargetId};
-use crate::store::ranges::LAST;
+use tallyd_core::model::{Kind, Target, TargetId};
+use tallyd_mysql::ranges::LAST;
 
 /// Rows of `counter` that a slice has at least: small tables need no patience, and statistics may be off.
 const SLICE_MIN: u64 = 10;
