@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
+mod apart;
 mod boards;
 pub(crate) mod crowd;
 mod failover;

@@ -18,12 +18,18 @@ const BOARDS: &str = "[[board]]\nname = \"videos\"\nperiod = \"day\"\n[[board]]\
 
 /// The slot of `key` begins to move: from which node to which.
 async fn begin_to_move(nodes: &Nodes, key: &str) -> (String, usize, usize) {
-    let (slot, from) = (nodes.slot_of(key).await.to_string(), nodes.place_of(key).await);
+    let from = nodes.place_of(key).await;
     let to = (from + 1) % MASTERS;
+    (begin_to_move_to(nodes, key, from, to).await, from, to)
+}
+
+/// The slot of `key`, which begins to move to that node.
+pub(super) async fn begin_to_move_to(nodes: &Nodes, key: &str, from: usize, to: usize) -> String {
+    let slot = nodes.slot_of(key).await.to_string();
     let (from_id, to_id) = (nodes.id(from).await, nodes.id(to).await);
     nodes.cluster(to, &["SETSLOT", &slot, "IMPORTING", &from_id]).await;
     nodes.cluster(from, &["SETSLOT", &slot, "MIGRATING", &to_id]).await;
-    (slot, from, to)
+    slot
 }
 
 /// All keys of the slot have moved.

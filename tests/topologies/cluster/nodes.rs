@@ -72,7 +72,7 @@ impl Nodes {
     }
 
     /// One more node, which the others get to know; its place.
-    async fn add(&mut self) -> usize {
+    pub async fn add(&mut self) -> usize {
         // Both bound at once, so that no port comes twice.
         let listeners = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let [port, bus] = listeners.map(|listener| listener.local_addr().unwrap().port());
@@ -82,7 +82,7 @@ impl Nodes {
         place
     }
 
-    async fn meet(&self, place: usize) {
+    pub async fn meet(&self, place: usize) {
         let Node { port, bus, .. } = &self.nodes[0];
         self.cluster(place, &["MEET", "127.0.0.1", &port.to_string(), &bus.to_string()]).await;
     }
@@ -241,6 +241,12 @@ impl Nodes {
         let mut command = redis::cmd("MIGRATE");
         command.arg("127.0.0.1").arg(self.nodes[to].port).arg(key).arg(0).arg(5_000);
         let _: Value = command.query_async(&mut self.connect(from).await).await.unwrap();
+    }
+
+    /// Sends a signal, such as `-STOP`.
+    pub fn signal(&self, place: usize, name: &str) {
+        let pid = self.nodes[place].child.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
     /// SIGKILL.
