@@ -2,8 +2,8 @@
 //! order.
 //!
 //! A command is sent again only after a node said that it did not run it: MOVED, ASK, TRYAGAIN. After a lost connection
-//! or a timeout it may have run, and a like must not be counted twice. The library's own Cluster connection does not
-//! keep to that: it sends a whole pipeline again when one of its commands was redirected, or when its connection broke.
+//! or a timeout it may have run, and a like must not be counted twice. The library's own Cluster connection keeps to that
+//! only without retries, and then breaks other guarantees: docs/decisions/0101 names them.
 //!
 //! A node that is away fails its own commands alone.
 
