@@ -29,10 +29,9 @@ use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
 use tallyd_core::event::{Reason, Refusal};
-use tallyd_core::model::{Addition, Micros};
+use tallyd_core::model::{Addition, Difference, Micros};
 use tallyd_mysql::letters::{self, DeadLetter};
-use tallyd_mysql::likes::{self, Difference};
-use tallyd_mysql::{Fate, Store, StoreError, Text, outbox, partitions};
+use tallyd_mysql::{Fate, Store, StoreError, Text, likes, outbox, partitions};
 
 /// After this many rivals in a row there is a delay between two tries.
 const RIVALS_MAX: u32 = 3;

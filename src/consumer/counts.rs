@@ -5,16 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use sqlx::MySqlConnection;
 
-use super::batch::{Received, distinct, entry, sums};
+use super::batch::Received;
 use super::event_capture::EventCapture;
-use super::resolve_sets::{Resolved, newest, resolve};
 use crate::config::Rules;
+use tallyd_core::coalesce::{Entry, distinct, sums};
 use tallyd_core::event::CountEvent;
-use tallyd_core::model::CounterKey;
-use tallyd_mysql::StoreError;
-use tallyd_mysql::applied_events::{self, Entry};
-use tallyd_mysql::likes::Difference;
-use tallyd_mysql::sets::{self, LastSet};
+use tallyd_core::model::{CounterKey, Difference};
+use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
+use tallyd_mysql::{StoreError, applied_events, sets};
 
 /// Transactions that ask the ledger after one that has found an event there.
 const ASKS_AFTER_ONE: u32 = 100;
@@ -70,12 +68,12 @@ impl Counts {
         tx: &mut MySqlConnection,
         mut counts: Vec<CountEvent>,
     ) -> Result<Vec<CountEvent>, StoreError> {
-        let mut entries: Vec<Entry> = counts.iter().map(entry).collect();
+        let mut entries: Vec<Entry> = counts.iter().map(Entry::of).collect();
         let applied = if self.asks_ledger > 0 { applied_events::applied(tx, &entries).await? } else { HashSet::new() };
         if !applied.is_empty() {
             self.asks_ledger = ASKS_AFTER_ONE;
             entries.retain(|entry| !applied.contains(entry));
-            counts.retain(|count| !applied.contains(&entry(count)));
+            counts.retain(|count| !applied.contains(&Entry::of(count)));
         }
         applied_events::note_applied(tx, &entries).await?;
         Ok(counts)

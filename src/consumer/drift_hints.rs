@@ -7,8 +7,7 @@ use std::time::Duration;
 use sqlx::MySqlConnection;
 
 use crate::config::{Derived, Rules, Writes};
-use tallyd_core::model::{CounterKey, Micros};
-use tallyd_mysql::likes::Difference;
+use tallyd_core::model::{CounterKey, Difference, Micros};
 use tallyd_mysql::{StoreError, drift_hints};
 
 /// Targets that one batch keeps at most.

@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use sqlx::MySqlConnection;
 
-use super::resolve_sets::Resolved;
+use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::event::{CountEvent, LikeEvent};
 use tallyd_core::model::{CounterKey, Metric};
-use tallyd_mysql::likes::{Pair, State};
+use tallyd_core::resolve_sets::Resolved;
 use tallyd_mysql::watches::{self, Logged};
 use tallyd_mysql::{StoreError, partitions};
 

@@ -3,12 +3,12 @@
 
 use sqlx::MySqlConnection;
 
-use super::batch::{Received, before, coalesce, differences};
+use super::batch::Received;
 use super::event_capture::EventCapture;
+use tallyd_core::coalesce::{Before, Pair, State, before, coalesce, differences};
 use tallyd_core::event::LikeEvent;
-use tallyd_core::model::Metric;
-use tallyd_mysql::StoreError;
-use tallyd_mysql::likes::{self, Before, Difference, Pair, State};
+use tallyd_core::model::{Difference, Metric};
+use tallyd_mysql::{StoreError, likes};
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {

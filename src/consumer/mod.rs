@@ -22,7 +22,7 @@
 //! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
 //! after 20 returns), end because a server does not answer.
 
-pub mod batch;
+mod batch;
 mod batch_writer;
 mod clock;
 mod counts;
@@ -35,7 +35,6 @@ mod like_rows;
 mod message_sizes;
 mod ownership;
 mod redelivery;
-pub mod resolve_sets;
 mod session;
 mod stall_detector;
 mod telemetry;

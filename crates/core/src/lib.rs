@@ -5,6 +5,7 @@
 pub mod bloom;
 pub mod board;
 pub mod chain;
+pub mod coalesce;
 pub mod event;
 pub mod job_name;
 pub mod keys;
@@ -18,6 +19,7 @@ pub mod period;
 pub mod ranks;
 pub mod recount_query;
 pub mod repair_limits;
+pub mod resolve_sets;
 pub mod rules;
 pub mod score;
 pub mod tally;

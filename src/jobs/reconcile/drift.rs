@@ -139,13 +139,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::consumer::batch::{before as meets, coalesce};
-    use crate::consumer::resolve_sets::{newest, resolve};
+    use tallyd_core::coalesce::{Before, State, before as meets, coalesce};
     use tallyd_core::event::{CountEvent, EventId, SetEvent};
     use tallyd_core::model::{Kind, Target, TargetId};
     use tallyd_core::outbox_offsets::OutboxOffsets;
-    use tallyd_mysql::likes::{Before, State};
-    use tallyd_mysql::sets::{LastSet, Standing};
+    use tallyd_core::resolve_sets::{LastSet, Standing, newest, resolve};
     use tallyd_redis::layout::Loaded;
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
