@@ -32,11 +32,8 @@ mod event_capture;
 mod inbox;
 pub mod ledger_gc;
 mod like_rows;
-mod message_sizes;
 mod ownership;
-mod redelivery;
 mod session;
-mod stall_detector;
 mod telemetry;
 
 use std::time::Duration;
@@ -47,8 +44,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use clock::Clock;
-use message_sizes::MessageSizes;
-use redelivery::PrefetchLimit;
 use session::SessionEnd;
 
 use crate::config::{Config, ConfigHandle};
@@ -56,6 +51,7 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::{Standing, telemetry};
+use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
 use tallyd_mysql::{Store, likes};
 use tallyd_rabbitmq::Broker;
 

@@ -10,13 +10,12 @@ mod writing;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -26,8 +25,6 @@ use self::writing::{Writing, join};
 use super::batch::{Batch, Event, Origin, Received};
 use super::batch_writer::BatchWriter;
 use super::inbox::{Arrived, Inbox};
-use super::message_sizes::PREFETCH_MIN;
-use super::stall_detector::StallDetector;
 use super::telemetry::{Oldest, ReceivedCounts};
 use super::{Learned, PREFETCH_BATCHES, Partition};
 use crate::config::{Config, Derived};
@@ -38,6 +35,8 @@ use crate::runtime::retry::Outage;
 use crate::telemetry::{Close, PartitionState, Standing, telemetry};
 use tallyd_core::event::{self, Message, Terms};
 use tallyd_core::model::Micros;
+use tallyd_core::prefetch::PREFETCH_MIN;
+use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
 /// AMQP's code for "nothing is wrong".
@@ -363,7 +362,7 @@ impl Session<'_> {
 /// Waits until then; forever if there is no such time.
 async fn until(then: Option<Instant>) {
     match then {
-        Some(then) => tokio::time::sleep_until(then).await,
+        Some(then) => tokio::time::sleep_until(then.into()).await,
         None => std::future::pending().await,
     }
 }

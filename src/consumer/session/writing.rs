@@ -1,10 +1,11 @@
 //! Hands a batch to the writer, and acknowledges it once it is committed.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, anyhow};
 use lapin::Acker;
 use lapin::options::BasicAckOptions;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{Open, Session, SessionEnd};
@@ -36,7 +37,7 @@ impl Session<'_> {
         self.writer = Some(writer);
         self.is_proven |= result.is_err();
         let refused = result?.refused;
-        if let Some(refused) = self.refused.note(refused as u64, std::time::Instant::now()) {
+        if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {
             warn!(
                 event = "dead-letters",
                 partition = self.partition.number,
