@@ -6,24 +6,13 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::drift::Truth;
+use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
+use tallyd_core::outbox::{OutboxOffsets, Since};
 
-use super::outbox::{self, Since};
+use super::outbox;
 use super::repairs::{self, Intent};
 use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
-
-/// A target's number as MySQL has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Truth {
-    /// `SUM(value)` over the slots of `counter`.
-    pub counted: i64,
-    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
-    pub rows: Option<i64>,
-    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
-    /// target's counter in the same transaction.
-    pub update_at: Option<Micros>,
-}
 
 impl Store {
     /// About how many rows `counter` has, by the server's statistics.

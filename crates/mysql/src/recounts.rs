@@ -10,7 +10,7 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
 use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, TypeInfo};
 use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
-use tallyd_core::outbox_offsets::CORRECTIONS;
+use tallyd_core::outbox::CORRECTIONS;
 use tallyd_core::rules::Writes;
 
 use super::counters::begin_snapshot;

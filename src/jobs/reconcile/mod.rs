@@ -37,12 +37,10 @@
 
 mod compare;
 mod context;
-pub mod drift;
 mod load;
 pub mod loss_detector;
 mod measure;
 mod orphans;
-mod outbox_lag;
 mod repair;
 pub mod report;
 mod run_options;

@@ -7,11 +7,11 @@ use anyhow::Result;
 
 use super::loading::{Loading, LoadingBucket};
 use crate::jobs::reconcile::context::RunContext;
-use crate::jobs::reconcile::drift::Verdict;
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
 use crate::runtime::fault;
+use tallyd_core::drift::Verdict;
 use tallyd_core::model::{CounterKey, Kind, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
