@@ -307,7 +307,7 @@ fn boards(boards: &[Board], metrics: &Metrics, found: &mut Faults) {
         if board.score.first() == board.score.get(1) {
             say(&["score"], ": score names the same number twice".to_owned());
         }
-        if let Err(error) = board.calendar() {
+        if let Err(error) = board.calendar(jiff::tz::db()) {
             say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
         }
     }

@@ -1,6 +1,6 @@
 //! What tallyd counts, decided without a server: ids, events, boards, periods, scores, names of keys, limits.
 //!
-//! Pure: no I/O, no clock, no runtime. Whoever needs the time passes it as an argument.
+//! Pure: no I/O, no clock, no runtime. The time and the time zone database are arguments.
 
 pub mod bloom;
 pub mod board;
