@@ -5,6 +5,7 @@
 //! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
+mod board;
 mod check;
 mod filter;
 mod handle;
