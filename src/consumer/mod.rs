@@ -39,6 +39,8 @@ mod telemetry;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
 use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -53,7 +55,7 @@ use crate::runtime::waits::Work;
 use crate::telemetry::{Standing, telemetry};
 use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
 use tallyd_mysql::{Store, likes};
-use tallyd_rabbitmq::Broker;
+use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;
@@ -94,6 +96,22 @@ impl Learned {
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
+    }
+
+    /// Lowers the prefetch after a session that took too many messages, or failed before it got anything done.
+    fn lower_prefetch(&mut self, took: u16, partition: u16, config: &Config, end: &SessionEnd) {
+        if !end.takes_fewer() {
+            self.limit.failed(took);
+        }
+        let prefetch = self.prefetch(config);
+        if prefetch < took {
+            warn!(
+                event = "prefetch-lowered",
+                partition,
+                prefetch,
+                "the next session takes {prefetch} messages at once, this one took {took}: {end:#}"
+            );
+        }
     }
 }
 
@@ -177,6 +195,41 @@ impl Partition {
             warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
         }
         Ok(exact)
+    }
+
+    /// Connects, makes what is missing, and asks for messages. Returns how many partitions there are, too.
+    async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
+        let link = self.broker.connect(&format!("partition {} of {}", self.number, self.owner)).await?;
+        let partitions = self.declare(&link).await?;
+        let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
+        link.call("set the prefetch", qos).await?;
+        let tag = format!("tallyd-{}", self.owner);
+        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        let consume = link.channel.basic_consume(queue.into(), tag.as_str().into(), options, arguments);
+        let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
+        info!(
+            event = "consuming",
+            partition = self.number,
+            queue,
+            prefetch,
+            "listening on {queue}, {prefetch} messages at once"
+        );
+        Ok((link, deliveries, partitions))
+    }
+
+    /// Makes what is missing on the broker, for as many partitions as are in use. This daemon can be one that knows of fewer, and must not
+    /// undo what another daemon has made. More are noted before they are made. Returns how many there are.
+    async fn declare(&self, link: &Link) -> Result<u16> {
+        loop {
+            let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
+            self.broker.declare_for(link, partitions).await?;
+            // If another daemon has come with more meanwhile, something that it has undone was perhaps made again.
+            let noted = self.store.noted_partitions().await?;
+            // A smaller number was read from a server that is behind.
+            if noted.is_none_or(|noted| noted.partitions <= partitions) {
+                return Ok(partitions);
+            }
+        }
     }
 
     async fn wait(&self, delay: Duration) {

@@ -5,7 +5,6 @@
 //! first message, or when it is full, or at the stop.
 
 mod ending;
-mod listening;
 mod writing;
 
 use std::convert::Infallible;
@@ -17,10 +16,9 @@ use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 pub(super) use self::ending::SessionEnd;
-use self::listening::listen;
 use self::writing::{Writing, join};
 use super::batch::{Batch, Event, Origin, Received};
 use super::batch_writer::BatchWriter;
@@ -75,18 +73,11 @@ pub(super) async fn run(
     let prefetch = learned.prefetch(config);
     let queue = partition.broker.queue(number);
     // Many calls, which all have time limits.
-    let listening = partition.heartbeat.during(listen(partition, &queue, prefetch)).await;
+    let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
     let (link, deliveries, partitions) = match listening {
         Ok(listening) => listening,
         Err(error) => return error.into(),
     };
-    info!(
-        event = "consuming",
-        partition = number,
-        queue,
-        prefetch,
-        "listening on {queue}, {prefetch} messages at once"
-    );
     let ends = partition.stop.child_token();
     let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
     let mut session = Session {
@@ -127,17 +118,8 @@ pub(super) async fn run(
         }
         return end;
     }
-    if !end.takes_fewer() && !is_proven {
-        learned.limit.failed(prefetch);
-    }
-    let lowered = learned.prefetch(config);
-    if lowered < prefetch && (end.takes_fewer() || !is_proven) {
-        warn!(
-            event = "prefetch-lowered",
-            partition = number,
-            prefetch = lowered,
-            "the next session takes {lowered} messages at once, this one took {prefetch}: {end:#}"
-        );
+    if end.takes_fewer() || !is_proven {
+        learned.lower_prefetch(prefetch, number, config, &end);
     }
     end
 }
