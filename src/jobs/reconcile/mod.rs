@@ -43,7 +43,6 @@ mod measure;
 mod orphans;
 mod repair;
 pub mod report;
-mod run_options;
 mod scan;
 mod throttle;
 
@@ -64,9 +63,9 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
 use compare::Comparer;
+pub use context::{JOB, Mode, RunOptions};
 use context::{RunContext, Servers};
 use report::{End, Progress, Report};
-pub use run_options::{JOB, Mode, RunOptions};
 
 /// Compares Redis with MySQL and repairs it: one run at a time.
 #[derive(Clone)]

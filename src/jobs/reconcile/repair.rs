@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::warn;
 
-use super::context::{RunContext, Servers};
+use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::{Measure, Measurement};
 use super::report::{Report, Steps, TargetVerdict};
-use super::run_options::{JOB, Mode};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
 use tallyd_core::drift::{Truth, Verdict};
