@@ -8,7 +8,7 @@ use sqlx::MySqlConnection;
 
 use crate::config::{Derived, Rules, Writes};
 use tallyd_core::model::{CounterKey, Difference, Micros};
-use tallyd_mysql::{StoreError, drift_hints};
+use tallyd_mysql::{StoreError, changed};
 
 /// Targets that one batch keeps at most.
 const KEPT_MAX: usize = 1_000;
@@ -38,10 +38,10 @@ impl DriftHints {
             return Ok(());
         }
         // A backlog is as old. But a run lists everything since the run before it, and no run has begun since then.
-        let Some(began) = drift_hints::last_reconcile(tx).await? else { return Ok(()) };
+        let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
         let late = late(differences, began.before(looks_back), by_api);
         let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();
-        drift_hints::keep(tx, &late).await?;
+        changed::keep_hints(tx, &late).await?;
         Ok(())
     }
 }

@@ -12,7 +12,6 @@ pub mod changed;
 pub mod codes;
 pub mod config;
 pub mod counters;
-pub mod drift_hints;
 mod error;
 mod estimate;
 mod grants;
