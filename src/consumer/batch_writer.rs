@@ -13,12 +13,10 @@ use tracing::{debug, warn};
 
 use super::Partition;
 use super::batch::{Batch, Origin, Received};
-use super::counts::Counts;
 use super::dead_letter_quota::DeadLetterQuota;
 use super::drift_hints::DriftHints;
-use super::event_capture::EventCapture;
-use super::like_rows::LikeRows;
 use super::ownership::Ownership;
+use super::rows::{Counts, EventCapture, LikeRows};
 use super::telemetry::{self, Steps, Throughput};
 use crate::config::{Config, Derived, Rules, Writes};
 use crate::letter;

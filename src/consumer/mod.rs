@@ -25,14 +25,12 @@
 mod batch;
 mod batch_writer;
 mod clock;
-mod counts;
 mod dead_letter_quota;
 mod drift_hints;
-mod event_capture;
 mod inbox;
 pub mod ledger_gc;
-mod like_rows;
 mod ownership;
+mod rows;
 mod session;
 mod telemetry;
 
