@@ -1,16 +1,78 @@
-//! A batch, from its first message on: what one transaction writes.
+//! Messages from their delivery on: those that wait in the inbox, and the batch that one transaction writes.
+//!
+//! The broker counts messages, not bytes, and the library takes whatever comes: lists of a mebibyte after millions of single events would
+//! fill the memory while MySQL does not answer. So everything is taken from the library immediately, and its bytes are counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use lapin::message::Delivery;
+use lapin::types::AMQPValue;
+use lapin::{Acker, BasicProperties};
+
 use super::clock::Clock;
+use crate::letter::{self, Headers};
 use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
 use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
 
-/// A message as it came.
+/// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub body: Vec<u8>,
+    pub headers: Headers,
+    /// How often the broker has taken it back.
+    pub returns: i64,
+    pub redelivered: bool,
+    /// It was published to the queue directly, through no exchange of events.
+    pub is_direct: bool,
+    pub acker: Acker,
+}
+
+impl Arrived {
+    /// The bytes of its body and of its headers as they came: an empty body can have 128 KiB of headers.
+    pub fn bytes(&self) -> usize {
+        self.body.len() + self.headers.bytes
+    }
+}
+
+impl From<Delivery> for Arrived {
+    fn from(delivery: Delivery) -> Self {
+        let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
+        let (headers, returns) = (letter::headers(&properties), returns(redelivered, &properties));
+        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
+    }
+}
+
+/// Messages in the order they came, and how large they are together.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    messages: VecDeque<Arrived>,
+    pub bytes: usize,
+}
+
+impl Inbox {
+    pub fn push(&mut self, delivery: Delivery) {
+        let message = Arrived::from(delivery);
+        self.bytes += message.bytes();
+        self.messages.push_back(message);
+    }
+
+    pub fn pop(&mut self) -> Option<Arrived> {
+        let message = self.messages.pop_front()?;
+        self.bytes -= message.bytes();
+        Some(message)
+    }
+
+    /// The bytes of each message.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.messages.iter().map(Arrived::bytes)
+    }
+}
+
+/// A message in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// One event, or a list of events.
@@ -129,8 +191,24 @@ impl Batch {
     }
 }
 
+/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
+/// publisher's.
+fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
+    let headers = properties.headers().as_ref().filter(|_| redelivered);
+    match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+        Some(AMQPValue::LongLongInt(count)) => *count,
+        Some(AMQPValue::LongInt(count)) => i64::from(*count),
+        Some(AMQPValue::LongUInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortUInt(count)) => i64::from(*count),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use lapin::types::FieldTable;
     use proptest::prelude::*;
 
     use super::*;
@@ -170,5 +248,14 @@ mod tests {
             prop_assert_eq!(size(&first) + size(&second), events + refused);
             prop_assert_eq!((first.fences, second.fences), (BTreeMap::new(), BTreeMap::from([(0, 7)])));
         }
+    }
+
+    #[test]
+    fn returns_are_read_from_the_header_of_what_is_redelivered() {
+        assert_eq!(returns(true, &BasicProperties::default()), 0);
+        let mut headers = FieldTable::default();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
+        let properties = BasicProperties::default().with_headers(headers);
+        assert_eq!((returns(true, &properties), returns(false, &properties)), (7, 0));
     }
 }

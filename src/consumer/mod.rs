@@ -27,7 +27,6 @@ mod batch_writer;
 mod clock;
 mod dead_letter_quota;
 mod drift_hints;
-mod inbox;
 pub mod ledger_gc;
 mod ownership;
 mod rows;
@@ -43,8 +42,8 @@ use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use batch_writer::WriteError;
 use clock::Clock;
-use session::SessionEnd;
 
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
@@ -52,7 +51,7 @@ use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::{Standing, telemetry};
 use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
-use tallyd_mysql::{Store, likes};
+use tallyd_mysql::{Store, StoreError, likes};
 use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in flight have at most the bytes of this many batches.
@@ -79,6 +78,50 @@ pub struct Partition {
     pub stop: CancellationToken,
     /// Beats while it works.
     pub heartbeat: Heartbeat,
+}
+
+/// Why a session has ended.
+#[derive(Debug, thiserror::Error)]
+enum SessionEnd {
+    #[error("stopped")]
+    Stopped,
+    #[error("another prefetch fits better")]
+    OtherPrefetch,
+    /// The next session must take fewer messages. Nothing of the open batch was tried.
+    #[error("a message has come back {0} times")]
+    Redelivered(i64),
+    /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
+    #[error("messages of {0} bytes wait, more than memory is meant for")]
+    LargeMessages(usize),
+    /// The stream of messages has ended.
+    #[error("the broker cancelled the consumer")]
+    Cancelled,
+    #[error("{queue} has {messages} messages, and the broker sends none of them")]
+    Stalled { queue: String, messages: u32 },
+    #[error("another daemon has taken the partition over")]
+    TakenOver,
+    #[error(transparent)]
+    Failed(#[from] anyhow::Error),
+}
+
+impl SessionEnd {
+    /// Nothing went wrong: what was delivered can still be written.
+    pub fn is_orderly(&self) -> bool {
+        matches!(self, Self::Stopped | Self::OtherPrefetch)
+    }
+
+    pub fn takes_fewer(&self) -> bool {
+        matches!(self, Self::Redelivered(_) | Self::LargeMessages(_))
+    }
+}
+
+impl From<WriteError> for SessionEnd {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Store(StoreError::TakenOver(_)) => Self::TakenOver,
+            error => Self::Failed(anyhow::Error::from(error).context("write a batch")),
+        }
+    }
 }
 
 /// What sessions leave to the next one.

@@ -4,7 +4,6 @@
 //! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
 //! first message, or when it is full, or at the stop.
 
-mod ending;
 mod writing;
 
 use std::convert::Infallible;
@@ -18,13 +17,11 @@ use lapin::message::Delivery;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-pub(super) use self::ending::SessionEnd;
 use self::writing::{Writing, join};
-use super::batch::{Batch, Event, Origin, Received};
+use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
-use super::inbox::{Arrived, Inbox};
 use super::telemetry::{Oldest, ReceivedCounts};
-use super::{Learned, PREFETCH_BATCHES, Partition};
+use super::{Learned, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
 use crate::runtime::clock;
