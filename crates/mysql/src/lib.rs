@@ -13,7 +13,6 @@ pub mod codes;
 pub mod config;
 pub mod counters;
 mod error;
-mod estimate;
 mod grants;
 pub mod jobs;
 pub mod letters;
