@@ -26,12 +26,11 @@ mod batch;
 mod batch_writer;
 mod clock;
 mod dead_letter_quota;
-mod drift_hints;
 pub mod ledger_gc;
-mod ownership;
 mod rows;
 mod session;
 mod telemetry;
+mod transaction;
 
 use std::time::Duration;
 
