@@ -1,6 +1,6 @@
 //! Events to rows: one task per partition, each on its own connection to the broker.
 //!
-//! The way: `session` receives -> `batch` coalesces -> `batch_writer` writes one transaction -> `session` acknowledges. The loop here
+//! The way: `session` receives -> `batch` collects -> `batch_writer` writes one `transaction` -> `session` acknowledges. The loop here
 //! reconnects forever: connection lost, channel closed, consumer cancelled, stream ended, stale acknowledgement and time limit all take
 //! the same path. The broker delivers again what was not acknowledged, and events that had been written change nothing (invariant 2).
 //!
