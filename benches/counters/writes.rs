@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use sqlx::{Connection, MySqlConnection};
-use tallyd::consumer::batch::{distinct, entry, sums};
+use tallyd_core::coalesce::{Entry, distinct, sums};
 use tallyd_core::event::{CountEvent, EventId};
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 use tallyd_mysql::{Text, applied_events, likes};
@@ -129,7 +129,7 @@ async fn write_batch(connection: &mut MySqlConnection, batch: &[CountEvent], slo
     let counts = distinct(batch.iter().copied());
     let mut tx = connection.begin().await?;
     if ledger {
-        applied_events::note_applied(&mut tx, &counts.iter().map(entry).collect::<Vec<_>>()).await?;
+        applied_events::note_applied(&mut tx, &counts.iter().map(Entry::of).collect::<Vec<_>>()).await?;
     }
     let mut text = Text::default();
     likes::add_differences(&mut text, slot, &sums(&counts));

@@ -7,11 +7,10 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd::consumer::batch::{before, coalesce, differences};
+use tallyd_core::coalesce::{Before, Pair, State, before, coalesce, differences};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
-use tallyd_mysql::Text;
-use tallyd_mysql::likes::{self, Before, Pair, State};
+use tallyd_mysql::{Text, likes};
 
 /// How the old states are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]

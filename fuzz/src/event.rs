@@ -112,7 +112,7 @@ fn again(message: &Message, value: &Value) {
         Message::Set(event) => encode_set(event.target.id, names, event.value, event.at),
         Message::Fence(number) => encode_fence(*number),
     };
-    assert_eq!(decode(&body, &TERMS, NOW), Ok(message.clone()));
+    assert_eq!(decode(&body, &TERMS, NOW), Ok(*message));
 }
 
 fn text(value: &Value) -> &str {

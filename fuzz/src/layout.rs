@@ -1,7 +1,7 @@
 //! Where numbers are in Redis: names that are read are the names that are written, and so are numbers.
 
 use tallyd_core::model::{Kind, Metric, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::OutboxOffsets;
 use tallyd_redis::layout::{Layout, Loaded, bucket, packed, value};
 use tallyd_redis::template::Template;
 

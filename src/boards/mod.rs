@@ -92,7 +92,7 @@ impl Boards<'_> {
 
     /// The same of one board.
     pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
-        let calendar = board.calendar()?;
+        let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
         let mut open = self.in_redis(&board.name, period, State::Open, saved, now).await?;
         let left = (period.end(&calendar).0 - now.0).max(0).unsigned_abs() / 1_000_000;
@@ -126,7 +126,7 @@ impl Boards<'_> {
     /// Those before the current period, newest first.
     async fn closed(&self, board: &Board, current: Period, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let rows = self.store.board_periods(&board.name, board.period.like(), LOOK_BACK).await?;
-        let calendar = board.calendar()?;
+        let calendar = board.calendar(jiff::tz::db())?;
         let ended_s_ago = |period: Period| (now.0 - period.end(&calendar).0).max(0).unsigned_abs() / 1_000_000;
         let mut listed = Vec::new();
         let previous = iter::successors(current.previous(), |period| period.previous()).take(UNARCHIVED_LOOKED);
@@ -164,7 +164,7 @@ impl Boards<'_> {
         let board = self.find(name, period)?;
         let period = match period {
             Some(period) => period.to_owned(),
-            None => Period::containing(board.period, now, &board.calendar()?).to_string(),
+            None => Period::containing(board.period, now, &board.calendar(jiff::tz::db())?).to_string(),
         };
         let at = BoardPeriod { board: name.to_owned(), period };
         let Read { from, placed, .. } = read(self.store, self.cache, &at, 0, count, ranking).await?;

@@ -128,7 +128,7 @@ impl Client {
     /// There is no such board.
     pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
         let board = self.board(board, period)?;
-        let (calendar, now) = (board.calendar()?, clock::now());
+        let (calendar, now) = (board.calendar(jiff::tz::db())?, clock::now());
         let ends = Period::containing(period, now, &calendar).end(&calendar);
         let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
@@ -141,7 +141,7 @@ impl Client {
 
     fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
         let board = self.board(name, period)?;
-        let current = Period::containing(period, clock::now(), &board.calendar()?);
+        let current = Period::containing(period, clock::now(), &board.calendar(jiff::tz::db())?);
         Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
 

@@ -5,14 +5,9 @@ use std::time::Duration;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Board, Config, Metrics, Redis, ServerUrl, admin, recount, retired, rule, tls};
+use super::{Also, Config, Redis, ServerUrl, admin, board, filter, recount, retired, rule, tls};
 use crate::runtime::cron;
-use tallyd_core::period::{PeriodKind, WeekStart};
 use tallyd_redis::layout::{Form, Layout};
-use tallyd_redis::score::Tie;
-
-/// Half of the time after which filters are not trusted any more.
-const FILTER_GAP_MAX: Duration = Duration::from_secs(1_800);
 
 /// Of days further ahead the ledger of counts may be emptied.
 const FUTURE_MAX_MAX: Duration = Duration::from_secs(86_400);
@@ -26,6 +21,7 @@ const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 /// What can't be used together, or at all; nothing when the configuration can be used.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     urls(config, found);
+    filter::problems(config, found);
     tls::problems(config, found);
     bounds(config, found);
     schedules(config, found);
@@ -35,7 +31,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     admin::problems(&config.admin, found);
     rule::problems(config, found);
     recount::problems(config, found);
-    boards(&config.boards, &config.metrics, found);
+    board::problems(config, found);
 }
 
 fn urls(config: &Config, found: &mut Faults) {
@@ -83,7 +79,6 @@ fn urls(config: &Config, found: &mut Faults) {
     cluster(&config.redis, found);
     sentinel(&config.redis, found);
     layouts(&config.redis, config, found);
-    filters(config, found);
     if config.mysql.url.parts().is_ok_and(|parts| parts.path().trim_start_matches('/').is_empty()) {
         found.at("mysql.url", "[mysql] url names no database: mysql://user@host:3306/tally");
     }
@@ -127,27 +122,6 @@ fn sentinel(redis: &Redis, found: &mut Faults) {
             "redis.sentinel_master",
             "[redis] sentinel_master is empty: it is the name in `sentinel monitor NAME ...`",
         );
-    }
-}
-
-fn filters(config: &Config, found: &mut Faults) {
-    if config.filter.likes_min == 0 {
-        return;
-    }
-    if config.redis.also.is_some() {
-        found.at(
-            "filter.likes_min",
-            "[filter] likes_min must be 0 while there is a [redis.also]: filters are of one layout, and API servers that count in two \
-             would ask those that others don't keep up",
-        );
-    }
-    // Empty where another daemon does it.
-    let often = |cron: &str| cron::parse(cron).is_ok_and(|cron| cron::longest_gap(&cron) <= FILTER_GAP_MAX);
-    let cron = &config.filter.cron;
-    if !cron.is_empty() && cron::parse(cron).is_ok() && !often(cron) {
-        let text =
-            format!("[filter] cron is \"{cron}\", with runs more than half an hour apart: no filter would be trusted");
-        found.between(&["filter.cron".into(), "filter.likes_min".into()], text);
     }
 }
 
@@ -259,6 +233,12 @@ fn schedules(config: &Config, found: &mut Faults) {
     }
 }
 
+/// Whether a kind, a metric or a board can have the name.
+pub(super) fn is_name(name: &str) -> bool {
+    (1..=32).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
+}
+
 fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
     if codes.is_empty() {
         found.at(section, format!("[{section}] names nothing"));
@@ -275,54 +255,11 @@ fn names(section: &str, codes: &BTreeMap<String, u8>, found: &mut Faults) {
     }
 }
 
-fn boards(boards: &[Board], metrics: &Metrics, found: &mut Faults) {
-    let mut seen = std::collections::BTreeSet::new();
-    for (place, board) in boards.iter().enumerate() {
-        let block = Key::from("board").then(place);
-        let mut say = |names: &[&str], text: String| {
-            let keys: Vec<Key> = names.iter().map(|name| block.then(name)).chain([block.clone()]).collect();
-            found.between(&keys, format!("[[board]] {}{text}", board.name));
-        };
-        if !is_name(&board.name) {
-            say(&["name"], ": a name has 1 to 32 of a-z, 0-9, - and _".to_owned());
-        }
-        if !seen.insert((&board.name, board.period)) {
-            say(&["period", "name"], " stands twice with the same period".to_owned());
-        }
-        let other = boards.iter().find(|other| other.name == board.name);
-        if other.is_some_and(|other| (other.tie, &other.score) != (board.tie, &board.score)) {
-            say(&["score", "tie"], ": all of its periods must have the same score and tie".to_owned());
-        }
-        let columns = if board.tie == Tie::Second { 2..=2 } else { 1..=1 };
-        if !columns.contains(&board.score.len()) {
-            let it = "it needs two with tie = \"second\", and one otherwise";
-            say(&["score", "tie"], format!(": score has {} names; {it}", board.score.len()));
-        }
-        for name in board.score.iter().filter(|name| !metrics.0.contains_key(*name)) {
-            say(&["score"], format!(": score names {name}, which is not in [metrics]"));
-        }
-        if board.week_starts != WeekStart::Monday && board.period != PeriodKind::Week {
-            say(&["week_starts"], ": week_starts is for period = \"week\"".to_owned());
-        }
-        if board.score.first() == board.score.get(1) {
-            say(&["score"], ": score names the same number twice".to_owned());
-        }
-        if let Err(error) = board.calendar() {
-            say(&["time_zone"], format!(": time_zone \"{}\": {error}", board.time_zone));
-        }
-    }
-}
-
-fn is_name(name: &str) -> bool {
-    (1..=32).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_'))
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn found(text: &str) -> Vec<String> {
+    pub(in crate::config) fn found(text: &str) -> Vec<String> {
         match super::super::parse(text, "config.toml", []) {
             Ok(config) => {
                 let mut found = Faults::default();
@@ -375,24 +312,6 @@ mod tests {
             ("[kinds]\nvideo = 1\npost = 1", "post and video have the same code 1"),
             ("[kinds]\n\"Big Video\" = 1", "a name has 1 to 32"),
             ("[metrics]\nview = 2", "must have `like`"),
-            ("[[board]]\nname = \"a\"\nperiod = \"week\"\ntime_zone = \"Mars/Olympus\"", "time_zone \"Mars/Olympus\""),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nweek_starts = \"sunday\"", "week_starts is for period"),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"", "it needs two with tie"),
-            (
-                "[[board]]\nname = \"a\"\nperiod = \"day\"\nscore = [\"view\"]",
-                "score names view, which is not in [metrics]",
-            ),
-            ("[[board]]\nname = \"a\"\nperiod = \"day\"\nsecond_bits = 24", "allowed are 1 to 23"),
-            (
-                "[[board]]\nname = \"a\"\nperiod = \"day\"\ntie = \"second\"\nscore = [\"like\", \"like\"]",
-                "the same number twice",
-            ),
-            (
-                "[[board]]\nname = \"a\"\nperiod = \"day\"\n[[board]]\nname = \"a\"\nperiod = \"week\"\ntie = \"earliest\"",
-                "must have the same score and tie",
-            ),
-            ("[filter]\nlikes_min = 9\n[redis.also]\nbucket_bits = 14", "[filter] likes_min must be 0 while"),
-            ("[filter]\nlikes_min = 9\ncron = \"0 0 4 * * *\"", "with runs more than half an hour apart"),
             ("[consumer]\nfuture_max = \"2d\"", "[consumer] future_max must not be longer than 1d"),
             ("[consumer]\napplied_event_keep = \"28d\"", "[consumer] applied_event_keep must be from 1h to 27d"),
             ("[client]\nrecent_keep = \"500ms\"", "[client] recent_keep must be 1s or longer"),
@@ -419,9 +338,6 @@ mod tests {
             ),
             ("[redis.also]\nbucket_bits = 29", "[redis.also] bucket_bits is 29, allowed are 0 to 28"),
             ("[redis.also]\ncounter_key = \"x:{id}\"", "[redis.also] counter_key is for"),
-            ("[filter]\nfalse_positive = 0.5", "[filter] false_positive is 0.5, allowed are 0.0000000001 to 0.1"),
-            ("[filter]\nfalse_positive = 0.0", "[filter] false_positive is 0, allowed"),
-            ("[filter]\ncron = \"now\"", "[filter] cron is \"now\""),
             ("[consumer]\nbatch_events_max = 0", "allowed are 1 to 30000"),
         ] {
             let problems = found(text);

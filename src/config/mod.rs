@@ -5,6 +5,7 @@
 //! passwords and certificates -> cross-checks. All problems are reported, not just the first, each with the file and the line, or the variable, that it comes from.
 
 mod admin;
+mod board;
 mod check;
 mod filter;
 mod handle;
@@ -20,11 +21,11 @@ mod rule;
 mod schema;
 mod shape;
 mod shown;
-mod terms;
 mod tls;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tallyd_core::event::Terms;
 
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use filter::Filter;
@@ -230,5 +231,24 @@ pub struct Archive {
 impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
+    }
+}
+
+impl From<&Config> for Rules {
+    fn from(config: &Config) -> Self {
+        Self::new(&config.kinds, &config.metrics, &config.rules)
+    }
+}
+
+impl From<&Config> for Terms {
+    fn from(config: &Config) -> Self {
+        Self {
+            kinds: config.kinds.0.clone(),
+            metrics: config.metrics.0.clone(),
+            future_max: config.consumer.future_max.0,
+            applied_event_keep: config.consumer.applied_event_keep.0,
+            rules: Rules::from(config),
+            partition_by: config.amqp.partition_by,
+        }
     }
 }

@@ -1,21 +1,78 @@
-//! A batch, from its first message to the rows it becomes. Pure: no I/O, no clock.
+//! Messages from their delivery on: those that wait in the inbox, and the batch that one transaction writes.
 //!
-//! Keeps invariants 2 and 3: the newest `at` wins per (target, user), whatever the order and however often an event
-//! comes; and each target's difference is computed from the rows' old states, never added blindly.
+//! The broker counts messages, not bytes, and the library takes whatever comes: lists of a mebibyte after millions of single events would
+//! fill the memory while MySQL does not answer. So everything is taken from the library immediately, and its bytes are counted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use lapin::message::Delivery;
+use lapin::types::AMQPValue;
+use lapin::{Acker, BasicProperties};
+
 use super::clock::Clock;
+use crate::letter::{self, Headers};
 use tallyd_core::event::{CountEvent, LikeEvent, SetEvent};
-use tallyd_core::model::{Metric, Micros};
-use tallyd_mysql::applied_events::Entry;
+use tallyd_core::model::Micros;
 use tallyd_mysql::jobs::run_of;
 use tallyd_mysql::letters::DeadLetter;
-use tallyd_mysql::likes::{Before, Difference, Pair, State};
 
-/// A message as it came.
+/// A message as it came, with its headers read. Of large headers only as much is kept as a dead letter would have.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    pub body: Vec<u8>,
+    pub headers: Headers,
+    /// How often the broker has taken it back.
+    pub returns: i64,
+    pub redelivered: bool,
+    /// It was published to the queue directly, through no exchange of events.
+    pub is_direct: bool,
+    pub acker: Acker,
+}
+
+impl Arrived {
+    /// The bytes of its body and of its headers as they came: an empty body can have 128 KiB of headers.
+    pub fn bytes(&self) -> usize {
+        self.body.len() + self.headers.bytes
+    }
+}
+
+impl From<Delivery> for Arrived {
+    fn from(delivery: Delivery) -> Self {
+        let Delivery { data: body, acker, redelivered, properties, exchange, .. } = delivery;
+        let (headers, returns) = (letter::headers(&properties), returns(redelivered, &properties));
+        Self { body, headers, returns, redelivered, is_direct: exchange.as_str().is_empty(), acker }
+    }
+}
+
+/// Messages in the order they came, and how large they are together.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    messages: VecDeque<Arrived>,
+    pub bytes: usize,
+}
+
+impl Inbox {
+    pub fn push(&mut self, delivery: Delivery) {
+        let message = Arrived::from(delivery);
+        self.bytes += message.bytes();
+        self.messages.push_back(message);
+    }
+
+    pub fn pop(&mut self) -> Option<Arrived> {
+        let message = self.messages.pop_front()?;
+        self.bytes -= message.bytes();
+        Some(message)
+    }
+
+    /// The bytes of each message.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.messages.iter().map(Arrived::bytes)
+    }
+}
+
+/// A message in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// One event, or a list of events.
@@ -134,130 +191,28 @@ impl Batch {
     }
 }
 
-/// The newest event per (target, user), sorted by key. At equal `at` an unlike wins, so that the outcome doesn't depend
-/// on the order of arrival.
-pub fn coalesce<'a>(events: impl IntoIterator<Item = &'a LikeEvent>) -> Vec<(Pair, State)> {
-    let states =
-        events.into_iter().map(|event| ((event.target, event.user), State { at: event.at, liked: event.liked }));
-    let mut winners: Vec<(Pair, State)> = states.collect();
-    winners.sort_unstable_by_key(|(pair, state)| (*pair, std::cmp::Reverse(version(state))));
-    winners.dedup_by_key(|(pair, _)| *pair);
-    winners
-}
-
-/// What each of `winners` finds in its row. `old` has the states of the rows, and no entry for a pair without a row.
-pub fn before(winners: &[(Pair, State)], old: &HashMap<Pair, State>) -> Vec<Before> {
-    let meets = |(pair, new): &(Pair, State)| match old.get(pair) {
-        None => Before::Absent,
-        Some(old) if version(new) > version(old) => Before::Older(old.liked),
-        Some(_) => Before::NotOlder,
-    };
-    winners.iter().map(meets).collect()
-}
-
-/// What the counters gain or lose by `winners` (of [`coalesce`]), given what each found in its row, sorted by key. A target
-/// whose rows changed is included even with a difference of zero: its `update_at` must show the change.
-pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before]) -> Vec<Difference> {
-    let mut differences: Vec<Difference> = Vec::new();
-    for ((pair, new), before) in winners.iter().zip(before) {
-        let was_liked = match before {
-            Before::Absent => false,
-            Before::Older(liked) => *liked,
-            Before::NotOlder => continue,
-        };
-        let delta = i64::from(new.liked) - i64::from(was_liked);
-        match differences.last_mut() {
-            Some(last) if last.target == pair.0 => {
-                last.delta += delta;
-                last.at = last.at.max(new.at);
-            }
-            _ => differences.push(Difference { target: pair.0, metric, delta, at: new.at }),
-        }
+/// How often the broker has taken a message back: the header `x-delivery-count` of quorum queues. On a first delivery the header is the
+/// publisher's.
+fn returns(redelivered: bool, properties: &BasicProperties) -> i64 {
+    let headers = properties.headers().as_ref().filter(|_| redelivered);
+    match headers.and_then(|headers| headers.inner().get("x-delivery-count")) {
+        Some(AMQPValue::LongLongInt(count)) => *count,
+        Some(AMQPValue::LongInt(count)) => i64::from(*count),
+        Some(AMQPValue::LongUInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortInt(count)) => i64::from(*count),
+        Some(AMQPValue::ShortShortUInt(count)) => i64::from(*count),
+        _ => 0,
     }
-    differences
-}
-
-/// Each event once, in the order of the ledger. Events with the same id and `at` are the same event.
-pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
-    let mut distinct: Vec<CountEvent> = counts.collect();
-    distinct.sort_unstable_by_key(entry);
-    distinct.dedup_by_key(|count| entry(count));
-    distinct
-}
-
-/// What the counters gain or lose by `counts`, sorted by key.
-pub fn sums(counts: &[CountEvent]) -> Vec<Difference> {
-    let mut sums: Vec<Difference> = counts
-        .iter()
-        .map(|CountEvent { target, metric, delta, at, .. }| Difference {
-            target: *target,
-            metric: *metric,
-            delta: *delta,
-            at: *at,
-        })
-        .collect();
-    sums.sort_unstable_by_key(|sum| (sum.target, sum.metric));
-    sums.dedup_by(|later, first| {
-        let same = (later.target, later.metric) == (first.target, first.metric);
-        if same {
-            first.delta += later.delta;
-            first.at = first.at.max(later.at);
-        }
-        same
-    });
-    sums
-}
-
-/// The event's key in the ledger.
-pub fn entry(count: &CountEvent) -> Entry {
-    Entry { second: count.at.0.div_euclid(1_000_000), id: count.id }
-}
-
-fn version(state: &State) -> (Micros, bool) {
-    (state.at, !state.liked)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, HashSet};
-
+    use lapin::types::FieldTable;
     use proptest::prelude::*;
 
     use super::*;
-    use tallyd_core::event::EventId;
     use tallyd_core::model::{Kind, Target, TargetId, UserId};
-
-    const LIKE: Metric = Metric(1);
-
-    #[derive(Default)]
-    struct Tables {
-        rows: HashMap<Pair, State>,
-        counters: BTreeMap<Target, (i64, Micros)>,
-    }
-
-    impl Tables {
-        fn write(&mut self, events: &[LikeEvent]) {
-            let winners = coalesce(events);
-            assert!(winners.is_sorted_by_key(|(pair, _)| *pair));
-            let before = before(&winners, &self.rows);
-            for ((pair, state), _) in winners.iter().zip(&before).filter(|(_, before)| **before != Before::NotOlder) {
-                self.rows.insert(*pair, *state);
-            }
-            for difference in &differences(LIKE, &winners, &before) {
-                let counter = self.counters.entry(difference.target).or_insert((0, Micros(0)));
-                *counter = (counter.0 + difference.delta, counter.1.max(difference.at));
-            }
-        }
-    }
-
-    fn event() -> impl Strategy<Value = LikeEvent> {
-        (1..4_u64, 1..4_u64, 1..20_i64, any::<bool>()).prop_map(|(target, user, at, liked)| LikeEvent {
-            target: Target { kind: Kind(1), id: TargetId(target) },
-            user: UserId(user),
-            at: Micros(at),
-            liked,
-        })
-    }
 
     proptest! {
         #[test]
@@ -293,88 +248,14 @@ mod tests {
             prop_assert_eq!(size(&first) + size(&second), events + refused);
             prop_assert_eq!((first.fences, second.fences), (BTreeMap::new(), BTreeMap::from([(0, 7)])));
         }
+    }
 
-        #[test]
-        fn any_batching_redelivery_and_order_end_in_the_same_state(
-            events in proptest::collection::vec(event(), 0..60),
-            cuts in proptest::collection::vec(1..10_usize, 1..20),
-            shuffle in any::<prop::sample::Index>(),
-            again in any::<bool>(),
-        ) {
-            let mut at_once = Tables::default();
-            at_once.write(&events);
-            let mut arrived = events.clone();
-            if again {
-                arrived.extend_from_slice(&events);
-            }
-            if !arrived.is_empty() {
-                let by = shuffle.index(arrived.len());
-                arrived.rotate_left(by);
-            }
-            let mut in_batches = Tables::default();
-            let mut rest = arrived.as_slice();
-            for cut in cuts.iter().cycle() {
-                if rest.is_empty() {
-                    break;
-                }
-                let (batch, after) = rest.split_at((*cut).min(rest.len()));
-                in_batches.write(batch);
-                rest = after;
-            }
-            prop_assert_eq!(&at_once.rows, &in_batches.rows);
-            for (target, (value, update_at)) in &in_batches.counters {
-                let rows = || in_batches.rows.iter().filter(|((of, _), _)| of == target);
-                prop_assert_eq!(*value, rows().filter(|(_, state)| state.liked).count() as i64);
-                prop_assert_eq!(Some(*update_at), rows().map(|(_, state)| state.at).max());
-            }
-            prop_assert_eq!(at_once.counters, in_batches.counters);
-        }
-
-        #[test]
-        fn a_count_is_added_once_whatever_the_batches_and_the_order(
-            events in proptest::collection::vec((1..4_u64, 2..4_u8, -5..5_i64, 1..3_i64), 0..60),
-            cuts in proptest::collection::vec(1..10_usize, 1..20),
-            again in proptest::collection::vec(any::<prop::sample::Index>(), 0..40),
-        ) {
-            let event = |(number, (target, metric, delta, second)): (usize, &(u64, u8, i64, i64))| CountEvent {
-                target: Target { kind: Kind(1), id: TargetId(*target) },
-                metric: Metric(*metric),
-                delta: *delta,
-                at: Micros(second * 1_000_000 + 7),
-                id: EventId(u128::try_from(number).unwrap().to_be_bytes()),
-            };
-            let events: Vec<CountEvent> = events.iter().enumerate().map(event).collect();
-            let mut expected: BTreeMap<(Target, Metric), i64> = BTreeMap::new();
-            for event in &events {
-                *expected.entry((event.target, event.metric)).or_default() += event.delta;
-            }
-            let mut arrived = events.clone();
-            for index in again.iter().filter(|_| !events.is_empty()) {
-                arrived.insert(index.index(arrived.len()), events[index.index(events.len())]);
-            }
-            let (mut ledger, mut counters, mut rest) = (HashSet::new(), BTreeMap::new(), arrived.as_slice());
-            for cut in cuts.iter().cycle() {
-                if rest.is_empty() {
-                    break;
-                }
-                let (batch, after) = rest.split_at((*cut).min(rest.len()));
-                let mut batch = distinct(batch.iter().copied());
-                batch.retain(|count| !ledger.contains(&entry(count)));
-                for sum in sums(&batch) {
-                    *counters.entry((sum.target, sum.metric)).or_insert(0) += sum.delta;
-                }
-                ledger.extend(batch.iter().map(entry));
-                rest = after;
-            }
-            prop_assert_eq!(counters, expected);
-        }
-
-        #[test]
-        fn a_redelivered_batch_changes_nothing(events in proptest::collection::vec(event(), 0..40)) {
-            let mut tables = Tables::default();
-            tables.write(&events);
-            let winners = coalesce(&events);
-            prop_assert_eq!(differences(LIKE, &winners, &before(&winners, &tables.rows)), []);
-        }
+    #[test]
+    fn returns_are_read_from_the_header_of_what_is_redelivered() {
+        assert_eq!(returns(true, &BasicProperties::default()), 0);
+        let mut headers = FieldTable::default();
+        headers.insert("x-delivery-count".into(), AMQPValue::LongLongInt(7));
+        let properties = BasicProperties::default().with_headers(headers);
+        assert_eq!((returns(true, &properties), returns(false, &properties)), (7, 0));
     }
 }

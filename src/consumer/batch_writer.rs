@@ -1,9 +1,8 @@
-//! Writes batches to MySQL, each in one transaction: rows, counters, dead letters and fences together, or nothing of it.
+//! Writes batches to MySQL, each in one transaction, however often that takes.
 //!
 //! A transaction may run many times, because it is idempotent. After an error it is tried again, or its batch is written in parts. The
 //! caller acknowledges after [`BatchWriter::write`] returns (invariant 1).
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection};
@@ -13,14 +12,10 @@ use tracing::{debug, warn};
 
 use super::Partition;
 use super::batch::{Batch, Origin, Received};
-use super::counts::Counts;
 use super::dead_letter_quota::DeadLetterQuota;
-use super::drift_hints::DriftHints;
-use super::event_capture::EventCapture;
-use super::like_rows::LikeRows;
-use super::ownership::Ownership;
-use super::telemetry::{self, Steps, Throughput};
-use crate::config::{Config, Derived, Rules, Writes};
+use super::telemetry::{self, Throughput};
+use super::transaction::{Committed, Transaction};
+use crate::config::Config;
 use crate::letter;
 use crate::letter::text::instant;
 use crate::runtime::fault;
@@ -29,10 +24,9 @@ use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
 use tallyd_core::event::{Reason, Refusal};
-use tallyd_core::model::{Addition, Micros};
-use tallyd_mysql::letters::{self, DeadLetter};
-use tallyd_mysql::likes::{self, Difference};
-use tallyd_mysql::{Fate, Store, StoreError, Text, outbox, partitions};
+use tallyd_core::model::Micros;
+use tallyd_mysql::letters::DeadLetter;
+use tallyd_mysql::{Fate, Store, StoreError};
 
 /// After this many rivals in a row there is a delay between two tries.
 const RIVALS_MAX: u32 = 3;
@@ -54,16 +48,9 @@ pub(super) struct BatchWriter {
     partition: u16,
     queue: String,
     database_away_max: Duration,
-    rules: Derived<Arc<Rules>>,
-    // Who takes part in the transaction.
-    ownership: Ownership,
-    capture: EventCapture,
-    like_rows: LikeRows,
-    counts: Counts,
-    drift_hints: DriftHints,
-    quota: DeadLetterQuota,
+    // What it does.
+    transaction: Transaction,
     // What it counts.
-    steps: Steps,
     throughput: Throughput,
 }
 
@@ -85,16 +72,6 @@ pub(super) enum WriteError {
     /// The session ended before the broker had taken the dead letters over the quota.
     #[error(transparent)]
     Letters(#[from] anyhow::Error),
-}
-
-/// What a transaction did, to be noted once it is committed.
-struct Committed {
-    epoch: u64,
-    rows: usize,
-    /// The outbox has got rows.
-    outboxed: bool,
-    /// How many of its dead letters are kept, from the first one on.
-    letters: usize,
 }
 
 /// What has become of a part of a batch.
@@ -125,25 +102,19 @@ impl BatchWriter {
         reads_first: bool,
         ends: CancellationToken,
     ) -> Self {
-        let Partition { number, broker, store, owner, live, outbox, heartbeat, .. } = partition;
-        let like = config.metrics.like();
+        let Partition { number, broker, store, live, outbox, heartbeat, .. } = partition;
         let letters_max = live.derive(|config| config.consumer.dead_letters_max);
+        let quota =
+            DeadLetterQuota::new(*number, partitions, broker.clone(), letters_max, heartbeat.clone(), ends.clone());
         Self {
             store: store.clone(),
             outbox: outbox.clone(),
             heartbeat: heartbeat.clone(),
-            ends: ends.clone(),
+            ends,
             partition: *number,
             queue: broker.queue(*number),
             database_away_max: config.consumer.database_away_max.0,
-            rules: live.derive(|config| Arc::new(Rules::from(config))),
-            ownership: Ownership::new(*number, owner.clone()),
-            capture: EventCapture::new(like),
-            like_rows: LikeRows::new(like, reads_first),
-            counts: Counts::default(),
-            drift_hints: DriftHints::new(live.derive(|config| config.reconcile.overlap.0)),
-            quota: DeadLetterQuota::new(*number, partitions, broker.clone(), letters_max, heartbeat.clone(), ends),
-            steps: Steps::default(),
+            transaction: Transaction::new(partition, config, reads_first, quota),
             throughput: Throughput::default(),
         }
     }
@@ -170,7 +141,7 @@ impl BatchWriter {
                     written.refused += part.refused.len();
                     self.note(&part, &committed);
                     let rest = part.refused.get(committed.letters..).unwrap_or_default();
-                    self.quota.turn_away(rest, &mut outage).await?;
+                    self.transaction.quota.turn_away(rest, &mut outage).await?;
                     outage.over();
                 }
                 Outcome::Again => parts.push(part),
@@ -198,20 +169,20 @@ impl BatchWriter {
 
     /// Gives the partition back, after everything is written and the broker has the rest.
     pub async fn release(&self) {
-        self.ownership.release(&self.store).await;
+        self.transaction.ownership.release(&self.store).await;
     }
 
     /// One transaction, within `[mysql] transaction_timeout_ms`.
     async fn commit(&mut self, batch: &Batch) -> Result<Committed, StoreError> {
         self.heartbeat.beat();
-        self.steps.begin();
+        self.transaction.steps.begin();
         let mut conn = self.store.acquire().await?;
-        self.steps.end(Step::Lend);
+        self.transaction.steps.end(Step::Lend);
         self.heartbeat.beat();
         let sql = |action| move |source| StoreError::Sql { action, source };
         let work = async |connection: &mut MySqlConnection| {
             let mut tx = connection.begin().await.map_err(sql("begin a batch"))?;
-            let committed = self.transact(&mut tx, batch).await?;
+            let committed = self.transaction.run(&mut tx, batch).await?;
             fault::point("consumer:before-commit");
             // A COMMIT that fails has an unknown outcome: the whole batch runs again, and finds what it wrote.
             tx.commit().await.map_err(sql("commit a batch"))?;
@@ -219,35 +190,9 @@ impl BatchWriter {
             Ok(committed)
         };
         let committed = conn.limit("write a batch", work).await?;
-        self.steps.end(Step::Commit);
-        self.steps.note();
+        self.transaction.steps.end(Step::Commit);
+        self.transaction.steps.note();
         Ok(committed)
-    }
-
-    /// Everything that is committed together. The partition's row is locked first.
-    async fn transact(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
-        let rules = Arc::clone(self.rules.get());
-        let owner = self.ownership.lock(tx).await?;
-        batch.clock.hold(owner.now)?;
-        if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
-            return Err(StoreError::Forgotten(owner.ledger_floor));
-        }
-        self.capture.refresh(tx, owner.watch).await?;
-        self.steps.end(Step::Lock);
-        let likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
-        let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
-        let rows = likes.rows + counts.len();
-        let differences = merge(likes.differences, counts);
-        self.steps.end(Step::Rows);
-        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &rules).await?;
-        self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
-        let letters = self.quota.admit(tx, &batch.refused).await?;
-        letters::keep_dead_letters(tx, letters).await?;
-        for fence in batch.fences.values() {
-            partitions::pass_fence(tx, self.partition, *fence).await?;
-        }
-        self.steps.end(Step::Counters);
-        Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
     }
 
     /// Decides what becomes of a part after an error, and waits before the next try.
@@ -258,14 +203,14 @@ impl BatchWriter {
         tries: &mut Tries,
         outage: &mut Outage,
     ) -> Result<Outcome, StoreError> {
-        self.counts.failed();
+        self.transaction.counts.failed();
         let (partition, code) = (self.partition, error.code());
         let outcome = match error {
             StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
             StoreError::Forgotten(floor) => Outcome::Forgotten(floor),
             _ if error.fate() == Fate::Row && part.can_split() => Outcome::Split,
             _ if error.fate() == Fate::Row && !part.events.is_empty() => Outcome::Refused(error),
-            _ if self.like_rows.falls_back(&error) => {
+            _ if self.transaction.like_rows.falls_back(&error) => {
                 let error = chain(&error);
                 warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
                 Outcome::Again
@@ -291,9 +236,9 @@ impl BatchWriter {
 
     /// Notes a part that is committed.
     fn note(&mut self, part: &Batch, committed: &Committed) {
-        self.counts.committed();
+        self.transaction.counts.committed();
         telemetry::committed(part, committed.rows);
-        self.ownership.committed(committed.epoch);
+        self.transaction.ownership.committed(committed.epoch);
         if committed.outboxed {
             self.outbox.send_replace(());
         }
@@ -320,32 +265,6 @@ impl BatchWriter {
             format!("events before {} are forgotten: some daemon's applied_event_keep was shorter", instant(floor));
         letter_of(event, Refusal { reason: Reason::AtTooOld, error }, &self.queue)
     }
-}
-
-/// The differences of likes and counts together, sorted by key.
-fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Difference> {
-    if !counts.is_empty() {
-        differences.extend(counts);
-        differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
-    }
-    differences
-}
-
-/// Adds to counters, and appends to the partition's outbox, after its row `last`, what the daemon adds to Redis. Returns whether
-/// that is anything.
-async fn add_to_counters(
-    tx: &mut MySqlConnection,
-    (partition, last): (u16, u64),
-    differences: &[Difference],
-    rules: &Rules,
-) -> Result<bool, StoreError> {
-    let by_daemon = |it: &&Difference| it.delta != 0 && rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
-    let additions: Vec<Addition> = differences.iter().filter(by_daemon).map(Difference::addition).collect();
-    let mut text = Text::default();
-    likes::add_differences(&mut text, partition, differences);
-    outbox::append_after(&mut text, partition, last, &additions);
-    text.run(tx, "add to counters").await?;
-    Ok(!additions.is_empty())
 }
 
 /// The dead letter of an event that can be read and is refused all the same.

@@ -1,6 +1,6 @@
 //! Events to rows: one task per partition, each on its own connection to the broker.
 //!
-//! The way: `session` receives -> `batch` coalesces -> `batch_writer` writes one transaction -> `session` acknowledges. The loop here
+//! The way: `session` receives -> `batch` collects -> `batch_writer` writes one `transaction` -> `session` acknowledges. The loop here
 //! reconnects forever: connection lost, channel closed, consumer cancelled, stream ended, stale acknowledgement and time limit all take
 //! the same path. The broker delivers again what was not acknowledged, and events that had been written change nothing (invariant 2).
 //!
@@ -22,43 +22,36 @@
 //! What it must never do: acknowledge before the COMMIT (invariant 1), return messages in a loop (a quorum queue dead-letters a message
 //! after 20 returns), end because a server does not answer.
 
-pub mod batch;
+mod batch;
 mod batch_writer;
 mod clock;
-mod counts;
 mod dead_letter_quota;
-mod drift_hints;
-mod event_capture;
-mod inbox;
 pub mod ledger_gc;
-mod like_rows;
-mod message_sizes;
-mod ownership;
-mod redelivery;
-pub mod resolve_sets;
+mod rows;
 mod session;
-mod stall_detector;
 mod telemetry;
+mod transaction;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lapin::options::{BasicConsumeOptions, BasicQosOptions};
+use lapin::types::FieldTable;
 use tokio::sync::watch::Sender;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use batch_writer::WriteError;
 use clock::Clock;
-use message_sizes::MessageSizes;
-use redelivery::PrefetchLimit;
-use session::SessionEnd;
 
 use crate::config::{Config, ConfigHandle};
 use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::{Standing, telemetry};
-use tallyd_mysql::{Store, likes};
-use tallyd_rabbitmq::Broker;
+use tallyd_core::prefetch::{MessageSizes, PrefetchLimit};
+use tallyd_mysql::{Store, StoreError, likes};
+use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in flight have at most the bytes of this many batches.
 const PREFETCH_BATCHES: usize = 4;
@@ -86,6 +79,50 @@ pub struct Partition {
     pub heartbeat: Heartbeat,
 }
 
+/// Why a session has ended.
+#[derive(Debug, thiserror::Error)]
+enum SessionEnd {
+    #[error("stopped")]
+    Stopped,
+    #[error("another prefetch fits better")]
+    OtherPrefetch,
+    /// The next session must take fewer messages. Nothing of the open batch was tried.
+    #[error("a message has come back {0} times")]
+    Redelivered(i64),
+    /// Messages are larger than the prefetch assumed: the inbox has this many bytes.
+    #[error("messages of {0} bytes wait, more than memory is meant for")]
+    LargeMessages(usize),
+    /// The stream of messages has ended.
+    #[error("the broker cancelled the consumer")]
+    Cancelled,
+    #[error("{queue} has {messages} messages, and the broker sends none of them")]
+    Stalled { queue: String, messages: u32 },
+    #[error("another daemon has taken the partition over")]
+    TakenOver,
+    #[error(transparent)]
+    Failed(#[from] anyhow::Error),
+}
+
+impl SessionEnd {
+    /// Nothing went wrong: what was delivered can still be written.
+    pub fn is_orderly(&self) -> bool {
+        matches!(self, Self::Stopped | Self::OtherPrefetch)
+    }
+
+    pub fn takes_fewer(&self) -> bool {
+        matches!(self, Self::Redelivered(_) | Self::LargeMessages(_))
+    }
+}
+
+impl From<WriteError> for SessionEnd {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Store(StoreError::TakenOver(_)) => Self::TakenOver,
+            error => Self::Failed(anyhow::Error::from(error).context("write a batch")),
+        }
+    }
+}
+
 /// What sessions leave to the next one.
 struct Learned {
     /// The server cannot do the faster way of writing rows, or must not.
@@ -99,6 +136,22 @@ impl Learned {
     fn prefetch(&self, config: &Config) -> u16 {
         let bytes_max = config.consumer.batch_bytes_max.saturating_mul(PREFETCH_BATCHES);
         self.limit.of(self.sizes.prefetch(config.amqp.prefetch, bytes_max))
+    }
+
+    /// Lowers the prefetch after a session that took too many messages, or failed before it got anything done.
+    fn lower_prefetch(&mut self, took: u16, partition: u16, config: &Config, end: &SessionEnd) {
+        if !end.takes_fewer() {
+            self.limit.failed(took);
+        }
+        let prefetch = self.prefetch(config);
+        if prefetch < took {
+            warn!(
+                event = "prefetch-lowered",
+                partition,
+                prefetch,
+                "the next session takes {prefetch} messages at once, this one took {took}: {end:#}"
+            );
+        }
     }
 }
 
@@ -182,6 +235,41 @@ impl Partition {
             warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
         }
         Ok(exact)
+    }
+
+    /// Connects, makes what is missing, and asks for messages. Returns how many partitions there are, too.
+    async fn listen(&self, queue: &str, prefetch: u16) -> Result<(Link, lapin::Consumer, u16)> {
+        let link = self.broker.connect(&format!("partition {} of {}", self.number, self.owner)).await?;
+        let partitions = self.declare(&link).await?;
+        let qos = link.channel.basic_qos(prefetch, BasicQosOptions { global: false });
+        link.call("set the prefetch", qos).await?;
+        let tag = format!("tallyd-{}", self.owner);
+        let (options, arguments) = (BasicConsumeOptions::default(), FieldTable::default());
+        let consume = link.channel.basic_consume(queue.into(), tag.as_str().into(), options, arguments);
+        let deliveries = link.call("consume", consume).await.with_context(|| format!("queue {queue}"))?;
+        info!(
+            event = "consuming",
+            partition = self.number,
+            queue,
+            prefetch,
+            "listening on {queue}, {prefetch} messages at once"
+        );
+        Ok((link, deliveries, partitions))
+    }
+
+    /// Makes what is missing on the broker, for as many partitions as are in use. This daemon can be one that knows of fewer, and must not
+    /// undo what another daemon has made. More are noted before they are made. Returns how many there are.
+    async fn declare(&self, link: &Link) -> Result<u16> {
+        loop {
+            let partitions = self.store.note_partitions(self.broker.partitions(), &self.owner).await?;
+            self.broker.declare_for(link, partitions).await?;
+            // If another daemon has come with more meanwhile, something that it has undone was perhaps made again.
+            let noted = self.store.noted_partitions().await?;
+            // A smaller number was read from a server that is behind.
+            if noted.is_none_or(|noted| noted.partitions <= partitions) {
+                return Ok(partitions);
+            }
+        }
     }
 
     async fn wait(&self, delay: Duration) {

@@ -10,7 +10,7 @@ use common::{World, redis_likes, target};
 use tallyd::client::Client;
 use tallyd::config::Redis;
 use tallyd_core::model::{Kind, Metric, Micros, UserId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::OutboxOffsets;
 use tallyd_redis::Cache;
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::keys::KindNames;

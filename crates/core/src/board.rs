@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use jiff::tz::TimeZone;
+use jiff::tz::TimeZoneDatabase;
 
 use crate::kinds::LIKE;
 use crate::pause::Pause;
@@ -52,12 +52,12 @@ pub struct Board {
 }
 
 impl Board {
-    /// Where its periods begin.
+    /// Where its periods begin, with its zone as of `zones`.
     ///
     /// # Errors
     /// The zone is not known: a checked configuration has none such.
-    pub fn calendar(&self) -> Result<Calendar, jiff::Error> {
-        Ok(Calendar::new(TimeZone::get(&self.time_zone)?, self.week_starts))
+    pub fn calendar(&self, zones: &TimeZoneDatabase) -> Result<Calendar, jiff::Error> {
+        Ok(Calendar::new(zones.get(&self.time_zone)?, self.week_starts))
     }
 
     /// How its scores are made.

@@ -1,24 +1,29 @@
-//! What tallyd counts, decided without a server: ids, events, boards, periods, scores, names of keys, limits.
+//! What tallyd counts, decided without a server: ids, events, drift, boards, periods, scores, names of keys, limits.
 //!
-//! Pure: no I/O, no clock, no runtime. Whoever needs the time passes it as an argument.
+//! Pure: no I/O, no clock, no runtime. The time and the time zone database are arguments.
 
 pub mod bloom;
 pub mod board;
 pub mod chain;
+pub mod coalesce;
+pub mod drift;
 pub mod event;
 pub mod job_name;
 pub mod keys;
 pub mod kinds;
 pub mod layout;
 pub mod model;
-pub mod outbox_offsets;
+pub mod outbox;
 pub mod partition;
 pub mod pause;
 pub mod period;
+pub mod prefetch;
 pub mod ranks;
 pub mod recount_query;
 pub mod repair_limits;
+pub mod resolve_sets;
 pub mod rules;
 pub mod score;
+pub mod stall_detector;
 pub mod tally;
 pub mod template;

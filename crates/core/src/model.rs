@@ -54,6 +54,24 @@ pub struct Addition {
     pub delta: i64,
 }
 
+/// A counter row's difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub target: Target,
+    /// Which of its numbers.
+    pub metric: Metric,
+    pub delta: i64,
+    /// The newest `at` that was applied.
+    pub at: Micros,
+}
+
+impl Difference {
+    /// Without its time.
+    pub fn addition(&self) -> Addition {
+        Addition { target: self.target, metric: self.metric, delta: self.delta }
+    }
+}
+
 /// One of a target's numbers.
 pub type CounterKey = (Target, Metric);
 

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::coalesce::Entry;
 use tallyd_core::event::EventId;
 use tallyd_core::model::Micros;
 
@@ -23,14 +24,6 @@ const ASKED_ENTRIES: usize = 256;
 pub(super) const DAYS: i64 = 32;
 
 const DAY_S: i64 = 86_400;
-
-/// What the ledger knows an event by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Entry {
-    /// Its `at` in seconds since the epoch.
-    pub second: i64,
-    pub id: EventId,
-}
 
 /// Notes that events were applied; sorted by key.
 ///

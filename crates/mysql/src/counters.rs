@@ -6,24 +6,13 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::drift::Truth;
+use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
+use tallyd_core::outbox::{OutboxOffsets, Since};
 
-use super::outbox::{self, Since};
+use super::outbox;
 use super::repairs::{self, Intent};
 use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
-
-/// A target's number as MySQL has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Truth {
-    /// `SUM(value)` over the slots of `counter`.
-    pub counted: i64,
-    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
-    pub rows: Option<i64>,
-    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
-    /// target's counter in the same transaction.
-    pub update_at: Option<Micros>,
-}
 
 impl Store {
     /// About how many rows `counter` has, by the server's statistics.
@@ -37,6 +26,32 @@ impl Store {
                 .context(ACTION)?;
             let rows: Option<u64> = plan.try_get_unchecked("rows").context(ACTION)?;
             Ok(rows.unwrap_or(0))
+        })
+        .await
+    }
+
+    /// Estimates how many targets of the kind have a counter; `None` where MySQL has no statistics.
+    pub async fn estimate_targets(&self, kind: Kind) -> Result<Option<u64>> {
+        const ACTION: &str = "estimate the number of targets";
+        let mut conn = self.acquire().await?;
+        conn.limit(ACTION, |connection| async move {
+            // The number of different values in the key's first two columns, which are targets, and in all of them, which are rows.
+            let sql = "SELECT CAST(MIN(IF(SEQ_IN_INDEX = 2, CARDINALITY, NULL)) AS UNSIGNED), \
+                       CAST(MAX(CARDINALITY) AS UNSIGNED) FROM information_schema.STATISTICS \
+                       WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'counter' AND INDEX_NAME = 'PRIMARY'";
+            let row = sqlx::query(sql).fetch_one(&mut *connection).await.context(ACTION)?;
+            let (targets, rows): (Option<u64>, Option<u64>) =
+                (row.try_get(0).context(ACTION)?, row.try_get(1).context(ACTION)?);
+            let sql = format!(
+                "EXPLAIN FORMAT=TRADITIONAL SELECT 1 FROM counter FORCE INDEX (PRIMARY) WHERE kind = {}",
+                kind.0
+            );
+            let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_one(connection).await.context(ACTION)?;
+            let of_kind: Option<u64> = row.try_get_unchecked("rows").context(ACTION)?;
+            let (Some(targets), Some(rows), Some(of_kind)) = (targets, rows.filter(|rows| *rows > 0), of_kind) else {
+                return Ok(None);
+            };
+            Ok(u64::try_from(u128::from(targets) * u128::from(of_kind.min(rows)) / u128::from(rows)).ok())
         })
         .await
     }

@@ -1,4 +1,4 @@
-//! What a batch reads and writes, statement by statement. The transaction that holds them is `consumer/flush.rs`.
+//! What a batch reads and writes, statement by statement. The transaction that holds them is `src/consumer/batch_writer.rs`.
 //!
 //! Exact also when two writers share a (target, user) pair, in both ways of writing rows. [`upsert`] learns what each row
 //! was from the statement that writes it, under the row's lock; it is half as fast again, and rests on user variables,
@@ -9,51 +9,11 @@ use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
+use tallyd_core::coalesce::{Before, Pair, State};
+use tallyd_core::model::{Difference, Kind, Micros, Target, TargetId, UserId};
 
 use super::text::Text;
 use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
-
-/// A row's key: (kind, target, user), in the order of the primary key.
-pub type Pair = (Target, UserId);
-
-/// A row's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
-    /// Its version.
-    pub at: Micros,
-    /// Whether the user likes the target.
-    pub liked: bool,
-}
-
-/// What a (target, user) was before it was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Before {
-    /// There was no row.
-    Absent,
-    /// There was an older row, which said this of "likes".
-    Older(bool),
-    /// There was a newer row, or the same one: it stays.
-    NotOlder,
-}
-
-/// A counter row's difference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Difference {
-    pub target: Target,
-    /// Which of its numbers.
-    pub metric: Metric,
-    pub delta: i64,
-    /// The newest `at` that was applied.
-    pub at: Micros,
-}
-
-impl Difference {
-    /// Without its time.
-    pub fn addition(&self) -> Addition {
-        Addition { target: self.target, metric: self.metric, delta: self.delta }
-    }
-}
 
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
@@ -107,7 +67,7 @@ pub async fn update_states(connection: &mut MySqlConnection, rows: &[(Pair, Stat
     Ok(())
 }
 
-/// The newer one wins; at equal `at` an unlike does, as in `batch::coalesce`.
+/// The newer one wins; at equal `at` an unlike does, as in `tallyd_core::coalesce`.
 macro_rules! newer {
     () => {
         "(VALUES(update_at) > update_at OR (VALUES(update_at) = update_at AND VALUES(is_del) > is_del))"

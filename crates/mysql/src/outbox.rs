@@ -8,8 +8,8 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::model::{Addition, Kind, Metric, Target, TargetId};
+use tallyd_core::outbox::{OutboxOffsets, OutboxRow, Since};
 
 use super::text::Text;
 use super::{Context, Result, Store, micros, partitions};
@@ -37,27 +37,6 @@ pub struct End {
     pub last: u64,
     /// Who writes the partition now.
     pub owner: Option<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutboxRow {
-    pub partition: u16,
-    pub number: u64,
-    /// When it was written, by MySQL's clock.
-    pub written_at: Micros,
-    /// Whether that is longer ago than was asked.
-    pub is_old: bool,
-    /// What it adds.
-    pub additions: Vec<Addition>,
-}
-
-/// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Since {
-    /// In the order of their partitions and numbers.
-    pub rows: Vec<OutboxRow>,
-    /// Rows up to these may be missing: they were deleted, or are too many to be read.
-    pub pruned: OutboxOffsets,
 }
 
 /// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.

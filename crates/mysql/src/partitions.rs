@@ -7,12 +7,12 @@
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
 use super::counters::target;
 use super::jobs::run_of;
-use super::likes::{Pair, State};
 use super::outbox::LAST;
 use super::text::Text;
 use super::{Context, Result, datetime, in_shapes, micros, placeholders};

@@ -7,10 +7,10 @@ use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
 use sqlx::{MySqlConnection, Row};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::{OutboxOffsets, Since};
 
 use super::counters::begin_snapshot;
-use super::outbox::{self, Since};
+use super::outbox;
 use super::{Context, Result, Store, micros};
 
 /// One number of `counter`: the sum of its slots.

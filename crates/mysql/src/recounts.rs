@@ -10,13 +10,13 @@ use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
 use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, TypeInfo};
 use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
-use tallyd_core::outbox_offsets::CORRECTIONS;
+use tallyd_core::outbox::CORRECTIONS;
 use tallyd_core::rules::Writes;
 
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
 use super::repairs::{self, Intent};
-use super::{Context, Result, Store, StoreError, drift_hints, in_shapes, jobs, outbox};
+use super::{Context, Result, Store, StoreError, changed, in_shapes, jobs, outbox};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
@@ -368,7 +368,7 @@ async fn tell_redis(connection: &mut MySqlConnection, writer: Writes, intents: &
         }
         Writes::Api => {
             let seen: Vec<(CounterKey, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
-            drift_hints::keep(connection, &seen).await
+            changed::keep_hints(connection, &seen).await
         }
     }
 }

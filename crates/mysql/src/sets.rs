@@ -12,6 +12,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use tallyd_core::event::CountEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
+use tallyd_core::resolve_sets::{LastSet, Standing};
 
 use super::applied_events::{DAYS, day, partition_of};
 use super::counters::target;
@@ -22,25 +23,6 @@ const STATEMENT_ROWS: usize = 1_000;
 
 /// Numbers that one SELECT asks for: MariaDB makes a join of longer lists.
 const ASKED_NUMBERS: usize = 256;
-
-/// What a number was set to. The newer one is the greater one; of two with the same `at` the one with the larger value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LastSet {
-    /// The event's `at`; 0 where none has set it.
-    pub at: Micros,
-    pub value: i64,
-}
-
-/// What a number is before an event sets it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
-    /// `SUM(value)` over the slots of `counter`, which may be more than one slot holds.
-    pub counted: i128,
-    /// What was added after the event's `at`.
-    pub since: i128,
-    /// The newest `at` that was applied.
-    pub update_at: Option<Micros>,
-}
 
 /// Locks numbers, sorted by key, until the transaction ends, and says what each was set to last.
 pub async fn lock(connection: &mut MySqlConnection, numbers: &[CounterKey]) -> Result<HashMap<CounterKey, LastSet>> {

@@ -4,33 +4,15 @@ use std::collections::HashMap;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_core::drift::{Truth, Watched, WatchedCount, WatchedEvent};
 use tallyd_core::event::{EventId, LikeEvent};
 use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
 
-use super::counters::{Truth, begin_snapshot, read_counted, target};
+use super::counters::{begin_snapshot, read_counted, target};
 use super::partitions::read_noted;
 use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
 
-/// Everything known of the events of one watched (target, user) since the watch began.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WatchedEvent {
-    /// The event, or the state that the row had before it.
-    pub event: LikeEvent,
-    /// True for the state before.
-    pub is_former: bool,
-}
-
-/// A change of a watched number that isn't likes, since the watch began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchedCount {
-    pub number: CounterKey,
-    /// The event's `at`.
-    pub at: Micros,
-    /// What was added; none where the number was set.
-    pub delta: Option<i64>,
-}
-
-/// The same, as it is logged.
+/// A change of a watched number that is not likes, as it is logged.
 #[derive(Clone, Copy, Debug)]
 pub struct Logged {
     pub number: CounterKey,
@@ -42,15 +24,6 @@ pub struct Logged {
 
 /// Rows that one statement forgets.
 const UNWATCHED_ROWS: u64 = 10_000;
-
-/// What a watch has logged.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Watched {
-    /// Of likes: events, with the states before them.
-    pub likes: Vec<WatchedEvent>,
-    /// Of all else.
-    pub counts: Vec<WatchedCount>,
-}
 
 impl Store {
     /// What the watch has logged so far and the counters of `numbers`, all as of one instant. None where one of the

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use redis::{Pipeline, Value};
+use tallyd_core::drift::Sample;
 use tallyd_core::keys::KindNames;
 use tallyd_core::layout::{Form, Layout, Loaded};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::OutboxOffsets;
 
 use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
 
@@ -16,18 +17,6 @@ pub const CALL_IDS_MAX: usize = 1_000;
 
 /// Keys that one SCAN looks at: some hundred microseconds.
 const SCANNED_KEYS: usize = 1_000;
-
-/// A target's number in Redis at a cut.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
-    pub value: i64,
-    /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
-    pub cut: Micros,
-    /// The state of its bucket then.
-    pub loaded: Loaded,
-    /// What of each partition's outbox was added to its bucket by then.
-    pub offsets: OutboxOffsets,
-}
 
 /// What a bucket holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -71,7 +71,7 @@ impl Cache {
         let mut call: Option<Call> = None;
         let mut packings = Vec::with_capacity(boards.len());
         for board in &boards {
-            let calendar = board.calendar()?;
+            let calendar = board.calendar(jiff::tz::db())?;
             let period = Period::containing(board.period, at, &calendar);
             let key = self.keys.board(&board.name, &period.to_string());
             call = Some(match call {

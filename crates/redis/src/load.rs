@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 use tallyd_core::keys::LOADED;
 use tallyd_core::layout::Loaded;
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::OutboxOffsets;
 
 use super::counters::pieces;
 use super::{Cache, Call, LOAD, Result, text, unexpected};

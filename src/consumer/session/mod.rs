@@ -4,32 +4,24 @@
 //! holds back what exceeds the prefetch. A batch closes when the writer is free and `linger_ms` has passed since its
 //! first message, or when it is full, or at the stop.
 
-mod ending;
-mod listening;
 mod writing;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::message::Delivery;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
-pub(super) use self::ending::SessionEnd;
-use self::listening::listen;
 use self::writing::{Writing, join};
-use super::batch::{Batch, Event, Origin, Received};
+use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
-use super::inbox::{Arrived, Inbox};
-use super::message_sizes::PREFETCH_MIN;
-use super::stall_detector::StallDetector;
 use super::telemetry::{Oldest, ReceivedCounts};
-use super::{Learned, PREFETCH_BATCHES, Partition};
+use super::{Learned, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
 use crate::runtime::clock;
@@ -38,6 +30,8 @@ use crate::runtime::retry::Outage;
 use crate::telemetry::{Close, PartitionState, Standing, telemetry};
 use tallyd_core::event::{self, Message, Terms};
 use tallyd_core::model::Micros;
+use tallyd_core::prefetch::PREFETCH_MIN;
+use tallyd_core::stall_detector::StallDetector;
 use tallyd_rabbitmq::Link;
 
 /// AMQP's code for "nothing is wrong".
@@ -76,18 +70,11 @@ pub(super) async fn run(
     let prefetch = learned.prefetch(config);
     let queue = partition.broker.queue(number);
     // Many calls, which all have time limits.
-    let listening = partition.heartbeat.during(listen(partition, &queue, prefetch)).await;
+    let listening = partition.heartbeat.during(partition.listen(&queue, prefetch)).await;
     let (link, deliveries, partitions) = match listening {
         Ok(listening) => listening,
         Err(error) => return error.into(),
     };
-    info!(
-        event = "consuming",
-        partition = number,
-        queue,
-        prefetch,
-        "listening on {queue}, {prefetch} messages at once"
-    );
     let ends = partition.stop.child_token();
     let writer = BatchWriter::new(partition, config, partitions, learned.reads_first, ends.clone());
     let mut session = Session {
@@ -128,17 +115,8 @@ pub(super) async fn run(
         }
         return end;
     }
-    if !end.takes_fewer() && !is_proven {
-        learned.limit.failed(prefetch);
-    }
-    let lowered = learned.prefetch(config);
-    if lowered < prefetch && (end.takes_fewer() || !is_proven) {
-        warn!(
-            event = "prefetch-lowered",
-            partition = number,
-            prefetch = lowered,
-            "the next session takes {lowered} messages at once, this one took {prefetch}: {end:#}"
-        );
+    if end.takes_fewer() || !is_proven {
+        learned.lower_prefetch(prefetch, number, config, &end);
     }
     end
 }
@@ -363,7 +341,7 @@ impl Session<'_> {
 /// Waits until then; forever if there is no such time.
 async fn until(then: Option<Instant>) {
     match then {
-        Some(then) => tokio::time::sleep_until(then).await,
+        Some(then) => tokio::time::sleep_until(then.into()).await,
         None => std::future::pending().await,
     }
 }

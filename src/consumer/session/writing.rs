@@ -1,22 +1,28 @@
-//! Hands a batch to the writer, and acknowledges it once it is committed.
+//! Hands a batch to the writer, and acknowledges it once it is committed. At the end of a session it writes what was delivered, if nothing
+//! went wrong, and closes the channel.
+
+use std::pin::pin;
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
+use futures_util::{FutureExt, StreamExt};
 use lapin::Acker;
 use lapin::options::BasicAckOptions;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{Open, Session, SessionEnd};
+use super::{Open, REPLY_SUCCESS, Session};
+use crate::consumer::SessionEnd;
+use crate::consumer::batch::Inbox;
 use crate::consumer::batch_writer::{self, BatchWriter, WriteError};
-use crate::runtime::clock;
+use crate::runtime::{clock, fault};
 use crate::telemetry::{Close, Step, telemetry};
 
 /// A batch in its transaction. The task runs to its end whatever becomes of the session.
 pub(super) type Writing = JoinHandle<Written>;
 
 /// The result of a task: the writer, the acker of the batch's last message, and what has become of the batch.
-pub(super) type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
+type Written = (BatchWriter, Option<Acker>, Result<batch_writer::Written, WriteError>);
 
 impl Session<'_> {
     /// Hands the open batch to the idle writer, in a task of its own.
@@ -36,7 +42,7 @@ impl Session<'_> {
         self.writer = Some(writer);
         self.is_proven |= result.is_err();
         let refused = result?.refused;
-        if let Some(refused) = self.refused.note(refused as u64, std::time::Instant::now()) {
+        if let Some(refused) = self.refused.note(refused as u64, Instant::now()) {
             warn!(
                 event = "dead-letters",
                 partition = self.partition.number,
@@ -60,6 +66,71 @@ impl Session<'_> {
         telemetry().consumer.steps.get_or_create(&Step::Acknowledge).observe(began.elapsed().as_secs_f64());
         self.went_well();
         Ok(())
+    }
+
+    /// Writes everything that was delivered, because the broker counts each message that returns. Acknowledges it at the end: for each
+    /// acknowledgement the broker would send more.
+    pub(super) async fn write_delivered(&mut self) -> Result<(), SessionEnd> {
+        let mut last = None;
+        loop {
+            if let Some(delivery) = self.deliveries.next().now_or_never() {
+                self.take_in(delivery)?;
+            }
+            self.fill()?;
+            if self.writing.is_none() {
+                if self.open.batch.is_empty() {
+                    break;
+                }
+                self.start_writing(Close::Stop)?;
+            }
+            self.partition.heartbeat.beat();
+            let written = self.written().await?;
+            last = self.committed(written)?.or(last);
+        }
+        match last {
+            Some(last) => Ok(self.acknowledge_until(&last).await?),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the running transaction and takes in what still comes: the library holds as much as the broker sends.
+    async fn written(&mut self) -> Result<Written, SessionEnd> {
+        loop {
+            tokio::select! {
+                biased;
+                written = join(&mut self.writing) => return Ok(written?),
+                Some(delivery) = self.deliveries.next() => self.take_in(Some(delivery))?,
+            }
+        }
+    }
+
+    /// Closes the channel. In one step the broker takes back what was not acknowledged and makes the next consumer the active one, so no fence
+    /// passes an event that this session holds. A cancelled consumer would keep its messages while the next one is active. Waits
+    /// for the running transaction, which commits or not, and returns the writer if none was running.
+    pub(super) async fn close(mut self) -> Option<BatchWriter> {
+        self.ends.cancel();
+        self.open.received.note();
+        fault::point("consumer:ending");
+        // The broker has these messages again. As many can be in flight, which nobody needs either.
+        (self.inbox, self.open) = (Inbox::default(), Open::default());
+        let closed = self.link.channel.close(REPLY_SUCCESS, "done".into());
+        let mut closed = pin!(self.partition.heartbeat.during(self.link.call("close the channel", closed)));
+        let closed = loop {
+            tokio::select! {
+                biased;
+                closed = &mut closed => break closed,
+                Some(_) = self.deliveries.next() => {}
+            }
+        };
+        if let Err(error) = closed {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
+        }
+        if self.writing.is_some()
+            && let Err(error) = join(&mut self.writing).await
+        {
+            debug!(event = "close-failed", partition = self.partition.number, "{error:#}");
+        }
+        self.writer
     }
 }
 

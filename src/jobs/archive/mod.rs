@@ -56,25 +56,25 @@
 mod candidates;
 mod copy;
 mod plan;
-mod prune;
 mod rollback_recovery;
 mod steps;
 
 use anyhow::Result;
 use tokio_util::sync::CancellationToken;
+use tracing::info;
 
 pub use super::board_run::periods::{MODE, Scope, ScopeError};
 pub use super::board_run::{JOB, Outcome, PeriodReport, Report};
 
 use super::board_run::clock::{self, Start};
-use super::board_run::{BoardRun, Halt};
+use super::board_run::{BoardRun, Halt, Step, backup};
 use crate::config::{Board, Config};
+use crate::runtime::fault;
 use crate::runtime::progress::ProgressSink;
 use candidates::Candidates;
 use copy::Copier;
-use prune::prune;
 use steps::Steps;
-use tallyd_core::model::Micros;
+use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
@@ -100,6 +100,9 @@ pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raise
 
 /// The same where an archive or a snapshot is deleted.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
+
+/// Archives of one board that one run deletes at most; the next runs delete the others.
+const PRUNED_MAX: usize = 100;
 
 /// The archiver and what it works with.
 #[derive(Clone)]
@@ -179,6 +182,50 @@ impl Archiver {
     }
 }
 
+/// Deletes what is over. A dry run only says which archives are.
+async fn prune(
+    run: &BoardRun<'_>,
+    copier: &Copier<'_>,
+    boards: &[Board],
+    scope: &Scope,
+    report: &mut Report,
+) -> Step<()> {
+    for board in boards.iter().filter(|board| scope.has_board(&board.name)) {
+        let keep = board.archive_keep.0;
+        // Zero keeps archives forever, but deletes the rest of one that a run has begun to delete.
+        let until = if keep.is_zero() { Micros(0) } else { run.now.before(keep) };
+        let like = scope.period.as_deref().unwrap_or(board.period.like());
+        for at in run.store.prunable_periods(&board.name, like, until, PRUNED_MAX).await? {
+            if scope.dry_run {
+                report.periods.push(PeriodReport::new(&at, Outcome::WouldPrune));
+                continue;
+            }
+            prune_archive(run, copier, &at).await?;
+            report.periods.push(PeriodReport::new(&at, Outcome::Pruned));
+        }
+    }
+    if scope.dry_run {
+        return Ok(());
+    }
+    for at in run.store.obsolete_snapshots().await? {
+        run.claim(&at.board).await.map_err(Halt::Failed)?;
+        backup::forget(run, &at).await?;
+    }
+    Ok(())
+}
+
+/// Deletes one archive. It is noted first that the rest is no archive.
+async fn prune_archive(run: &BoardRun<'_>, copier: &Copier<'_>, at: &BoardPeriod) -> Step<()> {
+    run.store.note_pruned(run.number, at, run.now).await?;
+    fault::point("archive:pruning");
+    for copy in 0..2 {
+        copier.trim(at, copy, 0).await?;
+    }
+    let BoardPeriod { board, period } = at;
+    info!(event = "board-pruned", board, period, "{board} {period}: its archive is deleted, archive_keep is over");
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -189,7 +236,7 @@ mod tests {
             include_str!("steps.rs"),
             include_str!("rollback_recovery.rs"),
             include_str!("copy.rs"),
-            include_str!("prune.rs"),
+            include_str!("mod.rs"),
             include_str!("../board_run/backup.rs"),
         ]
         .concat();

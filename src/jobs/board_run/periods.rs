@@ -110,7 +110,8 @@ impl Scope {
         }
         let mut periods = Periods::default();
         for board in named {
-            let calendar = board.calendar().with_context(|| format!("read the zone of {}", board.name))?;
+            let calendar =
+                board.calendar(jiff::tz::db()).with_context(|| format!("read the zone of {}", board.name))?;
             match period {
                 Some(period) if period.kind() != board.period => {}
                 Some(period) => periods.closed.push(closed(board, period, &calendar, now)?),

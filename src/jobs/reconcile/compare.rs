@@ -11,16 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::context::{RunContext, Servers};
-use super::drift::Verdict;
 use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_MAX, with_busy};
-use super::outbox_lag::OutboxLag;
 use super::repair::Repairer;
 use super::report::{Progress, Report, TargetReport, TargetVerdict};
 use super::throttle::Throttle;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
+use tallyd_core::drift::{Truth, Verdict};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
-use tallyd_mysql::counters::Truth;
+use tallyd_core::outbox::OutboxLag;
 use tallyd_mysql::ranges::{Counted, Recount};
 use tallyd_redis::Cache;
 use tallyd_redis::layout::Loaded;

@@ -9,19 +9,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::context::{RunContext, Servers};
-use super::drift::{Logged, Verdict, judge, judge_waiting};
-use super::outbox_lag::OutboxLag;
 use super::report::{Report, Steps, TargetReport, TargetVerdict};
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
+use tallyd_core::drift::{Logged, Sample, Truth, Verdict, judge, judge_waiting};
 use tallyd_core::model::{CounterKey, Metric, Micros, Target};
-use tallyd_core::outbox_offsets::OutboxOffsets;
+use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
 use tallyd_mysql::Store;
-use tallyd_mysql::counters::Truth;
 use tallyd_mysql::ranges::{Range, Recount};
 use tallyd_rabbitmq::Publisher;
-use tallyd_redis::counters::Sample;
 use tallyd_redis::layout::Loaded;
 
 /// Counters that are watched at once: the consumers look each event up among them.

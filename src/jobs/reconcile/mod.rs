@@ -37,15 +37,12 @@
 
 mod compare;
 mod context;
-pub mod drift;
 mod load;
 pub mod loss_detector;
 mod measure;
 mod orphans;
-mod outbox_lag;
 mod repair;
 pub mod report;
-mod run_options;
 mod scan;
 mod throttle;
 
@@ -66,9 +63,9 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
 use compare::Comparer;
+pub use context::{JOB, Mode, RunOptions};
 use context::{RunContext, Servers};
 use report::{End, Progress, Report};
-pub use run_options::{JOB, Mode, RunOptions};
 
 /// Compares Redis with MySQL and repairs it: one run at a time.
 #[derive(Clone)]

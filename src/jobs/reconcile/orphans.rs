@@ -10,9 +10,8 @@ use super::compare::{Comparer, KnownByBucket};
 use super::context::Servers;
 use super::report::Steps;
 use crate::telemetry::telemetry;
+use tallyd_core::drift::{Sample, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric};
-use tallyd_mysql::counters::Truth;
-use tallyd_redis::counters::Sample;
 use tallyd_redis::space::LISTPACK_FIELDS;
 
 /// Buckets whose numbers are counted between two waits: some tens of milliseconds of Redis.

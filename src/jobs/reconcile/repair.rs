@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::warn;
 
-use super::context::{RunContext, Servers};
-use super::drift::Verdict;
+use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::{Measure, Measurement};
 use super::report::{Report, Steps, TargetVerdict};
-use super::run_options::{JOB, Mode};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
+use tallyd_core::drift::{Truth, Verdict};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
-use tallyd_mysql::counters::Truth;
 use tallyd_mysql::jobs::LEASE;
 use tallyd_mysql::repairs::Intent;
 use tallyd_redis::counters::{Repair, Repaired};

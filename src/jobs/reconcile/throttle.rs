@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use tracing::info;
 
-use super::context::RunContext;
+use super::context::{JOB, RunContext};
 use super::report::{Report, Waits};
-use super::run_options::JOB;
 use crate::telemetry::{WaitsFor, telemetry};
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;

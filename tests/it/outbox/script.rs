@@ -1,7 +1,7 @@
 //! lua/apply.lua and the marks on a real Redis.
 
 use tallyd_core::model::{Addition, Kind, Metric};
-use tallyd_core::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
 use tallyd_redis::Cache;
 use tallyd_redis::apply::Left;
 use tallyd_redis::counters::Size;

@@ -1,7 +1,7 @@
 //! The outbox in MySQL: what is read of it, what is appended by others, what is deleted.
 
 use tallyd_core::model::Addition;
-use tallyd_core::outbox_offsets::{CORRECTIONS, OutboxOffsets};
+use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};
 use tallyd_mysql::{Store, outbox};
 
 use super::common::{World, target};

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use tallyd::jobs::reconcile::drift::counted_at;
+use tallyd_core::drift::{Watched, WatchedCount, counted_at};
 use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{Metric, Micros, TargetId, UserId};
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::number_of;
-use tallyd_mysql::watches::{Watched, WatchedCount};
 
 use super::common::{World, body, target};
 use super::{Event, UNREAD, What, published, start};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use sqlx::mysql::{MySqlConnection, MySqlPool};
 use sqlx::{AssertSqlSafe, Connection};
 use tallyd::config::Config;
+use tallyd_core::coalesce::State;
 use tallyd_core::model::{Metric, Micros, UserId};
 use tallyd_mysql::jobs::{self, Lock};
-use tallyd_mysql::likes::{self, State};
 use tallyd_mysql::repairs::Intent;
-use tallyd_mysql::{Store, StoreError, partitions};
+use tallyd_mysql::{Store, StoreError, likes, partitions};
 
 use super::common::ports::free_ports;
 use super::common::proxy::Proxy;

@@ -46,7 +46,7 @@ pub const VALUE_MAX: u64 = 1 << 53;
 pub const EVENT_ID_MAX: usize = 64;
 
 /// What a message says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// A user likes a target, or does no longer.
     Like(LikeEvent),

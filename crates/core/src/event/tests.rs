@@ -41,7 +41,7 @@ fn ids_may_be_integers_or_strings() {
         let body = format!(
             r#"{{"type":"like","kind":"video","target_id":{target},"user_id":{user},"at":{NOW},"count":7,"new":[{{}}]}}"#
         );
-        assert_eq!(judge(&body), Ok(expected.clone()));
+        assert_eq!(judge(&body), Ok(expected));
     }
 }
 

@@ -1,7 +1,5 @@
 //! Periods in zones whose clocks do what they like.
 
-use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
 use super::*;

@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::loading::{Loading, LoadingBucket};
 use crate::jobs::reconcile::context::RunContext;
-use crate::jobs::reconcile::drift::Verdict;
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
 use crate::runtime::fault;
-use tallyd_core::model::{CounterKey, Kind, TargetId};
+use tallyd_core::drift::Verdict;
+use tallyd_core::model::{CounterKey, Kind, Micros, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
+use tallyd_redis::layout::Loaded;
+use tallyd_redis::load::Lost;
 
 /// Rows that are read and added together: 8,192 buckets get some 12 of them each.
 const PAGE_ROWS: usize = 100_000;
@@ -231,5 +232,52 @@ impl<'l, 'a> Loader<'l, 'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// The buckets of one kind that are being loaded, and how far each is.
+struct Loading {
+    /// Which they are, and what they held.
+    lost: Lost,
+    /// By place in `lost.cuts`: the last repair.
+    passes: Vec<u64>,
+    /// The run that loads them.
+    run: u64,
+    /// Counters that were written since the buckets' cuts.
+    busy: Vec<CounterKey>,
+}
+
+/// What is known of one of them.
+struct LoadingBucket {
+    cut: Micros,
+    state: Loaded,
+}
+
+impl Loading {
+    fn new(lost: Lost, run: u64) -> Self {
+        let passes = vec![0; lost.cuts.len()];
+        Self { lost, passes, run, busy: Vec::new() }
+    }
+
+    /// The bucket; `None` where it is not being loaded.
+    fn bucket(&self, bucket: u32) -> Option<LoadingBucket> {
+        let place = bucket.checked_sub(self.lost.from)? as usize;
+        let cut = (*self.lost.cuts.get(place)?)?;
+        let state = Loaded::Loading { generation: self.run, pass: *self.passes.get(place)? };
+        Some(LoadingBucket { cut: Micros(cut.get()), state })
+    }
+
+    /// Notes that the bucket was repaired.
+    fn note(&mut self, bucket: u32, pass: u64) {
+        if let Some(last) = bucket.checked_sub(self.lost.from).and_then(|place| self.passes.get_mut(place as usize)) {
+            *last = pass;
+        }
+    }
+
+    /// Leaves the bucket as it is.
+    fn leave(&mut self, bucket: u32) {
+        if let Some(cut) = bucket.checked_sub(self.lost.from).and_then(|place| self.lost.cuts.get_mut(place as usize)) {
+            *cut = None;
+        }
     }
 }

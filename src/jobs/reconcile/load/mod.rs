@@ -15,17 +15,15 @@
 //! is compared their marks are taken away, and they are loaded like buckets that Redis lost.
 
 mod buckets;
-mod loading;
 
 use std::time::Instant;
 
 use anyhow::Result;
 use tracing::{info, warn};
 
-use super::context::{RunContext, Servers};
+use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::Measure;
 use super::report::{LISTED_MAX, Report, Steps};
-use super::run_options::{JOB, Mode};
 use crate::jobs::JobError;
 use buckets::Loader;
 use tallyd_redis::Cache;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::run_options::Mode;
+use super::Mode;
 use crate::jobs::runner::{self, Outcome};
 use tallyd_core::model::Micros;
 

@@ -7,7 +7,7 @@ use tracing::info;
 
 use super::{Progress, Report, Slice, TargetReport, TargetVerdict};
 use crate::config::LIKE;
-use crate::jobs::reconcile::run_options::JOB;
+use crate::jobs::reconcile::JOB;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 
 /// A row of `name value` pairs; nothing where all are zero.

@@ -6,9 +6,8 @@ use tracing::info;
 
 use super::ranges::Ranges;
 use crate::jobs::reconcile::compare::{Comparer, KnownByBucket};
-use crate::jobs::reconcile::context::RunContext;
+use crate::jobs::reconcile::context::{JOB, Mode, RunContext};
 use crate::jobs::reconcile::orphans::Orphans;
-use crate::jobs::reconcile::run_options::{JOB, Mode};
 use tallyd_core::model::{Kind, Micros, TargetId};
 
 /// How far a full run has come: the kind's targets are compared up to this one, and all kinds before it, with their orphans.

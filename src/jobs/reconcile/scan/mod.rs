@@ -14,9 +14,8 @@ pub(super) use full::compare_full;
 pub(super) use scrub::compare_slice;
 
 use super::compare::Comparer;
-use super::context::RunContext;
+use super::context::{JOB, RunContext};
 use super::report::{Report, Steps};
-use super::run_options::JOB;
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_mysql::changed::ChangedBefore;
 

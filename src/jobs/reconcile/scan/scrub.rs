@@ -9,10 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::ranges::Ranges;
 use crate::jobs::reconcile::compare::{Comparer, KnownByBucket};
-use crate::jobs::reconcile::context::Servers;
+use crate::jobs::reconcile::context::{JOB, Mode, Servers};
 use crate::jobs::reconcile::orphans::Orphans;
 use crate::jobs::reconcile::report::Slice;
-use crate::jobs::reconcile::run_options::{JOB, Mode};
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_mysql::ranges::LAST;
 

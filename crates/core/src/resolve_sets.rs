@@ -6,10 +6,27 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use tallyd_core::event::{CountEvent, SetEvent};
-use tallyd_core::model::{CounterKey, Micros};
-use tallyd_mysql::likes::Difference;
-use tallyd_mysql::sets::{LastSet, Standing};
+use crate::event::{CountEvent, SetEvent};
+use crate::model::{CounterKey, Difference, Micros};
+
+/// What a number was set to. The newer one is the greater one; of two with the same `at` the one with the larger value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LastSet {
+    /// The event's `at`; 0 where none has set it.
+    pub at: Micros,
+    pub value: i64,
+}
+
+/// What a number is before an event sets it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// `SUM(value)` over the slots of `counter`, which may be more than one slot holds.
+    pub counted: i128,
+    /// What was added after the event's `at`.
+    pub since: i128,
+    /// The newest `at` that was applied.
+    pub update_at: Option<Micros>,
+}
 
 /// The events of a batch that hold.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -75,27 +92,27 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::consumer::batch::{Event, distinct, entry};
-    use tallyd_core::event::EventId;
-    use tallyd_core::model::{Kind, Metric, Target, TargetId};
+    use crate::coalesce::{Entry, distinct};
+    use crate::event::{EventId, Message};
+    use crate::model::{Kind, Metric, Target, TargetId};
 
     /// The tables, written as the consumer writes them.
     #[derive(Default)]
     struct Tables {
         counter: BTreeMap<CounterKey, (i64, Micros)>,
-        ledger: HashSet<tallyd_mysql::applied_events::Entry>,
+        ledger: HashSet<Entry>,
         number_set: HashMap<CounterKey, LastSet>,
         recent: BTreeMap<(CounterKey, Micros, EventId), i64>,
     }
 
     impl Tables {
-        fn write(&mut self, events: &[Event]) {
+        fn write(&mut self, events: &[Message]) {
             let counts =
-                events.iter().filter_map(|event| if let Event::Count(count) = event { Some(*count) } else { None });
+                events.iter().filter_map(|event| if let Message::Count(count) = event { Some(*count) } else { None });
             let mut counts = distinct(counts);
-            counts.retain(|count| self.ledger.insert(entry(count)));
+            counts.retain(|count| self.ledger.insert(Entry::of(count)));
             let sets =
-                newest(events.iter().filter_map(|event| if let Event::Set(set) = event { Some(*set) } else { None }));
+                newest(events.iter().filter_map(|event| if let Message::Set(set) = event { Some(*set) } else { None }));
             let resolved = resolve(&sets, counts, &self.number_set);
             let standing = |(number, set): &(CounterKey, LastSet)| {
                 let counter = self.counter.get(number);
@@ -118,25 +135,25 @@ mod tests {
         }
     }
 
-    fn number_of(event: &Event) -> CounterKey {
+    fn number_of(event: &Message) -> CounterKey {
         match event {
-            Event::Like(event) => (event.target, Metric(1)),
-            Event::Count(event) => (event.target, event.metric),
-            Event::Set(event) => (event.target, event.metric),
+            Message::Count(event) => (event.target, event.metric),
+            Message::Set(event) => (event.target, event.metric),
+            other => panic!("neither a count nor a set: {other:?}"),
         }
     }
 
     /// What the events come to, in whatever order.
-    fn model(events: &[Event]) -> BTreeMap<CounterKey, i64> {
+    fn model(events: &[Message]) -> BTreeMap<CounterKey, i64> {
         let numbers: BTreeSet<CounterKey> = events.iter().map(number_of).collect();
         let value = |number: &CounterKey| {
             let of = || events.iter().filter(|event| number_of(event) == *number);
             let set = of()
-                .filter_map(|event| if let Event::Set(set) = event { Some((set.at, set.value)) } else { None })
+                .filter_map(|event| if let Message::Set(set) = event { Some((set.at, set.value)) } else { None })
                 .max();
             let (since, value) = set.unwrap_or((Micros(0), 0));
             let added = of().filter_map(|event| match event {
-                Event::Count(count) if count.at > since => Some(count.delta),
+                Message::Count(count) if count.at > since => Some(count.delta),
                 _ => None,
             });
             value + added.sum::<i64>()
@@ -144,13 +161,13 @@ mod tests {
         numbers.iter().map(|number| (*number, value(number))).filter(|(_, value)| *value != 0).collect()
     }
 
-    fn event(number: usize, (target, at, is_set, amount): (u64, i64, bool, i64)) -> Event {
+    fn event(number: usize, (target, at, is_set, amount): (u64, i64, bool, i64)) -> Message {
         let (target, metric, at) = (Target { kind: Kind(1), id: TargetId(target) }, Metric(3), Micros(at));
         match is_set {
-            true => Event::Set(SetEvent { target, metric, value: amount, at }),
+            true => Message::Set(SetEvent { target, metric, value: amount, at }),
             false => {
                 let id = EventId(u128::try_from(number).expect("a few").to_be_bytes());
-                Event::Count(CountEvent { target, metric, delta: amount, at, id })
+                Message::Count(CountEvent { target, metric, delta: amount, at, id })
             }
         }
     }
@@ -162,7 +179,7 @@ mod tests {
             order in proptest::collection::vec(any::<prop::sample::Index>(), 0..80),
             cuts in proptest::collection::vec(1..7_usize, 1..20),
         ) {
-            let events: Vec<Event> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
+            let events: Vec<Message> = events.into_iter().enumerate().map(|(number, it)| event(number, it)).collect();
             // Each once at least, some more often, anywhere.
             let mut arrived = events.clone();
             for (place, index) in order.iter().enumerate() {
@@ -188,7 +205,7 @@ mod tests {
         }
     }
 
-    fn set(at: i64, value: i64) -> Event {
+    fn set(at: i64, value: i64) -> Message {
         event(0, (1, at, true, value))
     }
 
@@ -210,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_difference_that_no_slot_holds_is_none() {
-        let Event::Set(SetEvent { target, metric, .. }) = set(5, 7) else { panic!("a set") };
+        let Message::Set(SetEvent { target, metric, .. }) = set(5, 7) else { panic!("a set") };
         let resolved =
             Resolved { won: vec![((target, metric), LastSet { at: Micros(5), value: 7 })], live: Vec::new() };
         let differences = |counted: i128| {

@@ -7,11 +7,62 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
-use tallyd_mysql::counters::Truth;
-use tallyd_mysql::watches::{Watched, WatchedCount, WatchedEvent};
-use tallyd_redis::counters::Sample;
+use crate::event::LikeEvent;
+use crate::layout::Loaded;
+use crate::model::{CounterKey, Metric, Micros, UserId};
+use crate::outbox::OutboxOffsets;
+
+/// A target's number in Redis at a cut.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    pub value: i64,
+    /// When it was read, by Redis' clock: every like counted in it has an earlier `at`.
+    pub cut: Micros,
+    /// The state of its bucket then.
+    pub loaded: Loaded,
+    /// What of each partition's outbox was added to its bucket by then.
+    pub offsets: OutboxOffsets,
+}
+
+/// A target's number as MySQL has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Truth {
+    /// `SUM(value)` over the slots of `counter`.
+    pub counted: i64,
+    /// `COUNT(*) WHERE is_del = 0` over `like_record`; only where rows were asked for.
+    pub rows: Option<i64>,
+    /// The newest `at` that was applied; none where there is no counter. Every event that changes a row changes its
+    /// target's counter in the same transaction.
+    pub update_at: Option<Micros>,
+}
+
+/// Everything known of the events of one watched (target, user) since the watch began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchedEvent {
+    /// The event, or the state that the row had before it.
+    pub event: LikeEvent,
+    /// True for the state before.
+    pub is_former: bool,
+}
+
+/// A change of a watched number that isn't likes, since the watch began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchedCount {
+    pub number: CounterKey,
+    /// The event's `at`.
+    pub at: Micros,
+    /// What was added; none where the number was set.
+    pub delta: Option<i64>,
+}
+
+/// What a watch has logged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Of likes: events, with the states before them.
+    pub likes: Vec<WatchedEvent>,
+    /// Of all else.
+    pub counts: Vec<WatchedCount>,
+}
 
 /// What one look at a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,14 +190,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::consumer::batch::{before as meets, coalesce};
-    use crate::consumer::resolve_sets::{newest, resolve};
-    use tallyd_core::event::{CountEvent, EventId, SetEvent};
-    use tallyd_core::model::{Kind, Target, TargetId};
-    use tallyd_core::outbox_offsets::OutboxOffsets;
-    use tallyd_mysql::likes::{Before, State};
-    use tallyd_mysql::sets::{LastSet, Standing};
-    use tallyd_redis::layout::Loaded;
+    use crate::coalesce::{Before, State, before as meets, coalesce};
+    use crate::event::{CountEvent, EventId, SetEvent};
+    use crate::model::{Kind, Target, TargetId};
+    use crate::resolve_sets::{LastSet, Standing, newest, resolve};
 
     const TARGET: Target = Target { kind: Kind(1), id: TargetId(1) };
 

@@ -5,16 +5,14 @@
 //! messages, holds none and receives nothing for 5 s checks the queue's depth. If the queue isn't empty twice in a row, the session ends. A
 //! consumer that waits for its turn has received nothing, and does not check.
 
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How long nothing comes before the queue's depth is checked, and between two checks.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Detects a broker that has messages and delivers none.
 #[derive(Debug, Default)]
-pub(super) struct StallDetector {
+pub struct StallDetector {
     /// When a message came or the depth was last checked; `None` until a message has come.
     since: Option<Instant>,
     /// The queue had messages at the last check.
@@ -23,17 +21,17 @@ pub(super) struct StallDetector {
 
 impl StallDetector {
     /// A message came.
-    pub(super) fn received(&mut self, now: Instant) {
+    pub fn received(&mut self, now: Instant) {
         *self = Self { since: Some(now), had_messages: false };
     }
 
     /// Whether it is time to check the queue's depth.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    pub fn is_due(&self, now: Instant) -> bool {
         self.since.is_some_and(|since| now.duration_since(since) >= CHECK_EVERY)
     }
 
     /// Notes how many messages the queue has. Returns whether they should have been delivered.
-    pub(super) fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
+    pub fn is_stalled(&mut self, messages: u32, now: Instant) -> bool {
         let had_before = std::mem::replace(&mut self.had_messages, messages > 0);
         self.since = Some(now);
         had_before && self.had_messages

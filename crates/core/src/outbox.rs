@@ -1,0 +1,226 @@
+//! Outboxes: their rows, how far each has come, and what a sample of Redis lacks of them. Pure.
+//!
+//! A number with `writer = "daemon"` is in Redis what `counter` has, less those rows of the outboxes that were not added to its bucket.
+//! The bucket's offsets, read with the number, say which these are. So nothing has to be waited for, and a number that is written all the
+//! time is judged as exactly as one that rests.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::model::{Addition, CounterKey, Micros};
+
+/// The partition of what reconciles correct in `counter`: it has an outbox and no queue.
+pub const CORRECTIONS: u16 = u16::MAX;
+
+/// A number for each partition, of a row in its outbox; zero where there is none. As text `0:17,3:12`. Cheap to clone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutboxOffsets(Arc<BTreeMap<u16, u64>>);
+
+impl OutboxOffsets {
+    /// Reads the text; none where it is no such text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut offsets = BTreeMap::new();
+        for pair in text.split(',').filter(|_| !text.is_empty()) {
+            let (partition, number) = pair.split_once(':')?;
+            match offsets.entry(partition.parse().ok()?) {
+                Entry::Vacant(entry) => entry.insert(number.parse().ok()?),
+                Entry::Occupied(_) => return None,
+            };
+        }
+        Some(offsets.into_iter().collect())
+    }
+
+    /// The partition's number.
+    pub fn of(&self, partition: u16) -> u64 {
+        self.0.get(&partition).copied().unwrap_or(0)
+    }
+
+    /// Takes the number where it is higher.
+    pub fn raise(&mut self, partition: u16, number: u64) {
+        if number > self.of(partition) {
+            Arc::make_mut(&mut self.0).insert(partition, number);
+        }
+    }
+
+    /// Takes each number that is higher.
+    pub fn raise_all(&mut self, other: &Self) {
+        for (partition, number) in other.iter() {
+            self.raise(partition, number);
+        }
+    }
+
+    /// The partitions with a number, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, u64)> {
+        self.0.iter().map(|(partition, number)| (*partition, *number))
+    }
+
+    /// Whether no partition has a number.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromIterator<(u16, u64)> for OutboxOffsets {
+    fn from_iter<I: IntoIterator<Item = (u16, u64)>>(numbers: I) -> Self {
+        Self(Arc::new(numbers.into_iter().filter(|(_, number)| *number > 0).collect()))
+    }
+}
+
+impl fmt::Display for OutboxOffsets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, (partition, number)) in self.iter().enumerate() {
+            let separator = if place == 0 { "" } else { "," };
+            write!(f, "{separator}{partition}:{number}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A row of an outbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutboxRow {
+    pub partition: u16,
+    pub number: u64,
+    /// When it was written, by MySQL's clock.
+    pub written_at: Micros,
+    /// Whether that is longer ago than was asked.
+    pub is_old: bool,
+    /// What it adds.
+    pub additions: Vec<Addition>,
+}
+
+/// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Since {
+    /// In the order of their partitions and numbers.
+    pub rows: Vec<OutboxRow>,
+    /// Rows up to these may be missing: they were deleted, or are too many to be read.
+    pub pruned: OutboxOffsets,
+}
+
+/// Rows that no sample of a page had, and some that they had.
+#[derive(Debug, Default)]
+pub struct OutboxLag {
+    /// By number: a row's partition and place in its outbox, and what it adds.
+    additions: HashMap<CounterKey, Vec<(u16, u64, i64)>>,
+    /// Rows up to these are deleted.
+    pruned: OutboxOffsets,
+    /// Rows up to these were in Redis before it was sampled, whatever a bucket's offsets say: they stand in none that the row has nothing for, and
+    /// a bucket that was set back to an older state lost what it had.
+    applied: OutboxOffsets,
+}
+
+impl OutboxLag {
+    /// What followed `applied`, which was read before the sample.
+    pub fn new(since: Since, applied: OutboxOffsets) -> Self {
+        let mut additions: HashMap<CounterKey, Vec<_>> = HashMap::new();
+        for row in since.rows {
+            for Addition { target, metric, delta } in row.additions {
+                additions.entry((target, metric)).or_default().push((row.partition, row.number, delta));
+            }
+        }
+        Self { additions, pruned: since.pruned, applied }
+    }
+
+    /// What a sample of the number lacks whose bucket had `offsets`; none where rows are deleted that would tell.
+    pub fn of(&self, number: CounterKey, offsets: &OutboxOffsets) -> Option<i64> {
+        let had = |partition| offsets.of(partition).max(self.applied.of(partition));
+        if self.pruned.iter().any(|(partition, pruned)| pruned > had(partition)) {
+            return None;
+        }
+        let additions = self.additions.get(&number).map(Vec::as_slice).unwrap_or_default();
+        Some(additions.iter().filter(|(partition, row, _)| *row > had(*partition)).map(|(.., delta)| delta).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Kind, Metric, Target, TargetId};
+    use proptest::prelude::*;
+
+    fn offsets() -> impl Strategy<Value = OutboxOffsets> {
+        prop::collection::vec((any::<u16>(), any::<u64>()), 0..9).prop_map(|numbers| numbers.into_iter().collect())
+    }
+
+    #[test]
+    fn what_is_no_marks_is_refused() {
+        assert_eq!(OutboxOffsets::parse("0:17,3:12").unwrap().of(3), 12);
+        assert!(OutboxOffsets::parse("").unwrap().is_empty());
+        for text in ["0", "0:", ":1", "0:1,", ",", "0:1,0:2", "0:-1", "65536:1", "x:1"] {
+            assert_eq!(OutboxOffsets::parse(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn marks_are_read_back(offsets in offsets()) {
+            prop_assert_eq!(OutboxOffsets::parse(&offsets.to_string()), Some(offsets));
+        }
+
+        #[test]
+        fn a_mark_is_only_raised(mut offsets in offsets(), other in offsets(), partition: u16, number: u64) {
+            let (before, of) = (offsets.clone(), offsets.of(partition));
+            offsets.raise(partition, number);
+            prop_assert_eq!(offsets.of(partition), of.max(number));
+            offsets.raise_all(&other);
+            for (partition, number) in before.iter().chain(other.iter()) {
+                prop_assert!(offsets.of(partition) >= number);
+            }
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9:,]*") {
+            let _ = OutboxOffsets::parse(&text);
+        }
+    }
+
+    fn target(id: u64) -> Target {
+        Target { kind: Kind(1), id: TargetId(id) }
+    }
+
+    proptest! {
+        /// Batches are committed by two partitions; each is added to the two buckets some time later, or not yet; whenever the buckets are
+        /// sampled, what they hold and what waits make the counters.
+        #[test]
+        fn what_a_bucket_holds_and_what_waits_make_the_counter(
+            batches in prop::collection::vec((0..2_u16, 1..5_u64, -9..9_i64), 0..40),
+            added in prop::collection::vec(0..40_u64, 4),
+            noted in prop::collection::vec(0..40_u64, 2),
+        ) {
+            let (mut counters, mut held) = (HashMap::new(), HashMap::new());
+            let (mut rows, mut last, mut offsets) = (Vec::new(), [0; 2], [OutboxOffsets::default(), OutboxOffsets::default()]);
+            for (partition, id, delta) in batches {
+                last[usize::from(partition)] += 1;
+                let number = last[usize::from(partition)];
+                *counters.entry(id).or_insert(0) += delta;
+                let bucket = (id % 2) as usize;
+                if number <= added[bucket * 2 + usize::from(partition)] {
+                    *held.entry(id).or_insert(0) += delta;
+                    offsets[bucket].raise(partition, number);
+                }
+                let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
+                rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions });
+            }
+            // Known to be in both buckets.
+            let applied: OutboxOffsets =
+                (0..2_u16).map(|of| (of, noted[usize::from(of)].min(added[usize::from(of)]).min(added[2 + usize::from(of)]))).collect();
+            rows.retain(|row| row.number > applied.of(row.partition));
+            let lag = OutboxLag::new(Since { rows, pruned: applied.clone() }, applied);
+            for (id, counted) in counters {
+                let lacks = lag.of((target(id), Metric(2)), &offsets[(id % 2) as usize]);
+                prop_assert_eq!(lacks.map(|lacks| counted - lacks), Some(held.get(&id).copied().unwrap_or(0)));
+            }
+        }
+    }
+
+    #[test]
+    fn where_rows_are_deleted_that_would_tell_nothing_is_said() {
+        let pruned = OutboxOffsets::parse("0:5").unwrap();
+        let lag = OutboxLag::new(Since { rows: Vec::new(), pruned }, OutboxOffsets::parse("0:3").unwrap());
+        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:4").unwrap()), None);
+        assert_eq!(lag.of((target(1), Metric(2)), &OutboxOffsets::parse("0:5").unwrap()), Some(0));
+    }
+}

@@ -1,0 +1,135 @@
+//! How many messages are taken at once: by how large they are, and by how often they were redelivered. Pure: no I/O, no clock.
+//!
+//! The broker counts messages, not bytes, and a list of events has a thousand times the bytes of one event.
+//!
+//! A quorum queue counts each message's returns and dead-letters it after twenty. A daemon that crashes on one message returns all messages
+//! that it holds, again and again. So messages that were redelivered often are taken in small numbers, in the end one by one, and the
+//! neighbours of the message that crashes the daemon go through.
+
+/// The prefetch before the first message has shown how large messages are.
+const FIRST_PREFETCH: u16 = 200;
+
+/// The least prefetch, however large messages are: while one is written, the next one can come.
+pub const PREFETCH_MIN: u16 = 2;
+
+/// A session that failed before it acknowledged anything leaves the next one a sixteenth of its prefetch: it may have failed at a message that
+/// the library cannot read, so that its count of returns is not seen. From the largest prefetch, four sessions lead to one message at a
+/// time. Four daemons that get the queue by turns then return neighbours sixteen times, and the limit is twenty.
+const FAILED_LEAVES: u16 = 16;
+
+/// How large a partition's messages are.
+#[derive(Debug, Default)]
+pub struct MessageSizes {
+    /// In bytes; 0 until a message has come.
+    mean: usize,
+}
+
+impl MessageSizes {
+    /// Notes a message's size in a moving mean.
+    pub fn note(&mut self, bytes: usize) {
+        self.mean = if self.mean == 0 { bytes.max(1) } else { (self.mean * 63 + bytes).div_ceil(64) };
+    }
+
+    /// Replaces the mean after an inbox has grown too large. Each message weighs as much as it has bytes, so that a few large messages count.
+    pub fn learn(&mut self, sizes: impl Iterator<Item = usize>) {
+        let sum = |(bytes, squares): (u128, u128), size| (bytes + size as u128, squares + (size as u128).pow(2));
+        let (bytes, squares) = sizes.fold((0, 0), sum);
+        if let Some(mean) = squares.checked_div(bytes) {
+            self.mean = usize::try_from(mean).unwrap_or(usize::MAX).max(1);
+        }
+    }
+
+    /// How many messages can be in flight: at most `configured`, and at most `bytes_max` bytes by their mean.
+    pub fn prefetch(&self, configured: u16, bytes_max: usize) -> u16 {
+        match self.mean {
+            0 => configured.min(FIRST_PREFETCH),
+            mean => {
+                u16::try_from(bytes_max / mean).unwrap_or(u16::MAX).clamp(PREFETCH_MIN, configured.max(PREFETCH_MIN))
+            }
+        }
+    }
+}
+
+/// How many messages are taken at once. There is no limit by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefetchLimit(u16);
+
+impl Default for PrefetchLimit {
+    fn default() -> Self {
+        Self(u16::MAX)
+    }
+}
+
+impl PrefetchLimit {
+    /// The prefetch under this limit.
+    pub fn of(self, prefetch: u16) -> u16 {
+        self.0.min(prefetch)
+    }
+
+    /// Notes how often a message came back. The limit grows by one with each message that did not come back often.
+    pub fn note(&mut self, returns: i64) {
+        self.0 = match returns {
+            // Crashes of hosts and orderly stops explain this many.
+            ..=5 => self.0.saturating_add(1),
+            6..=10 => self.0.min(100),
+            _ => 1,
+        };
+    }
+
+    /// Notes a session that took `prefetch` and ended before anything was acknowledged.
+    pub fn failed(&mut self, prefetch: u16) {
+        self.0 = (prefetch / FAILED_LEAVES).max(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_messages_are_taken_in_smaller_numbers() {
+        let mut sizes = MessageSizes::default();
+        assert_eq!((sizes.prefetch(10_000, 1 << 25), sizes.prefetch(50, 1 << 25)), (200, 50));
+        sizes.note(120);
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 10_000);
+        (0..1_000).for_each(|_| sizes.note(1 << 20));
+        assert!((31..=33).contains(&sizes.prefetch(10_000, 1 << 25)), "{}", sizes.prefetch(10_000, 1 << 25));
+        (0..1_000).for_each(|_| sizes.note(1 << 40));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 2);
+    }
+
+    #[test]
+    fn of_too_much_the_large_ones_are_what_is_learned() {
+        let mut sizes = MessageSizes::default();
+        sizes.learn([].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 200, "nothing was seen");
+        sizes.learn([120; 10_000].into_iter().chain([1 << 20; 64]));
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), 32);
+        sizes.learn([120, 40 << 20, 40 << 20].into_iter());
+        assert_eq!(sizes.prefetch(10_000, 1 << 25), PREFETCH_MIN);
+    }
+
+    #[test]
+    fn what_came_back_often_is_taken_in_small_portions() {
+        let mut limit = PrefetchLimit::default();
+        for (returns, taken) in [(0, 5_000), (5, 5_000), (6, 100), (0, 101), (10, 100), (11, 1), (6, 1), (0, 2), (5, 3)]
+        {
+            limit.note(returns);
+            assert_eq!(limit.of(5_000), taken, "after {returns}");
+        }
+        assert_eq!(limit.of(2), 2);
+        (0..5_000).for_each(|_| limit.note(0));
+        assert_eq!(limit.of(5_000), 5_000);
+    }
+
+    /// RabbitMQ dead-letters what came back more than twenty times.
+    #[test]
+    fn four_daemons_take_one_by_one_before_a_queue_drops_neighbours() {
+        let (mut limit, mut with_neighbours) = (PrefetchLimit::default(), 0);
+        while limit.of(u16::MAX) > 1 {
+            with_neighbours += 1;
+            limit.failed(limit.of(u16::MAX));
+        }
+        assert!(with_neighbours * 4 <= 20, "of one daemon, whenever the others have their turns");
+    }
+}

@@ -1,0 +1,241 @@
+//! What a batch's events do within its transaction.
+//!
+//! Likes: the newest event per (target, user) is written, and what the counters gain is computed from the rows' old states. Counts and sets:
+//! the ledger keeps out counts that were applied before; counters that events may set are locked, and `tallyd_core::resolve_sets` says which
+//! events hold. Targets that a reconcile watches have their events logged.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use sqlx::MySqlConnection;
+
+use super::batch::Received;
+use crate::config::Rules;
+use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, sums};
+use tallyd_core::event::{CountEvent, LikeEvent};
+use tallyd_core::model::{CounterKey, Difference, Metric};
+use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
+use tallyd_mysql::watches::{self, Logged};
+use tallyd_mysql::{StoreError, applied_events, likes, partitions, sets};
+
+/// Transactions that ask the ledger after one that has found an event there.
+const ASKS_AFTER_ONE: u32 = 100;
+
+/// Writes the rows of likes.
+pub(super) struct LikeRows {
+    metric: Metric,
+    /// Old states are read before rows are written: the slower way, for servers that cannot do the faster one.
+    reads_first: bool,
+}
+
+/// What the rows of a batch have become.
+pub(super) struct Written {
+    /// How many rows its events came down to.
+    pub rows: usize,
+    /// What the counters gain or lose, sorted by key.
+    pub differences: Vec<Difference>,
+}
+
+impl LikeRows {
+    pub fn new(metric: Metric, reads_first: bool) -> Self {
+        Self { metric, reads_first }
+    }
+
+    /// Falls back to the slower way if the server cannot do the faster one. Returns whether that is new.
+    pub fn falls_back(&mut self, error: &StoreError) -> bool {
+        let is_new = !self.reads_first && error.is_unsupported();
+        self.reads_first |= is_new;
+        is_new
+    }
+
+    pub async fn write(
+        &self,
+        tx: &mut MySqlConnection,
+        received: &[Received],
+        capture: &EventCapture,
+    ) -> Result<Written, StoreError> {
+        let events: Vec<LikeEvent> = received.iter().filter_map(Received::like).collect();
+        let winners = coalesce(&events);
+        let before = if self.reads_first || capture.has_likes() {
+            write_reading(tx, &winners, &events, capture).await?
+        } else {
+            likes::upsert(tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?
+        };
+        Ok(Written { rows: winners.len(), differences: differences(self.metric, &winners, &before) })
+    }
+}
+
+/// Writes rows by reading their old states first, and logs the events of watched targets.
+async fn write_reading(
+    tx: &mut MySqlConnection,
+    winners: &[(Pair, State)],
+    events: &[LikeEvent],
+    capture: &EventCapture,
+) -> Result<Vec<Before>, StoreError> {
+    let pairs: Vec<Pair> = winners.iter().map(|(pair, _)| *pair).collect();
+    let old = likes::old_states(tx, &pairs).await?;
+    let before = before(winners, &old);
+    let those = |wanted: fn(&Before) -> bool| -> Vec<(Pair, State)> {
+        winners.iter().zip(&before).filter(|(_, before)| wanted(before)).map(|(winner, _)| *winner).collect()
+    };
+    likes::insert_states(tx, &those(|before| *before == Before::Absent)).await?;
+    likes::update_states(tx, &those(|before| matches!(before, Before::Older(_)))).await?;
+    capture.log_likes(tx, events, &old).await?;
+    Ok(before)
+}
+
+/// Applies counts and sets. Nearly no count was applied before, so the ledger is asked only after a transaction has failed,
+/// and for a while after it knew an event: more of them may come.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// How many more transactions ask the ledger.
+    asks_ledger: u32,
+}
+
+impl Counts {
+    /// Notes counts and sets. Returns what counters gain or lose by them, sorted by key.
+    pub async fn apply(
+        &mut self,
+        tx: &mut MySqlConnection,
+        received: &[Received],
+        rules: &Rules,
+        capture: &EventCapture,
+    ) -> Result<Vec<Difference>, StoreError> {
+        if received.iter().all(|received| received.like().is_some()) {
+            return Ok(Vec::new());
+        }
+        let counts = distinct(received.iter().filter_map(Received::counted));
+        let sets = newest(received.iter().filter_map(Received::set));
+        let counts = self.note(tx, counts).await?;
+        let is_settable = |count: &CountEvent| rules.of(count.target.kind, count.metric).settable;
+        let (settable, added) =
+            if rules.has_settable() { counts.into_iter().partition(is_settable) } else { (Vec::new(), counts) };
+        let (resolved, differences) = apply_settable(tx, sets, settable).await?;
+        capture.log_counts(tx, &added, &resolved).await?;
+        let mut all = sums(&added);
+        if !differences.is_empty() {
+            all.extend(differences);
+            all.sort_unstable_by_key(|difference| (difference.target, difference.metric));
+        }
+        Ok(all)
+    }
+
+    /// A transaction has failed. Perhaps it met a count that was applied before, and perhaps its COMMIT was done.
+    pub fn failed(&mut self) {
+        self.asks_ledger = self.asks_ledger.max(1);
+    }
+
+    pub fn committed(&mut self) {
+        self.asks_ledger = self.asks_ledger.saturating_sub(1);
+    }
+
+    /// Notes counts in the ledger. Returns those that were not in it.
+    async fn note(
+        &mut self,
+        tx: &mut MySqlConnection,
+        mut counts: Vec<CountEvent>,
+    ) -> Result<Vec<CountEvent>, StoreError> {
+        let mut entries: Vec<Entry> = counts.iter().map(Entry::of).collect();
+        let applied = if self.asks_ledger > 0 { applied_events::applied(tx, &entries).await? } else { HashSet::new() };
+        if !applied.is_empty() {
+            self.asks_ledger = ASKS_AFTER_ONE;
+            entries.retain(|entry| !applied.contains(entry));
+            counts.retain(|count| !applied.contains(&Entry::of(count)));
+        }
+        applied_events::note_applied(tx, &entries).await?;
+        Ok(counts)
+    }
+}
+
+/// Notes which sets and counts of settable counters hold, and what the counters gain by them. All these counters are locked
+/// first, in one order: another partition may write the same one.
+async fn apply_settable(
+    tx: &mut MySqlConnection,
+    sets: BTreeMap<CounterKey, LastSet>,
+    counts: Vec<CountEvent>,
+) -> Result<(Resolved, Vec<Difference>), StoreError> {
+    let counted = counts.iter().map(|count| (count.target, count.metric));
+    let keys: BTreeSet<CounterKey> = sets.keys().copied().chain(counted).collect();
+    if keys.is_empty() {
+        return Ok((Resolved::default(), Vec::new()));
+    }
+    let keys: Vec<CounterKey> = keys.into_iter().collect();
+    let known = sets::lock(tx, &keys).await?;
+    let resolved = resolve(&sets, counts, &known);
+    let standing = sets::standing(tx, &resolved.won).await?;
+    let differences = resolved.differences(&standing).ok_or(StoreError::OutOfRange("set a number"))?;
+    sets::note(tx, &resolved.won, &resolved.live).await?;
+    Ok((resolved, differences))
+}
+
+/// The event capture: logs the events of targets that a reconcile watches, so that it knows their values as of any instant. Keeps the watch
+/// that was last read, and what it is of.
+pub(super) struct EventCapture {
+    /// The metric of likes.
+    like: Metric,
+    watch: Option<u64>,
+    keys: HashSet<CounterKey>,
+}
+
+impl EventCapture {
+    pub fn new(like: Metric) -> Self {
+        Self { like, watch: None, keys: HashSet::new() }
+    }
+
+    /// Reads which counters `watch` is of, unless they are known. They were noted before the watch began.
+    pub async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
+        if self.watch == watch {
+            return Ok(());
+        }
+        *self = Self::new(self.like);
+        if let Some(number) = watch {
+            self.keys = partitions::watched_numbers(tx, number).await?.into_iter().collect();
+            self.watch = watch;
+        }
+        Ok(())
+    }
+
+    /// Whether likes are captured, so that the rows' former states must be read in full.
+    pub fn has_likes(&self) -> bool {
+        self.of_likes().is_some()
+    }
+
+    /// Logs each like event of a watched target with the row's former state, also those that coalescing or a newer row
+    /// made void.
+    pub async fn log_likes(
+        &self,
+        tx: &mut MySqlConnection,
+        events: &[LikeEvent],
+        old: &HashMap<Pair, State>,
+    ) -> Result<(), StoreError> {
+        let Some(watch) = self.of_likes() else { return Ok(()) };
+        let is_watched = |event: &&LikeEvent| self.keys.contains(&(event.target, self.like));
+        let seen: Vec<LikeEvent> = events.iter().filter(is_watched).copied().collect();
+        let pairs: HashSet<Pair> = seen.iter().map(|event| (event.target, event.user)).collect();
+        let former: Vec<(Pair, State)> = pairs.iter().filter_map(|pair| Some((*pair, *old.get(pair)?))).collect();
+        partitions::log_watched(tx, watch, &seen, &former).await
+    }
+
+    /// Logs changes of watched counters that are not likes: counts that are applied, and sets that win.
+    pub async fn log_counts(
+        &self,
+        tx: &mut MySqlConnection,
+        added: &[CountEvent],
+        resolved: &Resolved,
+    ) -> Result<(), StoreError> {
+        let Some(watch) = self.watch else { return Ok(()) };
+        let counted = added.iter().chain(&resolved.live).map(|count| Logged {
+            number: (count.target, count.metric),
+            at: count.at,
+            delta: Some((count.id, count.delta)),
+        });
+        let set = resolved.won.iter().map(|(number, set)| Logged { number: *number, at: set.at, delta: None });
+        let is_watched = |logged: &Logged| self.keys.contains(&logged.number);
+        let logged: Vec<Logged> = counted.chain(set).filter(is_watched).collect();
+        watches::log_counts(tx, watch, &logged).await
+    }
+
+    /// The watch, if it is of any target's likes.
+    fn of_likes(&self) -> Option<u64> {
+        self.watch.filter(|_| self.keys.iter().any(|(_, metric)| *metric == self.like))
+    }
+}

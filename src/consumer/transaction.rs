@@ -1,0 +1,232 @@
+//! The transaction of a batch: rows, counters, hints, dead letters and fences together, or nothing of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::MySqlConnection;
+use tracing::{debug, info};
+
+use super::Partition;
+use super::batch::Batch;
+use super::dead_letter_quota::DeadLetterQuota;
+use super::rows::{Counts, EventCapture, LikeRows};
+use super::telemetry::Steps;
+use crate::config::{Config, Derived, Rules, Writes};
+use crate::telemetry::{Step, telemetry};
+use tallyd_core::model::{Addition, CounterKey, Difference, Micros};
+use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
+
+/// Hints that one batch keeps at most.
+const KEPT_MAX: usize = 1_000;
+
+/// The transactions of one partition, for one session with the broker.
+pub(super) struct Transaction {
+    partition: u16,
+    rules: Derived<Arc<Rules>>,
+    // Who takes part.
+    pub ownership: Ownership,
+    capture: EventCapture,
+    pub like_rows: LikeRows,
+    pub counts: Counts,
+    drift_hints: DriftHints,
+    pub quota: DeadLetterQuota,
+    /// How long its steps take.
+    pub steps: Steps,
+}
+
+/// What a transaction did, to be noted once it is committed.
+pub(super) struct Committed {
+    pub epoch: u64,
+    pub rows: usize,
+    /// The outbox has got rows.
+    pub outboxed: bool,
+    /// How many of its dead letters are kept, from the first one on.
+    pub letters: usize,
+}
+
+impl Transaction {
+    pub fn new(partition: &Partition, config: &Config, reads_first: bool, quota: DeadLetterQuota) -> Self {
+        let Partition { number, owner, live, .. } = partition;
+        let like = config.metrics.like();
+        Self {
+            partition: *number,
+            rules: live.derive(|config| Arc::new(Rules::from(config))),
+            ownership: Ownership { partition: *number, owner: owner.clone(), epoch: None },
+            capture: EventCapture::new(like),
+            like_rows: LikeRows::new(like, reads_first),
+            counts: Counts::default(),
+            drift_hints: DriftHints { overlap: live.derive(|config| config.reconcile.overlap.0) },
+            quota,
+            steps: Steps::default(),
+        }
+    }
+
+    /// Everything that is committed together. The partition's row is locked first.
+    pub async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
+        let rules = Arc::clone(self.rules.get());
+        let owner = self.ownership.lock(tx).await?;
+        batch.clock.hold(owner.now)?;
+        if batch.events.iter().any(|received| received.event.is_before(owner.ledger_floor)) {
+            return Err(StoreError::Forgotten(owner.ledger_floor));
+        }
+        self.capture.refresh(tx, owner.watch).await?;
+        self.steps.end(Step::Lock);
+        let likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
+        let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
+        let rows = likes.rows + counts.len();
+        let differences = merge(likes.differences, counts);
+        self.steps.end(Step::Rows);
+        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &rules).await?;
+        self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
+        let letters = self.quota.admit(tx, &batch.refused).await?;
+        letters::keep_dead_letters(tx, letters).await?;
+        for fence in batch.fences.values() {
+            partitions::pass_fence(tx, self.partition, *fence).await?;
+        }
+        self.steps.end(Step::Counters);
+        Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
+    }
+}
+
+/// The differences of likes and counts together, sorted by key.
+fn merge(mut differences: Vec<Difference>, counts: Vec<Difference>) -> Vec<Difference> {
+    if !counts.is_empty() {
+        differences.extend(counts);
+        differences.sort_unstable_by_key(|difference| (difference.target, difference.metric));
+    }
+    differences
+}
+
+/// Adds to counters, and appends to the partition's outbox, after its row `last`, what the daemon adds to Redis. Returns whether
+/// that is anything.
+async fn add_to_counters(
+    tx: &mut MySqlConnection,
+    (partition, last): (u16, u64),
+    differences: &[Difference],
+    rules: &Rules,
+) -> Result<bool, StoreError> {
+    let by_daemon = |it: &&Difference| it.delta != 0 && rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
+    let additions: Vec<Addition> = differences.iter().filter(by_daemon).map(Difference::addition).collect();
+    let mut text = Text::default();
+    likes::add_differences(&mut text, partition, differences);
+    outbox::append_after(&mut text, partition, last, &additions);
+    text.run(tx, "add to counters").await?;
+    Ok(!additions.is_empty())
+}
+
+/// Who writes the partition: the epoch that this session holds, compared with the partition's row in each transaction.
+pub(super) struct Ownership {
+    partition: u16,
+    /// This daemon: host and process.
+    owner: String,
+    /// `None` until the first batch is committed, because a standby must not take over.
+    epoch: Option<u64>,
+}
+
+impl Ownership {
+    /// Locks the partition's row, which a transaction does before anything else. Takes the partition with the first batch, and fails with
+    /// `TakenOver` once another daemon has taken it.
+    async fn lock(&self, tx: &mut MySqlConnection) -> Result<partitions::Ownership, StoreError> {
+        let mut row = partitions::lock_owner(tx, self.partition).await?;
+        if row.is_none() && self.epoch.is_none() {
+            // A row that does not exist cannot be locked: two daemons would take the same epoch.
+            partitions::make_owner(tx, self.partition).await?;
+            row = partitions::lock_owner(tx, self.partition).await?;
+        }
+        match (row, self.epoch) {
+            (Some(row), Some(ours)) if ours == row.epoch => Ok(row),
+            (Some(row), None) => {
+                let epoch = row.epoch + 1;
+                partitions::take_partition(tx, self.partition, epoch, &self.owner).await?;
+                Ok(partitions::Ownership { epoch, ..row })
+            }
+            _ => Err(StoreError::TakenOver(format!("partition {}", self.partition))),
+        }
+    }
+
+    /// Notes that a transaction of this epoch is committed.
+    pub fn committed(&mut self, epoch: u64) {
+        let Self { partition, .. } = *self;
+        telemetry().partition(partition).writes();
+        if self.epoch.replace(epoch).is_none() {
+            info!(event = "partition-taken", partition, epoch, "partition {partition} is written here now");
+        }
+    }
+
+    /// Gives the partition back, after everything is written and the broker has the rest.
+    pub async fn release(&self, store: &Store) {
+        let Some(epoch) = self.epoch else { return };
+        let released = async {
+            let mut conn = store.acquire().await?;
+            conn.limit("release the partition", |connection| {
+                partitions::release_partition(connection, self.partition, epoch)
+            })
+            .await
+        };
+        if let Err(error) = released.await {
+            debug!(event = "release-failed", partition = self.partition, "{:#}", anyhow::Error::from(error));
+        }
+    }
+}
+
+/// Keeps hints for the next `changed` reconcile, which lists targets by the time of their newest event. It would not list a target whose events
+/// are applied late (a dead letter that is replayed, an event that an API server has kept), and an earlier reconcile may have taken them
+/// off Redis.
+struct DriftHints {
+    /// `[reconcile] overlap`.
+    overlap: Derived<Duration>,
+}
+
+impl DriftHints {
+    /// Keeps the counters of `differences` that the next reconcile would not list.
+    async fn keep(
+        &mut self,
+        tx: &mut MySqlConnection,
+        now: Micros,
+        differences: &[Difference],
+        rules: &Rules,
+    ) -> Result<(), StoreError> {
+        let looks_back: Duration = *self.overlap.get() / 2;
+        let by_api = |it: &Difference| rules.of(it.target.kind, it.metric).writer == Writes::Api;
+        if late(differences, now.before(looks_back), by_api).is_empty() {
+            return Ok(());
+        }
+        // A backlog is as old. But a run lists everything since the run before it, and no run has begun since then.
+        let Some(began) = changed::last_reconcile(tx).await? else { return Ok(()) };
+        let late = late(differences, began.before(looks_back), by_api);
+        let late: Vec<(CounterKey, i64)> = late.into_iter().map(|key| (key, 0)).collect();
+        changed::keep_hints(tx, &late).await?;
+        Ok(())
+    }
+}
+
+/// Differences that are older than `before`, of counters that API servers count in Redis, sorted by key.
+fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference) -> bool) -> Vec<CounterKey> {
+    let is_late = |it: &&Difference| it.delta != 0 && it.at < before && by_api(it);
+    let mut late: Vec<CounterKey> =
+        differences.iter().filter(is_late).map(|it| (it.target, it.metric)).take(KEPT_MAX).collect();
+    late.sort_unstable();
+    late
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tallyd_core::model::{Kind, Metric, Target, TargetId};
+
+    #[test]
+    fn only_changes_that_are_old_are_late() {
+        let of = |id, metric, delta, at| Difference {
+            target: Target { kind: Kind(1), id: TargetId(id) },
+            metric: Metric(metric),
+            delta,
+            at: Micros(at),
+        };
+        let differences = [of(1, 3, 1, 9), of(1, 1, 1, 9), of(2, 1, 0, 9), of(3, 1, 1, 10), of(4, 1, 1, 9)];
+        let found = late(&differences, Micros(10), |it| it.target.id != TargetId(4));
+        let found: Vec<(u8, u64)> = found.iter().map(|(target, metric)| (metric.0, target.id.0)).collect();
+        assert_eq!(found, [(1, 1), (3, 1)]);
+        let many: Vec<Difference> = (0..5_000).map(|id| of(id, 1, 1, 1)).collect();
+        assert_eq!(late(&many, Micros(10), |_| true).len(), KEPT_MAX);
+    }
+}
