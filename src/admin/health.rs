@@ -17,16 +17,13 @@ const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
     pub live: bool,
-    /// Loops that make no progress.
     pub stuck: Vec<String>,
 }
 
-/// Whether events are written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub ready: bool,
     pub state: Life,
-    /// Why they aren't, a sentence for each reason.
     pub reasons: Vec<String>,
     /// Each server and how it stands. Without Redis events are written all the same.
     pub servers: Vec<ServerStatus>,

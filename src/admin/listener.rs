@@ -9,7 +9,6 @@ use tokio_util::either::Either;
 
 use crate::config::Listen;
 
-/// A connection of either kind.
 pub(super) type Stream = Either<TcpStream, UnixStream>;
 
 pub(super) enum Listener {
@@ -17,7 +16,6 @@ pub(super) enum Listener {
     Socket(Socket),
 }
 
-/// A socket. Its file is removed when it is dropped.
 pub(super) struct Socket {
     listener: UnixListener,
     path: PathBuf,

@@ -28,10 +28,6 @@ use tasks::{Running, TaskName, Tasks};
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
-///
-/// # Errors
-/// The schema or the meaning of a code is wrong, the admin port is taken, a task ended early, or the drain took longer than
-/// `[daemon] drain_max_s`.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;

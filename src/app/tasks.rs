@@ -55,7 +55,6 @@ impl fmt::Display for TaskName {
     }
 }
 
-/// Tasks that run. Each gives its name when it ends.
 pub(super) struct Running {
     liveness: Liveness,
     set: JoinSet<TaskName>,
@@ -74,7 +73,6 @@ impl Running {
         self.start(name, task(self.liveness.register(name.to_string())));
     }
 
-    /// Starts a task.
     pub fn start(&mut self, name: TaskName, task: impl Future<Output = ()> + Send + 'static) {
         self.set.spawn(async move {
             task.await;
@@ -86,13 +84,11 @@ impl Running {
         self.set.is_empty()
     }
 
-    /// The next one that ends; none where there is none left.
     pub async fn next_end(&mut self) -> Option<Result<TaskName, JoinError>> {
         self.set.join_next().await
     }
 }
 
-/// What the tasks are given.
 #[derive(Clone)]
 pub(super) struct Tasks {
     pub live: ConfigHandle,
@@ -102,9 +98,6 @@ pub(super) struct Tasks {
 
 impl Tasks {
     /// Starts all of them.
-    ///
-    /// # Errors
-    /// A pattern of times or an address can't be used.
     pub async fn start_all(self, running: &mut Running) -> Result<()> {
         let wake_outbox = watch::Sender::default();
         self.start_outbox(&wake_outbox, running)?;

@@ -97,7 +97,6 @@ impl From<RankingArg> for Ranking {
     }
 }
 
-/// Runs the command.
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
     let servers = Servers::new(config)?;
     servers.check(config).await?;
@@ -126,7 +125,6 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// What a signal cancels.
 fn stopped() -> Result<CancellationToken> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;

@@ -25,7 +25,6 @@ pub(super) enum Shell {
     Fish,
 }
 
-/// Prints the script that completes the command line in that shell.
 pub(super) fn completions(shell: Shell) -> Result<u8> {
     let shell = match shell {
         Shell::Bash => clap_complete::Shell::Bash,

@@ -129,7 +129,6 @@ pub(super) struct PurgeArgs {
     format: Format,
 }
 
-/// Runs the command.
 pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     match &command {
         DeadCommand::Replay(args) => args.check()?,
@@ -249,7 +248,6 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
-/// The only number that is named.
 fn only_one(ids: &[u64], why: &str) -> Result<u64, Usage> {
     match ids {
         [id] => Ok(*id),
@@ -293,7 +291,6 @@ fn parse_since(text: &str) -> Result<Micros, String> {
     Ok(Micros(instant.as_microsecond()))
 }
 
-/// What a signal cancels.
 fn stopped() -> Result<CancellationToken> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;

@@ -153,7 +153,6 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
     anyhow::bail!(text)
 }
 
-/// What a clean run says for itself.
 fn proof(report: &Report) -> String {
     let Report { checked, undecided, .. } = report;
     let judged = checked.saturating_sub(*undecided);

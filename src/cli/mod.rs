@@ -121,7 +121,6 @@ enum Alone {
     },
 }
 
-/// Runs the command that the process was started with; without one `daemon`, with the configuration and where it was read from.
 pub fn main<F>(daemon: impl FnOnce(PathBuf, Config) -> F + Send + 'static) -> u8
 where
     F: Future<Output = Result<()>>,
@@ -181,7 +180,6 @@ where
     })
 }
 
-/// Starts logging as `[log]` says.
 fn start_log(log: &Log) -> Result<()> {
     let format = match log.format {
         LogFormat::Auto => log::Format::of_stderr(),

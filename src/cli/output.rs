@@ -39,7 +39,6 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// A bar for someone at a terminal, else lines in the log.
 pub(super) fn progress_sink() -> ProgressSink {
     if std::io::stderr().is_terminal() { ProgressSink::Bar } else { ProgressSink::Log }
 }

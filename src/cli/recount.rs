@@ -34,7 +34,6 @@ pub(super) struct RecountArgs {
     format: Format,
 }
 
-/// What came of all of them.
 #[derive(Serialize)]
 struct Reports {
     recounts: Vec<Report>,

@@ -16,7 +16,6 @@ use crate::admin::ask::{self, Port};
 use crate::runtime::shutdown;
 use crate::telemetry::status::{Status, Text, printable};
 
-/// How often a status is asked for that is watched.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
 /// Of a terminal that doesn't say how large it is.
@@ -55,7 +54,6 @@ pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// What is shown: the daemon's own JSON, or text.
 async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
     let answer = ask::get(port, "/v1/status").await?;
     let told: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
@@ -66,7 +64,6 @@ async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
     })
 }
 
-/// Shows it again and again. A daemon that doesn't answer is waited for, with what it has told before.
 async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Result<()> {
     let stop = CancellationToken::new();
     shutdown::on_signals(&stop)?;

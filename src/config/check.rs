@@ -23,7 +23,6 @@ const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 /// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
-/// What can't be used together, or at all; nothing when the configuration can be used.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     urls(config, found);
     tls::problems(config, found);
@@ -204,7 +203,6 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
     }
 }
 
-/// What the schema can't say.
 fn bounds(config: &Config, found: &mut Faults) {
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {

@@ -17,7 +17,6 @@ impl ConfigHandle {
         (sender, Self(receiver))
     }
 
-    /// The one that is in force.
     pub fn current(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }

@@ -53,7 +53,6 @@ pub use tallyd_redis::config::{Also, Redis};
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
-/// What is wrong with the configuration: one sentence per problem.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used:\n  {}", .0.join("\n  "))]
 pub struct ConfigError(pub Vec<String>);

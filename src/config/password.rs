@@ -41,9 +41,6 @@ pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
 }
 
 /// Reads a token from a file that is not everybody's to read.
-///
-/// # Errors
-/// What is wrong with the file.
 pub fn read_token(file: &Path) -> Result<Secret, String> {
     read_password("the token in", &file.display().to_string())
 }

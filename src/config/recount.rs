@@ -46,7 +46,6 @@ fn half_a_minute() -> Pause {
     Pause::from_secs(30)
 }
 
-/// Recounts that can't be.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let rules = Rules::from(config);
     for (place, recount) in config.recounts.iter().enumerate() {

@@ -17,7 +17,6 @@ pub struct Retired {
     pub metrics: Vec<String>,
 }
 
-/// What is retired and is there.
 pub(super) fn problems(retired: &Retired, kinds: &Kinds, metrics: &Metrics, found: &mut Faults) {
     let mut both = |section: &str, names: &[String], known: &dyn Fn(&str) -> bool| {
         for (place, name) in names.iter().enumerate().filter(|(_, name)| known(name)) {

@@ -4,7 +4,6 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Rule};
 
-/// Rules that fit nothing.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let Config { rules, kinds, metrics, boards, .. } = config;
     let name = |rule: &Rule| match &rule.kind {

@@ -15,7 +15,6 @@ use super::{Config, Identity, ServerUrl, Tls};
 /// Modes of `[mysql] url` in which anybody can pretend to be the server.
 const UNSURE: [&str; 3] = ["preferred", "required", "verify_ca"];
 
-/// The settings of one section.
 struct Files<'a> {
     section: &'static str,
     authorities: Option<&'a str>,
@@ -23,7 +22,6 @@ struct Files<'a> {
     key: Option<&'a str>,
 }
 
-/// Reads what each section names.
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
     let (amqp, mysql, redis) = (&mut config.amqp, &mut config.mysql, &mut config.redis);
     for (section, ca, certificate, key, tls) in [
@@ -147,7 +145,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Who logs in by a certificate has one, and no password.
 fn external(config: &Config, found: &mut Faults) {
     let amqp = &config.amqp;
     if amqp.tls_cert_file.is_none() {
@@ -160,7 +157,6 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Whether RabbitMQ takes the user's name from the certificate.
 pub(super) fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }

@@ -19,10 +19,8 @@ use tallyd_rabbitmq::{Broker, Link};
 /// Messages in one transaction.
 const AT_ONCE: usize = 100;
 
-/// Bytes in one transaction, beside its last message.
 const BYTES_AT_ONCE: usize = 4 << 20;
 
-/// Messages that one call takes in at most.
 const TAKEN_MAX: u64 = 10_000;
 
 /// AMQP's code for "nothing is wrong".
@@ -30,7 +28,6 @@ const REPLY_SUCCESS: u16 = 200;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
-    /// The queue's name.
     pub queue: String,
     /// Messages that are rows now.
     pub taken_in: u64,
@@ -107,7 +104,6 @@ async fn take_so_many(
     refused.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Messages in hand.
 struct Taken {
     letters: Vec<DeadLetter>,
     fences: u64,

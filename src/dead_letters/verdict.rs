@@ -12,9 +12,7 @@ const NOBODY: &str = "0";
 /// What would become of a body with this configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Events that would be taken.
     pub taken: usize,
-    /// Events that would be refused.
     pub refused: usize,
     /// The first of those refusals.
     pub refusal: Option<Refusal>,
@@ -26,7 +24,6 @@ pub struct Verdict {
     pub routing_key: String,
 }
 
-/// Judges a body as the consumer does.
 pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
     let mut verdict = Verdict::default();
     let mut key = None;

@@ -51,7 +51,6 @@ pub fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
     cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()
 }
 
-/// The next instant after `now`; none where there is none.
 pub fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
     let now = DateTime::<Utc>::from_timestamp_micros(now.0)?;
     cron.iter_after(now).next().map(|run| Micros(run.timestamp_micros()))
@@ -63,7 +62,6 @@ pub struct CronTriggers {
 }
 
 impl CronTriggers {
-    /// Starts to ring.
     pub async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
         let scheduler = JobScheduler::new().await.context("make the scheduler")?;
         for (pattern, bell) in bells {
@@ -78,7 +76,6 @@ impl CronTriggers {
         Ok(Self { scheduler })
     }
 
-    /// Rings no more.
     pub async fn stop(mut self) {
         if let Err(error) = self.scheduler.shutdown().await {
             tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");

@@ -3,7 +3,6 @@
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 
-/// Forbids it, for this process and those that it would start.
 pub fn forbid() {
     // Neither can fail with these values; what a kernel refuses all the same is left as the unit has it (LimitCORE=0).
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// The beats of all loops.
 #[derive(Clone)]
 pub struct Liveness {
     started: Instant,
@@ -19,7 +18,6 @@ pub struct Liveness {
 /// A loop's name, and its last beat, which is gone once it has ended.
 type Loop = (String, Weak<AtomicU64>);
 
-/// One loop's beat.
 #[derive(Clone)]
 pub struct Heartbeat {
     started: Instant,
@@ -33,7 +31,6 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// A new loop's beat, beating now.
     pub fn register(&self, name: impl Into<String>) -> Heartbeat {
         let beat = Heartbeat { started: self.started, last_ms: Arc::default() };
         beat.beat();
@@ -55,7 +52,6 @@ impl Liveness {
 }
 
 impl Heartbeat {
-    /// The loop is alive.
     pub fn beat(&self) {
         self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
     }

@@ -15,7 +15,6 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 /// Libraries that log what their callers get as errors too. What the filter says of them wins.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
-/// How often a [`Flood`] speaks at most.
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
 /// Something that may happen thousands of times a second: said at once the first time, then as a count.
@@ -37,7 +36,6 @@ impl Flood {
     }
 }
 
-/// The bar that is drawn on the terminal now, above which lines must be written.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Has lines written above `bar`, until the answer is dropped, which clears the bar.
@@ -72,14 +70,10 @@ impl Write for Stderr {
     }
 }
 
-/// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One readable line per fact.
     Text,
-    /// One JSON object per fact.
     Json,
-    /// Straight to journald, fields kept.
     Journald,
 }
 
@@ -106,10 +100,8 @@ pub fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
 
-/// What is logged now, to be changed.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Logs by another filter from now on.
 pub fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
         // Fails only where nothing is logged any more.
@@ -117,7 +109,6 @@ pub fn change(filter: EnvFilter) {
     }
 }
 
-/// Starts logging to stderr, or to journald.
 pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter);
     let lines = match format {

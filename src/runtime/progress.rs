@@ -9,24 +9,18 @@ use tokio::sync::watch;
 
 use crate::runtime::log;
 
-/// How often the log has a line.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// How often [`done`] is brought up to date.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Where a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressSink {
-    /// The log: a line every half minute.
     Log,
-    /// Someone at a terminal: a bar.
     Bar,
 }
 
 /// What can be said of a run, after it has taken `elapsed`.
 pub trait RunProgress: Clone {
-    /// The job's name.
     const JOB: &'static str;
 
     /// How much is done, and of how much: `None` before that is known.
@@ -34,11 +28,9 @@ pub trait RunProgress: Clone {
 
     fn words(&self, elapsed: Duration) -> String;
 
-    /// Writes a line into the log.
     fn say(&self, elapsed: Duration);
 }
 
-/// Shows a run until it is dropped.
 pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress>) {
     match to {
         ProgressSink::Log => say(progress).await,

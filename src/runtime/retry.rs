@@ -15,7 +15,6 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// One server's (or one operation's) failures in a row.
 pub struct Outage {
     what: Work,
     delays: ExponentialBackoff,
@@ -53,12 +52,10 @@ impl Outage {
         self.delays.next().unwrap_or(DELAY_MAX)
     }
 
-    /// How long it has been failing.
     pub fn age(&self) -> Duration {
         self.began.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// It works (again).
     pub fn over(&mut self) {
         if let Some(began) = self.began.take() {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());

@@ -8,7 +8,6 @@ use tracing::{info, warn};
 /// The exit code after a second signal: 128 + SIGINT, as shells have it.
 const ABORTED: i32 = 130;
 
-/// Receives each SIGHUP from now on, which otherwise would end the process.
 pub fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }

@@ -29,7 +29,6 @@ pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// The line that `systemctl status` shows.
 pub fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }

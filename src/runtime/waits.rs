@@ -16,33 +16,26 @@ pub struct Waits {
     open: Mutex<BTreeMap<u64, Wait>>,
 }
 
-/// Something that fails and is tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     pub(crate) what: Work,
-    /// Why it failed the last time.
     pub(crate) reason: String,
     pub(crate) since: Micros,
     pub(crate) tries: u64,
 }
 
-/// The work that fails, as the log and the status name it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(into = "String", from = "Cow<'static, str>")]
 pub enum Work {
-    /// A partition's batch can't be written.
     Writing(u16),
-    /// A partition's queue can't be consumed.
     Consuming(u16),
     /// MySQL can't be reached before a partition is consumed.
     Database(u16),
-    /// Anything else.
     Other(Cow<'static, str>),
 }
 
 static WAITS: Waits = Waits::new();
 
-/// Everything that fails in this process.
 pub fn waits() -> &'static Waits {
     &WAITS
 }
@@ -52,14 +45,12 @@ impl Waits {
         Self { begun: AtomicU64::new(0), open: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Notes the first failure, and returns its number.
     pub(super) fn begin(&self, what: &Work, reason: String) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         self.locked().insert(number, Wait { what: what.clone(), reason, since: clock::now(), tries: 1 });
         number
     }
 
-    /// Notes that it failed again.
     pub(super) fn again(&self, number: u64, reason: String) {
         if let Some(wait) = self.locked().get_mut(&number) {
             wait.reason = reason;
@@ -67,12 +58,10 @@ impl Waits {
         }
     }
 
-    /// It works, or nobody tries any more.
     pub(super) fn end(&self, number: u64) {
         self.locked().remove(&number);
     }
 
-    /// How many have begun since the start.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }

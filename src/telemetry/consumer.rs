@@ -15,17 +15,14 @@ use crate::telemetry::status::Standing;
 use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
 
-/// Seconds of a step of a flush.
 const STEP_BOUNDS: [f64; 16] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Events in a batch, of which `[consumer] batch_events_max` can be 10,000.
 const BATCH_BOUNDS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0];
 
-/// The codes of `StoreError::code`.
 const RETRY_CODES: [&str; 5] = ["1213", "1205", "timeout", "connection", "other"];
 
-/// The metrics of all partitions of this process.
 #[derive(Debug)]
 pub(crate) struct ConsumerMetrics {
     pub messages: Counter,
@@ -38,7 +35,6 @@ pub(crate) struct ConsumerMetrics {
     pub batches: Family<Close, Counter>,
     pub batch_events: Histogram,
     pub steps: Family<Step, Histogram>,
-    /// Seconds from an event's `at` to its commit.
     pub lag: Histogram,
     retries: Family<Code, Counter>,
     partitions: Mutex<BTreeMap<u16, Arc<PartitionState>>>,
@@ -91,17 +87,14 @@ impl ConsumerMetrics {
         metrics
     }
 
-    /// Counts a dead letter by its reason's code.
     pub(crate) fn dead_letter(&self, code: &'static str) {
         self.dead_letters.get_or_create(&Code { key: "reason", code }).inc();
     }
 
-    /// Counts a dead letter that was not kept.
     pub(crate) fn dead_letter_dropped(&self, code: &'static str) {
         self.dead_letters_dropped.get_or_create(&Code { key: "reason", code }).inc();
     }
 
-    /// Counts a batch that is written again after an error of that code.
     pub(crate) fn retry(&self, code: &'static str) {
         self.retries.get_or_create(&Code { key: "code", code }).inc();
     }
@@ -115,7 +108,6 @@ impl ConsumerMetrics {
     }
 }
 
-/// How a partition's consumer stands.
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
     standing: AtomicU8,

@@ -8,7 +8,6 @@ use crate::runtime::clock;
 use crate::runtime::progress;
 use tallyd_core::model::Micros;
 
-/// A job in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobRun {
     /// The mode of its run, and since when it runs.
@@ -19,7 +18,6 @@ pub(crate) struct JobRun {
     pub waits: Option<(WaitsFor, String)>,
 }
 
-/// By the job's name.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
@@ -42,7 +40,6 @@ impl Jobs {
     }
 }
 
-/// A run that is under way.
 pub(crate) struct Running<'a> {
     jobs: &'a Jobs,
     job: &'static str,

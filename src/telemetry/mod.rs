@@ -44,14 +44,12 @@ const LAG_BOUNDS: [f64; 18] = [
     86_400.0,
 ];
 
-/// All of it.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     pub registry: Registry,
     pub consumer: ConsumerMetrics,
     pub outbox: OutboxMetrics,
     reloads: Family<Reload, Counter>,
-    /// The fields of the fullest bucket of each kind that a run has read.
     bucket_fields: Family<Named<1>, Gauge>,
     draining: Gauge,
     working: AtomicBool,
@@ -71,7 +69,6 @@ pub(crate) struct OutboxMetrics {
 
 static TELEMETRY: LazyLock<Telemetry> = LazyLock::new(Telemetry::new);
 
-/// This process's.
 pub(crate) fn telemetry() -> &'static Telemetry {
     &TELEMETRY
 }
@@ -99,12 +96,10 @@ impl Telemetry {
         }
     }
 
-    /// The tasks run.
     pub fn works(&self) {
         self.working.store(true, Ordering::Relaxed);
     }
 
-    /// The process was told to stop, and finishes open work.
     pub fn drains(&self) {
         self.draining.set(1);
     }
@@ -128,7 +123,6 @@ impl Telemetry {
         self.bucket_fields.get_or_create(&[("kind", kind.to_owned())]).set(most);
     }
 
-    /// Counts a reload: taken, or refused for what is wrong.
     pub fn reloaded(&self, wrong: Option<String>) {
         self.reloads.get_or_create(if wrong.is_some() { &Reload::Refused } else { &Reload::Taken }).inc();
         *locked(&self.refused) = wrong.map(|wrong| (crate::runtime::clock::now(), wrong));
@@ -201,7 +195,6 @@ fn histogram<const N: usize>(to: &mut Registry, name: &str, help: &str, bounds: 
     histogram
 }
 
-/// Makes a sample of every value of the label.
 fn touch<L: Label, M, C: MetricConstructor<M>>(family: &Family<L, M, C>) {
     L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
 }

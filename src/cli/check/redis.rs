@@ -9,7 +9,6 @@ use tallyd_redis::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, fi
 
 use super::finding::{Check, Status, What, clock};
 
-/// Buckets of each kind whose fields are counted.
 const CHECKED_BUCKETS: u32 = 4_096;
 
 /// With more partitions, their marks are a large part of a bucket.

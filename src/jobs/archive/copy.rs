@@ -26,7 +26,6 @@ pub(super) struct Copier<'a> {
 /// What was copied, and verified.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
-    /// The rows.
     pub tally: Tally,
     /// Members beyond them, which are not archived.
     pub left_out: u64,
@@ -118,7 +117,6 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// The frozen zset of a period and one copy of it, for tasks.
 #[derive(Clone)]
 struct Pair {
     store: Store,
@@ -128,7 +126,6 @@ struct Pair {
     copy: u8,
 }
 
-/// What one transaction writes.
 struct Pages {
     members: u64,
     places: Places,

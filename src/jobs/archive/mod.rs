@@ -78,7 +78,6 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// Where a test can end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 13] = [
     "archive:claimed",
     "archive:frozen",
@@ -101,7 +100,6 @@ pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raise
 /// The same where an archive or a snapshot is deleted.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
-/// The archiver and what it works with.
 #[derive(Clone)]
 pub struct Archiver {
     store: Store,
@@ -111,7 +109,6 @@ pub struct Archiver {
 }
 
 impl Archiver {
-    /// For the boards and the page size of `config`.
     pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
@@ -126,9 +123,6 @@ impl Archiver {
 
     /// Does what is due at `now`, as the run that holds the lock of [`JOB`]. A dry run says what that would be; it
     /// changes nothing, and needs neither lock nor run.
-    ///
-    /// # Errors
-    /// [`ScopeError`]; a server doesn't answer; another run took over.
     pub async fn run(
         &self,
         run: u64,

@@ -8,10 +8,8 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::boards::{PeriodRow, PeriodState};
 use tallyd_redis::boards::BoardKeys;
 
-/// What is known of a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// In Redis.
     pub keys: BoardKeys,
     /// In MySQL; `None` if it was never frozen.
     pub row: Option<PeriodRow>,
@@ -21,7 +19,6 @@ pub(super) struct Facts {
     pub now: Micros,
 }
 
-/// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     /// Nothing: there is no such board, or all is done.

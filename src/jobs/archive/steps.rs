@@ -22,7 +22,6 @@ use tallyd_redis::score::Rule;
 /// How long after its time a zset expires that no run has ended.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
-/// The steps of one run.
 pub(super) struct Steps<'a> {
     run: &'a BoardRun<'a>,
     copier: Copier<'a>,
@@ -48,7 +47,6 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Does what one period needs.
     pub async fn take(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let started = Instant::now();
         let taken = self.do_what_is_missing(candidate).await.map(|taken| taken.after(started.elapsed()));
@@ -250,7 +248,6 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Says what a run would do; changes nothing.
     pub async fn foresee(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let BoardRun { store, cache, now, .. } = *self.run;
         let at = &candidate.at;

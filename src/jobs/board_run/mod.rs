@@ -40,7 +40,6 @@ pub(super) struct BoardRun<'a> {
 
 /// Why a period was left before its end.
 pub(super) enum Halt {
-    /// The daemon stops.
     Stopped,
     /// This period alone can't go on.
     Kept(Reason),
@@ -55,7 +54,6 @@ impl<'a> BoardRun<'a> {
         Self { store, cache, stop, number, now, progress: watch::Sender::default() }
     }
 
-    /// Does `work`, and shows meanwhile how far it is.
     pub async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             done = work => Ok(done),
@@ -68,7 +66,6 @@ impl<'a> BoardRun<'a> {
         self.progress.send_replace(Progress::of(at, verb, total));
     }
 
-    /// Shows how many of them are.
     pub fn show_done(&self, done: u64) {
         self.progress.send_modify(|progress| progress.done = done);
     }
@@ -79,7 +76,6 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
     }
 
-    /// What Redis has of a period.
     pub async fn keys(&self, at: &BoardPeriod) -> Step<BoardKeys> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
     }

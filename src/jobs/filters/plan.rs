@@ -3,18 +3,14 @@
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::filters::FilterState;
 
-/// What filters should be like.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// How many likes a target must have.
     pub likes_min: u64,
-    /// The rate of false positives.
     pub false_positive: f64,
     /// Since when this Redis is trusted: what was built before is not.
     pub epoch: u64,
 }
 
-/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
     /// It is right, or there is none and need not be.
@@ -22,12 +18,7 @@ pub enum Plan {
     /// Users are noted beside it: set their bits.
     Fold(Shape),
     /// Build one for this number of users. With `distrusted` the former one may lack some of them, and is dropped immediately.
-    Build {
-        /// For how many.
-        expected: u64,
-        /// The former one must not be asked any more.
-        distrusted: bool,
-    },
+    Build { expected: u64, distrusted: bool },
     /// The target has too few likes by now: take it away.
     Drop,
 }

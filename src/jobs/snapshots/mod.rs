@@ -42,7 +42,6 @@ pub const FAULT_POINTS: [&str; 11] = [
     "restore:put",
 ];
 
-/// Takes snapshots, and puts boards back.
 #[derive(Clone)]
 pub struct Snapshots {
     store: Store,
@@ -52,7 +51,6 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// For the boards and the page size of `config`.
     pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
@@ -74,9 +72,6 @@ impl Snapshots {
 
     /// Takes snapshots as the run that holds the job's lock: of all boards that are due; or of those in `scope`, due or not. With
     /// `force` even if Redis has lost the board, or most of it.
-    ///
-    /// # Errors
-    /// [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
     pub async fn save(
         &self,
         run: u64,
@@ -93,9 +88,6 @@ impl Snapshots {
     }
 
     /// Puts one period of a board back, as the run that holds the job's lock.
-    ///
-    /// # Errors
-    /// [`NotRestored`]; [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
     pub async fn restore(
         &self,
         run: u64,

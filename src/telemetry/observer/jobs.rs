@@ -27,7 +27,6 @@ struct Last {
     asked: bool,
 }
 
-/// A run with what of its report is shown.
 struct Read {
     ended: Ended,
     found: Found,
@@ -75,13 +74,11 @@ impl Runs {
         Ok(jobs)
     }
 
-    /// What the last run of each mode found.
     pub fn last_reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         of.filter_map(|((_, mode), last)| last.last(mode)).collect()
     }
 
-    /// What the reconciler's last runs found, the oldest first.
     pub fn reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         let mut all: Vec<Reconciled> =

@@ -30,7 +30,6 @@ use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// How often servers, queues and partitions are asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The same of jobs, which cost some reads of MySQL.
@@ -39,7 +38,6 @@ const JOBS_EVERY: Duration = Duration::from_secs(10);
 /// The same of boards, which cost some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often open dead letters are counted.
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
 /// How much later the next count is made if the last one was [`SLOW`], because there are many.
@@ -52,7 +50,6 @@ const SLOW: Duration = Duration::from_millis(500);
 /// A server that has not answered within this time counts as away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// The task that asks.
 pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
@@ -68,7 +65,6 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// The task, and where it will show what it has seen.
     pub fn new(
         live: &ConfigHandle,
         store: Store,
@@ -94,7 +90,6 @@ impl Observer {
         (observer, sight)
     }
 
-    /// Asks until the stop.
     pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
@@ -123,7 +118,6 @@ impl Observer {
         }
     }
 
-    /// Asks all servers at the same time.
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, queues, seen, .. } = self;
         // Other daemons may have more.
@@ -165,7 +159,6 @@ impl Observer {
         self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
     }
 
-    /// Notes whether a server answers.
     fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
         let before = self.seen.servers.iter().position(|seen| seen.server == server);
         let before = before.map(|place| self.seen.servers.remove(place));
@@ -231,7 +224,6 @@ impl Default for Failing {
 }
 
 impl Failing {
-    /// The answer, if there is one.
     fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
         let outage = of(self);
         match asked {
@@ -247,7 +239,6 @@ impl Failing {
     }
 }
 
-/// When something was last done.
 #[derive(Default)]
 struct Rest(Option<Instant>);
 
@@ -279,7 +270,6 @@ fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
     }
 }
 
-/// The answer, if it came in time, and how long it took.
 async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
     let began = Instant::now();
     let asked = tokio::time::timeout(ANSWER_MAX, ask).await;

@@ -14,7 +14,6 @@ use tallyd_core::model::Micros;
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
-    /// How this daemon stands.
     pub fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -79,7 +78,6 @@ fn wait(waits::Wait { what, reason, since, tries }: waits::Wait) -> Wait {
     Wait { what, reason, since: since.0, tries }
 }
 
-/// A reason why events are not written, or may not be.
 pub(super) enum NotReady<'a> {
     Starting,
     Draining,
@@ -134,7 +132,6 @@ impl fmt::Display for NotReady<'_> {
 }
 
 impl ServerStatus {
-    /// Why it does not answer.
     pub(crate) fn why(&self) -> &str {
         self.reason.as_deref().unwrap_or("no reason is known")
     }

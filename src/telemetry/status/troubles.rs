@@ -15,14 +15,12 @@ const NEARLY_FULL: f64 = 0.8;
 /// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
 const LOOK_MAX: i64 = 30_000_000;
 
-/// Something that somebody should look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trouble {
     /// Events are not written, or something may be lost. Otherwise it can wait for the morning.
     pub grave: bool,
     pub what: String,
-    /// Since when, where that is known.
     pub since: Option<i64>,
     /// The command that shows more of it, or mends it.
     pub command: Option<String>,

@@ -4,20 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a daemon is in its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     /// It waits for MySQL, to compare its names.
     #[default]
     Starting,
-    /// The tasks run.
     Running,
-    /// It was told to stop.
     Draining,
 }
 
-/// How a partition's consumer stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Standing {
@@ -28,7 +24,6 @@ pub(crate) enum Standing {
     Listening,
     /// It has written, and the partition is its own.
     Writing,
-    /// It has ended.
     Stopped,
     /// This daemon's configuration does not have the partition.
     Elsewhere,
@@ -47,12 +42,10 @@ impl fmt::Display for Standing {
     }
 }
 
-/// How a run of a job ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Outcome {
     Done,
-    /// It was told to stop, or had no more time.
     Stopped,
     /// It would have changed more than its limits allow.
     Braked,

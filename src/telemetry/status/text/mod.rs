@@ -9,13 +9,10 @@ use super::{Board, Job, Outcome, Partition, Run, ServerStatus, State, Status, Wa
 use crate::runtime::progress::spoken;
 use table::{Cell, Style, Table};
 
-/// Runs of the reconciler that are shown.
 const RECONCILES_SHOWN: usize = 5;
 
-/// A status as text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
-    /// What is shown.
     pub status: &'a Status,
     /// Whether a terminal's colours say again what the words say.
     pub colour: bool,
@@ -105,7 +102,6 @@ impl Text<'_> {
     }
 }
 
-/// The tables, one for each kind of thing.
 impl Status {
     fn servers(&self) -> Table {
         let mut table = Table::new(["SERVER", "STANDS", "FOR", "ANSWERS IN", "REASON"]);

@@ -4,7 +4,6 @@ use std::fmt::{self, Formatter};
 
 use super::printable;
 
-/// How a cell's text stands out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Style {
     #[default]
@@ -60,7 +59,6 @@ impl Cell {
     }
 }
 
-/// A header and rows.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     header: Vec<Cell>,
