@@ -143,3 +143,13 @@ impl Request {
         self.requested.store(true, Ordering::Relaxed);
     }
 }
+
+/// Checks that these sources have each of these fault points once, and no others.
+#[cfg(test)]
+fn assert_fault_points(points: &[&str], sources: &[&str]) {
+    let source = sources.concat();
+    for point in points {
+        assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+    }
+    assert_eq!(source.matches("fault::point(\"").count(), points.len());
+}

@@ -185,13 +185,8 @@ mod tests {
             include_str!("copy.rs"),
             include_str!("prune.rs"),
             include_str!("../board_run/backup.rs"),
-        ]
-        .concat();
-        let points: Vec<&str> = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).chain(PRUNE_FAULT_POINTS).collect();
-        for point in &points {
-            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), points.len());
+        ];
+        let points = [FAULT_POINTS.as_slice(), &RAISE_FAULT_POINTS, &PRUNE_FAULT_POINTS].concat();
+        crate::jobs::assert_fault_points(&points, &sources);
     }
 }

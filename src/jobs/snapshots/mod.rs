@@ -111,11 +111,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let sources = [include_str!("save.rs"), include_str!("restore.rs")].concat();
-        for point in FAULT_POINTS {
-            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len());
+        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
     }
 }
