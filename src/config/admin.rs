@@ -138,10 +138,9 @@ mod tests {
     #[test]
     fn a_token_that_can_be_guessed_is_refused() {
         let found = |token: &str| {
-            let mut found = Faults::default();
             let token = Some(Secret::new(token.to_owned()));
-            problems(&Admin { listen: "0.0.0.0:1".to_owned(), token, ..Admin::default() }, &mut found);
-            found.texts().join(" ")
+            let admin = Admin { listen: "0.0.0.0:1".to_owned(), token, ..Admin::default() };
+            Faults::texts(|found| problems(&admin, found)).join(" ")
         };
         assert_eq!(found("0123456789abcdef"), "");
         for token in ["", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\u{e4}"] {
@@ -152,12 +151,8 @@ mod tests {
     #[test]
     fn what_can_not_be_listened_on_is_said() {
         let found = |listen: &str, host: &str| {
-            let mut found = Faults::default();
-            problems(
-                &Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() },
-                &mut found,
-            );
-            found.texts().join(" ")
+            let admin = Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() };
+            Faults::texts(|found| problems(&admin, found)).join(" ")
         };
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");

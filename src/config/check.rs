@@ -322,11 +322,7 @@ mod tests {
 
     fn found(text: &str) -> Vec<String> {
         match super::super::parse(text, "config.toml", []) {
-            Ok(config) => {
-                let mut found = Faults::default();
-                problems(&config, &mut found);
-                found.texts()
-            }
+            Ok(config) => Faults::texts(|found| problems(&config, found)),
             Err(error) => error.0,
         }
     }

@@ -26,8 +26,10 @@ impl Faults {
     }
 
     #[cfg(test)]
-    pub fn texts(self) -> Vec<String> {
-        self.0.into_iter().map(|fault| fault.text).collect()
+    pub fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
+        let mut found = Self::default();
+        find(&mut found);
+        found.0.into_iter().map(|fault| fault.text).collect()
     }
 }
 

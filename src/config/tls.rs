@@ -202,9 +202,7 @@ mod tests {
 
     fn found(text: &str) -> Vec<String> {
         let config = super::super::parse(text, "config.toml", []).unwrap();
-        let mut found = Faults::default();
-        problems(&config, &mut found);
-        found.texts()
+        Faults::texts(|found| problems(&config, found))
     }
 
     #[test]
@@ -250,17 +248,11 @@ mod tests {
             fs::write(path(name), text).unwrap();
         }
         let said = |certificate: Option<&str>, authority: &str| {
-            let mut faults = Faults::default();
             let certificate = certificate.map(path);
             let (authority, key) = (path(authority), path("words"));
-            Files {
-                section: "redis",
-                authorities: Some(&authority),
-                certificate: certificate.as_deref(),
-                key: Some(&key),
-            }
-            .read(&mut faults);
-            faults.texts().join(" ")
+            let (authorities, certificate, key) = (Some(&*authority), certificate.as_deref(), Some(&*key));
+            let files = Files { section: "redis", authorities, certificate, key };
+            Faults::texts(|found| drop(files.read(found))).join(" ")
         };
         assert!(said(None, "words").contains("words: holds no certificate"));
         assert!(said(None, "broken").contains("broken: is no PEM"));
