@@ -1,17 +1,13 @@
 //! `GET /livez` says whether a daemon must be restarted, `GET /readyz` whether it writes events.
 
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
+use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
-
-/// A loop that hasn't beaten for this long is stuck, and systemd's watchdog is no longer fed.
-const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 
 /// Whether the process works: a server that is away is no reason to restart it.
 #[derive(Debug, Serialize, Deserialize)]

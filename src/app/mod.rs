@@ -29,8 +29,7 @@ const LASTING_MAX: Duration = Duration::from_secs(5);
 
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
+    let stop = shutdown::on_signals()?;
     let hangups = shutdown::hangups()?;
     let servers = Servers::new(&config)?;
     let (sender, live) = ConfigHandle::new(config);

@@ -108,10 +108,8 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
 }
 
 async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result<u8> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
     let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {

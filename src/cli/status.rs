@@ -8,7 +8,6 @@ use anyhow::{Context, Result, anyhow};
 use axum::http::StatusCode;
 use clap::Args;
 use terminal_size::{Height, Width, terminal_size};
-use tokio_util::sync::CancellationToken;
 
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, Format};
@@ -65,8 +64,7 @@ async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
 }
 
 async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Result<()> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
+    let stop = shutdown::on_signals()?;
     let mut out = std::io::stdout();
     let is_screen = out.is_terminal() && format == Format::Text;
     let mut known = first;

@@ -6,7 +6,6 @@
 
 mod admin;
 mod check;
-mod filter;
 mod handle;
 mod key;
 mod load;
@@ -20,14 +19,14 @@ mod rule;
 mod schema;
 mod shape;
 mod shown;
-mod terms;
 mod tls;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tallyd_core::event::Terms;
 
+pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
-pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
 pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
@@ -137,20 +136,6 @@ impl Default for Log {
     }
 }
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
-    Auto,
-    /// One readable line per fact.
-    Text,
-    /// One JSON object per fact.
-    Json,
-    /// Straight to journald, fields kept.
-    Journald,
-}
-
 /// `[client]`: for API servers, the daemon doesn't use it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -229,5 +214,55 @@ pub struct Archive {
 impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
+    }
+}
+
+/// `[filter]`
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Filter {
+    /// How many likes a target must have; zero for no filters.
+    pub likes_min: u64,
+    /// How many of the users who don't like a target look as if they might, at most.
+    #[schemars(range(min = 1e-10, max = 0.1))]
+    pub false_positive: f64,
+    /// When filters are kept up: six fields, seconds first, UTC; empty for never.
+    pub cron: String,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self { likes_min: 0, false_positive: 1e-5, cron: "30 * * * * *".to_owned() }
+    }
+}
+
+impl Filter {
+    /// Whether there are filters.
+    pub fn is_on(&self) -> bool {
+        self.likes_min > 0
+    }
+
+    /// When they are kept up; empty for never.
+    pub fn schedule(&self) -> &str {
+        if self.is_on() { &self.cron } else { "" }
+    }
+}
+
+impl From<&Config> for Rules {
+    fn from(config: &Config) -> Self {
+        Self::new(&config.kinds, &config.metrics, &config.rules)
+    }
+}
+
+impl From<&Config> for Terms {
+    fn from(config: &Config) -> Self {
+        Self {
+            kinds: config.kinds.0.clone(),
+            metrics: config.metrics.0.clone(),
+            future_max: config.consumer.future_max.0,
+            applied_event_keep: config.consumer.applied_event_keep.0,
+            rules: Rules::from(config),
+            partition_by: config.amqp.partition_by,
+        }
     }
 }

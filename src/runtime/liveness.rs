@@ -4,10 +4,12 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+
+use super::locked;
 
 #[derive(Clone)]
 pub struct Liveness {
@@ -34,13 +36,13 @@ impl Liveness {
     pub fn register(&self, name: impl Into<String>) -> Heartbeat {
         let beat = Heartbeat { started: self.started, last_ms: Arc::default() };
         beat.beat();
-        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), Arc::downgrade(&beat.last_ms)));
+        locked(&self.loops).push((name.into(), Arc::downgrade(&beat.last_ms)));
         beat
     }
 
     /// The loops that go on and haven't beaten for `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loops = locked(&self.loops);
         loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
         let now_ms = millis(self.started.elapsed());
         let is_stuck = |last_ms: &Weak<AtomicU64>| {

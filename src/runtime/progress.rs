@@ -1,13 +1,13 @@
 //! Shows how far a run is, in the log or as a bar on a terminal.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
-use crate::runtime::log;
+use super::{locked, log};
 
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
@@ -60,7 +60,7 @@ pub type Done = (u64, Option<u64>);
 
 /// How much of a job's run in this process is done; nothing if there is none.
 pub(crate) fn done(job: &str) -> Done {
-    DONE.lock().unwrap_or_else(PoisonError::into_inner).get(job).copied().unwrap_or_default()
+    locked(&DONE).get(job).copied().unwrap_or_default()
 }
 
 /// A run in [`DONE`], until it is dropped.
@@ -68,13 +68,13 @@ struct Noted(&'static str);
 
 impl Noted {
     fn note(&self, done: Done) {
-        DONE.lock().unwrap_or_else(PoisonError::into_inner).insert(self.0, done);
+        locked(&DONE).insert(self.0, done);
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        DONE.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0);
+        locked(&DONE).remove(self.0);
     }
 }
 

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::runtime::clock;
-use tallyd_core::model::Micros;
+use serde::{Deserialize, Serialize};
+
+use super::{clock, locked};
 
 /// Everything that fails now, by numbers that say which was first.
 #[derive(Debug)]
@@ -16,15 +17,19 @@ pub struct Waits {
     open: Mutex<BTreeMap<u64, Wait>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Something that fails and is tried again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Wait {
     pub(crate) what: Work,
+    /// Why it failed the last time.
     pub(crate) reason: String,
-    pub(crate) since: Micros,
+    /// Microseconds since the epoch.
+    pub(crate) since: i64,
     pub(crate) tries: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "Cow<'static, str>")]
 pub enum Work {
     Writing(u16),
@@ -47,19 +52,19 @@ impl Waits {
 
     pub(super) fn begin(&self, what: &Work, reason: String) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.locked().insert(number, Wait { what: what.clone(), reason, since: clock::now(), tries: 1 });
+        locked(&self.open).insert(number, Wait { what: what.clone(), reason, since: clock::now().0, tries: 1 });
         number
     }
 
     pub(super) fn again(&self, number: u64, reason: String) {
-        if let Some(wait) = self.locked().get_mut(&number) {
+        if let Some(wait) = locked(&self.open).get_mut(&number) {
             wait.reason = reason;
             wait.tries += 1;
         }
     }
 
     pub(super) fn end(&self, number: u64) {
-        self.locked().remove(&number);
+        locked(&self.open).remove(&number);
     }
 
     pub fn begun(&self) -> u64 {
@@ -68,11 +73,7 @@ impl Waits {
 
     /// Everything that fails now, the oldest first.
     pub fn open(&self) -> Vec<Wait> {
-        self.locked().values().cloned().collect()
-    }
-
-    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Wait>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.open).values().cloned().collect()
     }
 }
 

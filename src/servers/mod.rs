@@ -58,6 +58,13 @@ impl Servers {
         })
     }
 
+    /// The servers, once MySQL is as [`Self::check`] wants it.
+    pub async fn checked(config: &Config) -> Result<Self> {
+        let servers = Self::new(config)?;
+        servers.check(config).await?;
+        Ok(servers)
+    }
+
     /// Checks that MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
     ///
     /// # Errors

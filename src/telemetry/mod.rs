@@ -15,7 +15,7 @@ pub(crate) mod status;
 mod systemd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use prometheus_client::encoding::EncodeMetric;
 use prometheus_client::metrics::MetricType;
@@ -33,6 +33,7 @@ pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
 
+use crate::runtime::locked;
 use labels::Code;
 use quantile::Buckets;
 use status::State;
@@ -211,8 +212,4 @@ impl<F: EncodeMetric> EncodeMetric for Described<F> {
     fn metric_type(&self) -> MetricType {
         self.0.metric_type()
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

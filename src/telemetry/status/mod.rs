@@ -4,23 +4,25 @@
 //! server that is away leaves what was known of it as it was, and is `up: false` with its reason. What a daemon of another
 //! version doesn't tell is read as nothing.
 
-mod observed;
 mod report;
 mod text;
 mod troubles;
 mod words;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
-pub(crate) use observed::{Observed, Sight};
 pub(crate) use text::{Text, printable};
 pub(crate) use troubles::Trouble;
 pub(crate) use words::{Outcome, Standing, State};
 
 use super::{Point, Server, WaitsFor};
-use crate::runtime::waits::Work;
+pub(crate) use crate::runtime::waits::Wait;
+use tallyd_core::model::Micros;
+use tallyd_mysql::partitions::Owner;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -165,11 +167,23 @@ pub(crate) struct Board {
     pub archived: Option<(String, u64)>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Wait {
-    pub what: Work,
-    pub reason: String,
-    pub since: i64,
-    pub tries: u64,
+/// How the servers, queues, jobs and boards stood when they were last asked. What has no answer yet is empty or `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Observed {
+    pub at: Option<Micros>,
+    pub servers: Vec<ServerStatus>,
+    pub queues: BTreeMap<u16, (u64, u64)>,
+    pub returned: Option<u64>,
+    pub owners: Vec<Owner>,
+    pub noted_partitions: Option<u16>,
+    pub outbox_rows: Option<u64>,
+    pub jobs: Vec<Job>,
+    pub reconciles: Vec<Reconciled>,
+    pub last_reconciles: Vec<Reconciled>,
+    pub boards: Vec<Board>,
+    pub dead_letters: Option<BTreeMap<String, u64>>,
+    /// Those of the fullest partition, divided by how many it can have.
+    pub dead_letters_full: Option<f64>,
 }
+
+pub(crate) type Sight = watch::Receiver<Arc<Observed>>;

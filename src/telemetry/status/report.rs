@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::troubles::troubles;
 use super::{Observed, Partition, ServerStatus, Standing, State, Status, Wait};
 use crate::config::Config;
-use crate::runtime::waits::{self, Work};
+use crate::runtime::waits::{Work, waits};
 use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 
@@ -40,7 +40,7 @@ impl Status {
             dead_letters: seen.dead_letters.clone(),
             dead_letters_full: seen.dead_letters_full,
             returned: seen.returned,
-            waits: waits::waits().open().into_iter().map(wait).collect(),
+            waits: waits().open(),
         };
         let reasons = not_ready(&status);
         let (not_ready, troubles) = (reasons.iter().map(ToString::to_string).collect(), troubles(&status, &reasons));
@@ -72,10 +72,6 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micr
         }
     };
     here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()
-}
-
-fn wait(waits::Wait { what, reason, since, tries }: waits::Wait) -> Wait {
-    Wait { what, reason, since: since.0, tries }
 }
 
 pub(super) enum NotReady<'a> {
