@@ -135,31 +135,25 @@ impl ServerStatus {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn what_keeps_events_from_being_written_is_told_with_its_reason() {
-        let partition = |partition, standing| Partition { partition, standing, ..Partition::default() };
-        let server = |server, reason: Option<&str>| ServerStatus {
-            server,
-            up: reason.is_none(),
-            reason: reason.map(str::to_owned),
-            since: 0,
-            look_s: 0.0,
-        };
-        let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
-        let mut status = Status {
-            state: State::Running,
-            now: FAILS_MAX + 1,
-            partitions: vec![partition(0, Standing::Writing), partition(1, Standing::Connecting)],
-            servers: vec![
-                server(Server::Mysql, None),
-                server(Server::Redis, Some("gone")),
-                server(Server::Rabbitmq, Some("refused")),
+        let mut status: Status = serde_json::from_value(json!({
+            "state": "running",
+            "now": FAILS_MAX + 1,
+            "partitions": [{ "standing": "writing" }, { "partition": 1, "standing": "connecting" }],
+            "servers": [
+                { "server": "mysql", "up": true, "since": 0, "look_s": 0.0 },
+                { "server": "redis", "up": false, "reason": "gone", "since": 0, "look_s": 0.0 },
+                { "server": "rabbitmq", "up": false, "reason": "refused", "since": 0, "look_s": 0.0 },
             ],
-            waits: vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")],
-            ..Status::default()
-        };
+        }))
+        .unwrap();
+        let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
+        status.waits = vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")];
         let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = [
             "rabbitmq is away: refused",

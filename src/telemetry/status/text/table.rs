@@ -1,6 +1,6 @@
 //! A table for terminals: columns as wide as what they hold, numbers to the right.
 
-use std::fmt::{self, Formatter};
+use std::fmt::{self, Display, Formatter};
 
 use super::printable;
 
@@ -35,12 +35,20 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    pub(super) fn new(text: impl AsRef<str>) -> Self {
-        Self { text: printable(text.as_ref()), style: Style::Plain }
+    pub(super) fn new(text: impl Display) -> Self {
+        Self { text: printable(&text.to_string()), style: Style::Plain }
+    }
+
+    pub(super) fn or(text: Option<impl Display>, none: &str) -> Self {
+        text.map_or_else(|| Self::new(none), Self::new)
     }
 
     pub(super) fn style(self, style: Style) -> Self {
         Self { style, ..self }
+    }
+
+    pub(super) fn style_if(self, condition: bool, style: Style) -> Self {
+        if condition { self.style(style) } else { self }
     }
 
     pub(super) fn shown(&self, colour: bool) -> String {
@@ -66,12 +74,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { header: header.map(|text| Cell::new(text).style(Style::Header)).into(), rows: Vec::new() }
-    }
-
-    pub(super) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
-        self.rows.push(cells.into());
+    pub(super) fn new<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [Cell; N]>) -> Self {
+        let header = header.map(|text| Cell::new(text).style(Style::Header)).into();
+        Self { header, rows: rows.map(Vec::from).collect() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
