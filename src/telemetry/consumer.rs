@@ -10,7 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::labels::{Close, Code, EventType, Step};
-use super::{LAG_BOUNDS, counter, counters, counters_of_codes, histogram, locked};
+use super::{LAG_BOUNDS, counter, counters, counters_of_codes, locked, registered, touched};
 use crate::telemetry::status::Standing;
 use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
@@ -42,49 +42,44 @@ pub(crate) struct ConsumerMetrics {
 
 impl ConsumerMetrics {
     pub(super) fn register(to: &mut Registry) -> Self {
-        let reasons = || Reason::ALL.iter().map(|reason| reason.code());
+        let reasons = || counters_of_codes("reason", Reason::ALL.iter().map(|reason| reason.code()));
         let steps = Family::new_with_constructor((|| Histogram::new(STEP_BOUNDS)) as fn() -> Histogram);
-        let metrics = Self {
+        let committed =
+            "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again";
+        let coalesced = "Of the committed ones, how many came down to another event's row, or to a sum";
+        let dropped = "Of those, how many were only counted: dead letters were at their bound";
+        let retries = counters_of_codes("code", RETRY_CODES.into_iter());
+        // In the order in which they are on the page.
+        Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered"),
             redelivered: counter(to, "tallyd_messages_redelivered", "Of those, how many it had delivered before"),
             received: counters(to, "tallyd_events_received", "Events in messages. A reset is a set"),
-            committed: counter(
-                to,
-                "tallyd_events_committed",
-                "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again",
-            ),
-            coalesced: counter(
-                to,
-                "tallyd_events_coalesced",
-                "Of the committed ones, how many came down to another event's row, or to a sum",
-            ),
-            dead_letters: counters_of_codes(
+            committed: counter(to, "tallyd_events_committed", committed),
+            coalesced: counter(to, "tallyd_events_coalesced", coalesced),
+            dead_letters: registered(
                 to,
                 "tallyd_dead_letters",
                 "Messages that were set aside by this process",
-                ("reason", reasons()),
+                reasons(),
             ),
-            dead_letters_dropped: counters_of_codes(
-                to,
-                "tallyd_dead_letters_dropped",
-                "Of those, how many were only counted: dead letters were at their bound",
-                ("reason", reasons()),
-            ),
+            dead_letters_dropped: registered(to, "tallyd_dead_letters_dropped", dropped, reasons()),
             batches: counters(to, "tallyd_batches", "Batches by why they were closed"),
-            batch_events: histogram(to, "tallyd_batch_events", "Events in a batch", BATCH_BOUNDS),
-            steps,
-            lag: histogram(to, "tallyd_event_lag_seconds", "From an event's `at` to its commit", LAG_BOUNDS),
-            retries: counters_of_codes(
+            batch_events: registered(to, "tallyd_batch_events", "Events in a batch", Histogram::new(BATCH_BOUNDS)),
+            lag: registered(
                 to,
-                "tallyd_retries",
-                "Batches that were written again, by why",
-                ("code", RETRY_CODES.into_iter()),
+                "tallyd_event_lag_seconds",
+                "From an event's `at` to its commit",
+                Histogram::new(LAG_BOUNDS),
+            ),
+            retries: registered(to, "tallyd_retries", "Batches that were written again, by why", retries),
+            steps: registered(
+                to,
+                "tallyd_flush_seconds",
+                "Time that each step of writing a batch took",
+                touched(steps),
             ),
             partitions: Mutex::default(),
-        };
-        super::touch(&metrics.steps);
-        to.register("tallyd_flush_seconds", "Time that each step of writing a batch took", metrics.steps.clone());
-        metrics
+        }
     }
 
     pub(crate) fn dead_letter(&self, code: &'static str) {

@@ -23,7 +23,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 pub(crate) use consumer::{ConsumerMetrics, PartitionState};
 pub(crate) use job::Jobs;
@@ -77,8 +77,8 @@ pub(crate) fn telemetry() -> &'static Telemetry {
 impl Telemetry {
     fn new() -> Self {
         let mut to = Registry::default();
-        let (draining, bucket_fields) = (Gauge::default(), Family::default());
-        to.register("tallyd_draining", "1 once it was told to stop", draining.clone());
+        let draining = registered(&mut to, "tallyd_draining", "1 once it was told to stop", Gauge::default());
+        let bucket_fields = Family::default();
         let help = "Fields of the fullest bucket that the last run went through";
         to.register("tallyd_bucket_fields", help, Described(bucket_fields.clone()));
         Self {
@@ -153,7 +153,7 @@ impl OutboxMetrics {
         let help = "From a row's transaction, by MySQL's clock, to its addition in Redis, by this machine's";
         Self {
             added: counter(to, "tallyd_outbox_added", "Additions that the outbox's rows brought to Redis"),
-            lag: histogram(to, "tallyd_outbox_lag_seconds", help, LAG_BOUNDS),
+            lag: registered(to, "tallyd_outbox_lag_seconds", help, Histogram::new(LAG_BOUNDS)),
         }
     }
 }
@@ -163,41 +163,31 @@ pub(crate) fn seconds_between(then: Micros, now: Micros) -> f64 {
     (now.0 - then.0).max(0) as f64 / 1e6
 }
 
-// The library ends each help text with a full stop.
+/// The library ends each help text with a full stop.
+fn registered<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    to.register(name, help, metric.clone());
+    metric
+}
 
 fn counter(to: &mut Registry, name: &str, help: &str) -> Counter {
-    let counter = Counter::default();
-    to.register(name, help, counter.clone());
-    counter
+    registered(to, name, help, Counter::default())
 }
 
 fn counters<L: Label>(to: &mut Registry, name: &str, help: &str) -> Family<L, Counter> {
-    let family = Family::default();
-    touch(&family);
-    to.register(name, help, family.clone());
+    registered(to, name, help, touched(Family::default()))
+}
+
+/// With a sample of every value of the label.
+fn touched<L: Label, M, C: MetricConstructor<M>>(family: Family<L, M, C>) -> Family<L, M, C> {
+    L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
     family
 }
 
-fn counters_of_codes(
-    to: &mut Registry,
-    name: &str,
-    help: &str,
-    (key, codes): (&'static str, impl Iterator<Item = &'static str>),
-) -> Family<Code, Counter> {
+/// Counters with a sample of every code.
+fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str>) -> Family<Code, Counter> {
     let family = Family::<Code, Counter>::default();
     codes.for_each(|code| drop(family.get_or_create(&Code { key, code })));
-    to.register(name, help, family.clone());
     family
-}
-
-fn histogram<const N: usize>(to: &mut Registry, name: &str, help: &str, bounds: [f64; N]) -> Histogram {
-    let histogram = Histogram::new(bounds);
-    to.register(name, help, histogram.clone());
-    histogram
-}
-
-fn touch<L: Label, M, C: MetricConstructor<M>>(family: &Family<L, M, C>) {
-    L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
 }
 
 /// A family that is described on the page before it has its first sample.

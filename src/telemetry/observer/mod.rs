@@ -122,35 +122,30 @@ impl Observer {
         let Self { store, cache, queues, seen, .. } = self;
         // Other daemons may have more.
         let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
-        let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
+        let (((owners, took), rows), redis, (rabbitmq, depths)) = tokio::join!(
             async {
-                let asked =
-                    timed(async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) }).await;
-                let behind = timed(async { Ok(store.outbox_rows().await?) }).await.0;
-                ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
+                let owners = async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) };
+                (timed(owners).await, timed(async { Ok(store.outbox_rows().await?) }).await.0)
             },
+            timed(async { Ok(cache.ping().await?) }),
             async {
-                let (asked, took) = timed(async { Ok(cache.ping().await?) }).await;
-                (asked.map_err(|error| format!("{error:#}")), took)
-            },
-            async {
-                let (asked, took) = timed(queues.ask()).await;
-                let depths = match &asked {
+                let asked = timed(queues.ask()).await;
+                let depths = match &asked.0 {
                     Ok(()) => Some(timed(queues.look(partitions)).await.0),
                     Err(_) => None,
                 };
-                ((asked.map_err(|error| format!("{error:#}")), took), depths)
+                (asked, depths)
             },
         );
-        self.note(Server::Mysql, mysql);
-        self.note(Server::Redis, redis);
-        self.note(Server::Rabbitmq, rabbitmq);
-        if let (Ok((owners, noted)), Ok(rows)) = owners {
+        self.note(Server::Mysql, &owners, took);
+        self.note(Server::Redis, &redis.0, redis.1);
+        self.note(Server::Rabbitmq, &rabbitmq.0, rabbitmq.1);
+        if let (Ok((owners, noted)), Ok(rows)) = (owners, rows) {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = noted.map(|noted| noted.partitions);
         }
         // If the broker is away, nobody knows how full its queues are.
-        let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
+        let depths = depths.and_then(|depths| self.failing.told("looking at queues for the status", depths));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
@@ -159,18 +154,19 @@ impl Observer {
         self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
     }
 
-    fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
+    fn note<T>(&mut self, server: Server, asked: &Result<T>, took: Duration) {
         let before = self.seen.servers.iter().position(|seen| seen.server == server);
         let before = before.map(|place| self.seen.servers.remove(place));
         let since = before.filter(|before| before.up == asked.is_ok()).map_or(clock::now().0, |before| before.since);
         let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
         // In the order in which they are asked.
-        self.seen.servers.push(ServerStatus { server, up, reason: asked.err(), since, look_s });
+        let reason = asked.as_ref().err().map(|error| format!("{error:#}"));
+        self.seen.servers.push(ServerStatus { server, up, reason, since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
         let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), clock::now())).await;
-        if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
+        if let Some(jobs) = self.failing.told("looking at jobs for the status", jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
             self.seen.last_reconciles = self.runs.last_reconciles();
@@ -178,7 +174,7 @@ impl Observer {
         if self.letters.is_over(LETTERS_EVERY) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
             self.letters.pause(pause_of_letters(open.is_ok(), took));
-            if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
+            if let Some(open) = self.failing.told("looking at dead letters for the status", open) {
                 self.see_letters(config, &open);
             }
         }
@@ -198,34 +194,19 @@ impl Observer {
 
     async fn look_at_boards(&mut self, config: &Config) {
         let (boards, _) = timed(boards::look(config, &self.store, &self.cache, clock::now())).await;
-        if let Some(boards) = self.failing.told(boards, |failing| &mut failing.boards) {
+        if let Some(boards) = self.failing.told("looking at boards for the status", boards) {
             self.seen.boards = boards;
         }
     }
 }
 
 /// Questions that fail though their servers answer: they are logged, and are among what fails and is tried again.
-struct Failing {
-    queues: Outage,
-    jobs: Outage,
-    letters: Outage,
-    boards: Outage,
-}
-
-impl Default for Failing {
-    fn default() -> Self {
-        Self {
-            queues: Outage::new("looking at queues for the status"),
-            jobs: Outage::new("looking at jobs for the status"),
-            letters: Outage::new("looking at dead letters for the status"),
-            boards: Outage::new("looking at boards for the status"),
-        }
-    }
-}
+#[derive(Default)]
+struct Failing(BTreeMap<&'static str, Outage>);
 
 impl Failing {
-    fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
-        let outage = of(self);
+    fn told<T>(&mut self, what: &'static str, asked: Result<T>) -> Option<T> {
+        let outage = self.0.entry(what).or_insert_with(|| Outage::new(what));
         match asked {
             Ok(told) => {
                 outage.over();
