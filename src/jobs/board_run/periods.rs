@@ -178,33 +178,14 @@ pub(in crate::jobs) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Pause;
-    use tallyd_core::period::WeekStart;
-    use tallyd_redis::score::Tie;
 
-    fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
-        Board {
-            name: name.to_owned(),
-            period,
-            time_zone: time_zone.to_owned(),
-            week_starts: WeekStart::Monday,
-            score: vec!["like".to_owned()],
-            tie: Tie::Member,
-            second_bits: 20,
-            archive_grace: Pause::from_secs(3_600),
-            expire_after: Pause::from_secs(60),
-            archive_top: 0,
-            archive_keep: Pause::default(),
-            snapshot_every: Pause::from_secs(3_600),
-        }
-    }
-
-    fn boards() -> [Board; 3] {
-        [
-            board("likes", PeriodKind::Week, "Asia/Shanghai"),
-            board("likes", PeriodKind::Day, "Asia/Shanghai"),
-            board("posts", PeriodKind::Week, "UTC"),
-        ]
+    fn boards() -> Vec<Board> {
+        let board = |name: &str, period: &str, zone: &str| {
+            let names = format!("[[board]]\nname = \"{name}\"\nperiod = \"{period}\"\ntime_zone = \"{zone}\"");
+            format!("{names}\narchive_grace = \"1h\"\nexpire_after = \"1m\"\n")
+        };
+        let shanghai = ["week", "day"].map(|period| board("likes", period, "Asia/Shanghai")).concat();
+        crate::config::parse(&(shanghai + &board("posts", "week", "UTC")), "test", []).unwrap().boards
     }
 
     fn at(text: &str) -> Micros {
