@@ -126,14 +126,8 @@ fn whole_program(roff: &mut Roff) {
 /// The page above, and those below.
 fn see_also(command: &clap::Command, above: Option<&str>, roff: &mut Roff) {
     let pages: Vec<&str> = above.into_iter().chain(shown(command).map(display_name)).collect();
-    let mut line: Vec<Inline> = Vec::new();
-    for (place, page) in pages.iter().enumerate() {
-        if place > 0 {
-            line.push(roman(", "));
-        }
-        line.extend([bold(*page), roman("(1)")]);
-    }
     if !pages.is_empty() {
-        roff.control("SH", ["SEE ALSO"]).text(line);
+        let line = pages.into_iter().flat_map(|page| [roman(", "), bold(page), roman("(1)")]).skip(1);
+        roff.control("SH", ["SEE ALSO"]).text(line.collect::<Vec<Inline>>());
     }
 }

@@ -23,16 +23,23 @@ struct Files<'a> {
 }
 
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
-    let (amqp, mysql, redis) = (&mut config.amqp, &mut config.mysql, &mut config.redis);
-    for (section, ca, certificate, key, tls) in [
-        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file, &mut amqp.tls),
-        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file, &mut mysql.tls),
-        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file, &mut redis.tls),
-    ] {
-        let files =
-            Files { section, authorities: ca.as_deref(), certificate: certificate.as_deref(), key: key.as_deref() };
-        *tls = files.read(faults);
-    }
+    let [amqp, mysql, redis] = files(config).map(|files| files.read(faults));
+    (config.amqp.tls, config.mysql.tls, config.redis.tls) = (amqp, mysql, redis);
+}
+
+fn files(config: &Config) -> [Files<'_>; 3] {
+    let Config { amqp, mysql, redis, .. } = config;
+    [
+        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file),
+        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file),
+        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file),
+    ]
+    .map(|(section, authorities, certificate, key)| Files {
+        section,
+        authorities: authorities.as_deref(),
+        certificate: certificate.as_deref(),
+        key: key.as_deref(),
+    })
 }
 
 impl Files<'_> {
@@ -108,36 +115,22 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(&mysql.url, found);
-    for (section, url, is_tls, write, files) in [
-        (
-            "amqp",
-            &amqp.url,
-            has_scheme(&amqp.url, "amqps"),
-            "begin url with amqps://",
-            [&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file],
-        ),
-        (
-            "mysql",
-            &mysql.url,
-            option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled"),
-            "take ssl-mode=DISABLED out of url",
-            [&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file],
-        ),
-        (
-            "redis",
-            &redis.url,
-            has_scheme(&redis.url, "rediss"),
-            "begin url with rediss://",
-            [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file],
-        ),
-    ] {
+    let has_tls = option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled");
+    let asks = [
+        (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
+        (&mysql.url, has_tls, "take ssl-mode=DISABLED out of url"),
+        (&redis.url, has_scheme(&redis.url, "rediss"), "begin url with rediss://"),
+    ];
+    for (Files { section, authorities, certificate, key }, (url, is_tls, write)) in files(config).into_iter().zip(asks)
+    {
         if is_tls || url.parts().is_err() {
             continue;
         }
-        let named = ["tls_ca_file", "tls_cert_file", "tls_key_file"].into_iter().zip(files);
-        for (name, _) in named.filter(|(_, file)| file.is_some()) {
-            let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
-            found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+        for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
+            if file.is_some() {
+                let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
+                found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+            }
         }
     }
     if is_external(&amqp.url) {

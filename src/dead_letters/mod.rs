@@ -114,7 +114,7 @@ pub async fn summary(store: &Store, selection: &Selection, returned: Option<Retu
 /// Letters with all that is known of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct RunProgress(pub Vec<Whole>);
+pub struct Shown(pub Vec<Whole>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Whole {
@@ -137,7 +137,7 @@ pub struct Now {
     pub routing_key: String,
 }
 
-pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<RunProgress> {
+pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
     let terms = Terms::from(config);
     let mut shown = Vec::new();
     for id in ids {
@@ -145,7 +145,7 @@ pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> R
         let verdict = judge(&letter.body, &terms, now);
         shown.push(Whole::new(letter, verdict));
     }
-    Ok(RunProgress(shown))
+    Ok(Shown(shown))
 }
 
 pub async fn whole(store: &Store, id: u64) -> Result<Letter> {
@@ -242,7 +242,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for RunProgress {
+impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         f.write_str(&parts.join("\n\n"))
