@@ -24,7 +24,6 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// 200, and 503 of a daemon that is not ready.
     pub status: StatusCode,
     pub body: String,
 }
@@ -74,7 +73,6 @@ impl At {
         Ok(Either::Left(stream?))
     }
 
-    /// The `Host` of the request, and the path that goes before its own.
     fn host_and_path(&self) -> (String, &str) {
         match self {
             Self::Url(url) => {

@@ -34,7 +34,6 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that the system chose if `listen` has port 0.
     pub(super) fn listens(&self) -> Result<Listen> {
         Ok(match self {
             Self::Address(listener) => Listen::Address(listener.local_addr()?),

@@ -73,7 +73,6 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Starts the tasks that work with the servers, and waits for the stop.
 async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     let partitions = tasks.live.current().amqp.partitions;
     let owner = tasks.servers.owner.clone();
@@ -111,7 +110,6 @@ async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()
     Err(anyhow!(reason))
 }
 
-/// Waits for all tasks, but no longer than `limit`.
 async fn drain(running: &mut Running, limit: Duration) -> Result<()> {
     let all = async {
         while let Some(ended) = running.next_end().await {

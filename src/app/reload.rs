@@ -21,7 +21,6 @@ use tallyd_mysql::Store;
 
 pub(super) struct Reloader {
     pub path: PathBuf,
-    /// Whoever asks is told of the new one from then on.
     pub sender: watch::Sender<Arc<Config>>,
     pub store: Store,
     pub hangups: Signal,

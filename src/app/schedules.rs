@@ -18,7 +18,6 @@ pub(super) struct Schedules {
 }
 
 impl Schedules {
-    /// Starts those of the configuration.
     pub async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
         let modes = jobs::modes(&live.current());
         Ok(Self { cron: start(&modes, &wakes).await?, wakes, modes })

@@ -65,7 +65,6 @@ impl Running {
         Self { liveness: liveness.clone(), set: JoinSet::new() }
     }
 
-    /// Starts a task whose loop beats.
     pub fn start_loop<F>(&mut self, name: TaskName, task: impl FnOnce(Heartbeat) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -97,7 +96,6 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts all of them.
     pub async fn start_all(self, running: &mut Running) -> Result<()> {
         let wake_outbox = watch::Sender::default();
         self.start_outbox(&wake_outbox, running)?;
@@ -115,7 +113,6 @@ impl Tasks {
         Ok(())
     }
 
-    /// The task that adds to Redis what only the daemon counts.
     fn start_outbox(&self, wake: &watch::Sender<()>, running: &mut Running) -> Result<()> {
         let config = self.live.current();
         let Servers { store, cache, owner, .. } = self.servers.clone();
@@ -140,7 +137,6 @@ impl Tasks {
         running.start_loop(TaskName::Ledger, |beat| ledger_gc::run(store, live, beat, stop));
     }
 
-    /// The tasks that find out when a run is needed whatever the schedules say.
     fn start_detectors(&self, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop } = self.clone();
         let Servers { store, cache, .. } = servers;

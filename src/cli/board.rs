@@ -148,7 +148,6 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// Prints what a run says; its exit code.
 fn report(ran: Ran<archive::Report>, dry_run: bool, format: Format) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, format)?;

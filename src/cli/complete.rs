@@ -37,7 +37,6 @@ pub(super) fn completions(shell: Shell) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// Prints the page of the program; or writes it and one for each command into a folder.
 pub(super) fn man(folder: Option<&Path>) -> Result<u8> {
     // Without the command `help`, of which each command has one.
     let mut command = Cli::command().disable_help_subcommand(true);
@@ -89,7 +88,6 @@ fn page(command: &clap::Command, above: Option<&str>) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// What no option tells.
 fn whole_program(roff: &mut Roff) {
     let sections = [
         (
@@ -123,7 +121,6 @@ fn whole_program(roff: &mut Roff) {
     }
 }
 
-/// The page above, and those below.
 fn see_also(command: &clap::Command, above: Option<&str>, roff: &mut Roff) {
     let pages: Vec<&str> = above.into_iter().chain(shown(command).map(display_name)).collect();
     if !pages.is_empty() {

@@ -279,7 +279,6 @@ impl OfArgs {
     }
 }
 
-/// A time ago, or an instant.
 fn parse_since(text: &str) -> Result<Micros, String> {
     if let Ok(age) = parse_time(text) {
         return Ok(clock::now().before(age));

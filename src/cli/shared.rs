@@ -31,7 +31,6 @@ pub(super) fn print(report: &(impl Serialize + std::fmt::Display), format: Forma
     writeln!(std::io::stdout(), "{text}").context("print the report")
 }
 
-/// The report of a run that ended; says who holds the lock where another one runs.
 pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     match ran {
         Ran::Ended(report) => Ok(Some(report)),

@@ -36,7 +36,6 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// Where it listens; none where it doesn't.
     pub fn address(&self) -> Result<Option<Listen>, NoAddress> {
         if self.listen.is_empty() { Ok(None) } else { self.listen.parse().map(Some) }
     }
@@ -44,9 +43,7 @@ impl Admin {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// For all who reach the address.
     Address(SocketAddr),
-    /// For all on this machine who may write the socket.
     Socket(PathBuf),
 }
 

@@ -31,7 +31,6 @@ impl Key {
         Self(self.0.split_last().map_or_else(Vec::new, |(_, above)| above.to_vec()))
     }
 
-    /// Whether it is one of several blocks, or in one.
     fn is_block(&self) -> bool {
         self.0.get(1).is_some_and(|place| place.bytes().all(|byte| byte.is_ascii_digit()))
     }
@@ -84,7 +83,6 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Where each setting comes from that somebody has set; sections and blocks, too.
 #[derive(Clone, Debug, Default)]
 pub struct Origins(BTreeMap<Key, Origin>);
 

@@ -190,7 +190,6 @@ fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// The types of a table that the schema allows.
 fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
     Config::deserialize(Value::Table(table)).unwrap_or_else(|error| {
         problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
@@ -198,7 +197,6 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
     })
 }
 
-/// What follows from other settings.
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
         // While API servers exchange the two layouts, some count in the first one a moment after they had the `at`, or by another
@@ -215,7 +213,6 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     removed.is_empty() || origins.has(key) && !removed.iter().any(spoils)
 }
 
-/// Whether settings of a section name what another one has.
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),

@@ -237,12 +237,10 @@ impl Default for Filter {
 }
 
 impl Filter {
-    /// Whether there are filters.
     pub fn is_on(&self) -> bool {
         self.likes_min > 0
     }
 
-    /// When they are kept up; empty for never.
     pub fn schedule(&self) -> &str {
         if self.is_on() { &self.cron } else { "" }
     }

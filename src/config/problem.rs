@@ -33,7 +33,6 @@ impl Faults {
     }
 }
 
-/// Something that is wrong with the configuration. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub origin: Option<Origin>,

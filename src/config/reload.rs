@@ -10,7 +10,6 @@ pub struct Reload {
     pub config: Config,
     /// What is new in it, as `[section] key`.
     pub changed: Vec<String>,
-    /// What is taken at the next start.
     pub needs_restart: Vec<String>,
 }
 

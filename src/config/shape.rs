@@ -74,7 +74,6 @@ fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, fa
     missing.is_empty()
 }
 
-/// What is said of a name that is not known.
 pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root: &Json) -> String {
     let above = key.above();
     if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {

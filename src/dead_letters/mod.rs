@@ -47,7 +47,6 @@ pub struct NoLetter(pub Vec<u64>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     Ids(Vec<u64>),
-    /// Those that are so.
     All(Selection),
 }
 
@@ -90,7 +89,6 @@ pub struct OfReason {
     pub newest: String,
 }
 
-/// The newest letters of a selection, at most so many.
 pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Option<Returned>) -> Result<List> {
     let mut found = store.dead_letters(selection, limit + 1).await?;
     let more = found.len() as u64 > limit;
@@ -111,7 +109,6 @@ pub async fn summary(store: &Store, selection: &Selection, returned: Option<Retu
     Ok(Summary { returned, reasons: store.dead_letter_totals(selection).await?.into_iter().map(of).collect() })
 }
 
-/// Letters with all that is known of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Shown(pub Vec<Whole>);
@@ -128,7 +125,6 @@ pub struct Whole {
     raw: Vec<u8>,
 }
 
-/// What the consumer would say of a body now, with this configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Now {
     pub taken: usize,
@@ -152,7 +148,6 @@ pub async fn whole(store: &Store, id: u64) -> Result<Letter> {
     store.whole_dead_letters(&[id]).await?.pop().ok_or_else(|| NoLetter(vec![id]).into())
 }
 
-/// Fails unless all of these letters are there.
 async fn all_there(store: &Store, ids: &[u64]) -> Result<()> {
     let mut missing = Vec::new();
     for page in ids.chunks(PAGE) {

@@ -27,9 +27,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meant {
     pub all: u64,
-    /// Those among them that were never sent again.
     pub open: u64,
-    /// Those that are left because they are open.
     pub open_left: u64,
 }
 
@@ -52,7 +50,6 @@ pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
     }
 }
 
-/// Deletes what is meant, statement by statement.
 pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &CancellationToken) -> Result<Report> {
     let mut report = Report { open_left: meant.open_left, ..Report::default() };
     let until = store.newest_dead_letter().await?;

@@ -46,11 +46,9 @@ pub struct Report {
     /// Of those, how many are open all the same: they were refused again at once, or are deleted.
     pub open_again: u64,
     pub left: u64,
-    /// The first 1,000 of those.
     pub left_because: Vec<Left>,
     /// Likes are among them, and there are filters: what is to be done about that.
     pub filters: Option<&'static str>,
-    /// It was told to stop before it was through.
     pub stopped: bool,
 }
 
@@ -177,13 +175,11 @@ impl Report {
         }
     }
 
-    /// Whether all were sent and are closed.
     pub fn is_done(&self) -> bool {
         self.left == 0 && self.open_again == 0 && !self.stopped
     }
 }
 
-/// The next of these ids, after one.
 async fn page_of(store: &Store, ids: &[u64], after: u64, limit: u64) -> Result<Vec<(u64, u64)>> {
     let mut next: Vec<u64> = ids.iter().copied().filter(|id| *id > after).collect();
     next.sort_unstable();

@@ -29,7 +29,6 @@ const REPLY_SUCCESS: u16 = 200;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
     pub queue: String,
-    /// Messages that are rows now.
     pub taken_in: u64,
     /// Fences: markers of runs that are over. They are thrown away.
     pub fences: u64,
@@ -37,7 +36,6 @@ pub struct Returned {
     pub left: u32,
     /// Dead letters are at their bound: the rest waits for room.
     pub full: bool,
-    /// Why it could not be looked at, or not to its end.
     pub problem: Option<String>,
 }
 

@@ -31,12 +31,9 @@ use crate::servers::Servers;
 use schedule::RetryAfter;
 use tallyd_core::job_name::JobName;
 
-/// One mode of a job: what it is called, when it is due, and how one run of it is done.
 #[derive(Clone)]
 pub struct JobSpec {
-    /// Whose lock it takes.
     pub job: JobName,
-    /// The name in `job_run`.
     pub mode: String,
     /// The pattern of times by which it is due, in a configuration and for that mode; empty for never.
     pub cron: Cron,
@@ -46,7 +43,6 @@ pub struct JobSpec {
     pub first_run: FirstRun,
     /// Of several modes of one job that are due the one with the lowest rank runs first.
     pub rank: usize,
-    /// Does one run.
     pub run: Run,
 }
 
@@ -63,7 +59,6 @@ impl JobSpec {
         Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
     }
 
-    /// The pattern of times by which it is due in that configuration; empty for never.
     pub fn pattern<'a>(&self, config: &'a Config) -> &'a str {
         (self.cron)(config, &self.mode)
     }
@@ -72,20 +67,15 @@ impl JobSpec {
 /// When a mode that never ran is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
-    /// As soon as the daemon starts.
     Immediately,
     /// At the next time of its pattern: a run can be costly, and the pattern was chosen for that.
     AtItsTime,
 }
 
-/// What one run is given.
 pub struct Work<'a> {
-    /// What it works with.
     pub servers: &'a Servers,
-    /// The configuration in force when it begins.
     pub config: Arc<Config>,
     pub mode: &'a str,
-    /// Cancelled when the daemon stops.
     pub stop: &'a CancellationToken,
 }
 
@@ -99,7 +89,6 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// What wakes the loop of that job.
     pub fn of(&self, job: JobName) -> &Arc<Notify> {
         match job {
             JobName::Reconcile => &self.reconcile,
@@ -114,7 +103,6 @@ impl Wakes {
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     requested: Arc<AtomicBool>,
-    /// Wakes the job's loop.
     wake: Arc<Notify>,
 }
 
@@ -123,7 +111,6 @@ impl Request {
         Self { requested: Arc::default(), wake: Arc::clone(wake) }
     }
 
-    /// Requests a run.
     pub fn make(&self) {
         self.requested.store(true, Ordering::Relaxed);
         self.wake.notify_one();

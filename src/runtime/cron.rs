@@ -45,7 +45,6 @@ pub fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The next `count` instants after `now`, for a person.
 pub fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
     let Some(now) = DateTime::<Utc>::from_timestamp_micros(now.0) else { return Vec::new() };
     cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()

@@ -40,7 +40,6 @@ impl Liveness {
         beat
     }
 
-    /// The loops that go on and haven't beaten for `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
         let mut loops = locked(&self.loops);
         loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
@@ -70,7 +69,6 @@ impl Heartbeat {
         }
     }
 
-    /// Waits, beating, or until the stop.
     pub async fn pause(&self, mut left: Duration, stop: &CancellationToken) {
         while !left.is_zero() && !stop.is_cancelled() {
             self.beat();

@@ -58,7 +58,6 @@ impl Drop for Under {
     }
 }
 
-/// stderr, beside a bar.
 struct Stderr;
 
 impl Write for Stderr {

@@ -22,7 +22,6 @@ pub fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) ->
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-/// Warns if the environment leaves the broker library's threads too little.
 pub fn check_stacks() {
     let bytes = std::env::var(STACK).ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     if bytes < STACK_BYTES {

@@ -55,7 +55,6 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
 /// How much is done of the runs that are followed now, by their jobs.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
-/// How much is done, and of how much if that is known.
 pub type Done = (u64, Option<u64>);
 
 /// How much of a job's run in this process is done; nothing if there is none.
@@ -112,14 +111,12 @@ pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     Some((done.saturating_mul(100) / total).min(99))
 }
 
-/// How long the rest takes at the rate so far.
 pub fn left(done: u64, total: Option<u64>, elapsed: Duration) -> Option<Duration> {
     let total = total.filter(|_| done > 0)?;
     let rest = total.saturating_sub(done) as f64 / done as f64;
     Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok()
 }
 
-/// `done` a second.
 pub fn rate(done: u64, elapsed: Duration) -> u64 {
     (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64
 }

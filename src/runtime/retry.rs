@@ -21,12 +21,10 @@ pub struct Outage {
     began: Option<Instant>,
     logged: Instant,
     tries: u64,
-    /// Its number in [`waits`].
     wait: Option<u64>,
 }
 
 impl Outage {
-    /// Nothing has failed yet. The log and the status name `what`.
     pub fn new(what: impl Into<Work>) -> Self {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }

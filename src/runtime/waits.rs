@@ -10,14 +10,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{clock, locked};
 
-/// Everything that fails now, by numbers that say which was first.
 #[derive(Debug)]
 pub struct Waits {
     begun: AtomicU64,
     open: Mutex<BTreeMap<u64, Wait>>,
 }
 
-/// Something that fails and is tried again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Wait {
@@ -71,14 +69,12 @@ impl Waits {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Everything that fails now, the oldest first.
     pub fn open(&self) -> Vec<Wait> {
         locked(&self.open).values().cloned().collect()
     }
 }
 
 impl Work {
-    /// The partition that waits for it.
     pub(crate) fn partition(&self) -> Option<u16> {
         match self {
             Self::Writing(partition) | Self::Consuming(partition) | Self::Database(partition) => Some(*partition),

@@ -38,9 +38,6 @@ pub struct Servers {
 
 impl Servers {
     /// The servers that the configuration names.
-    ///
-    /// # Errors
-    /// An address or a certificate can't be used.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.amqp.partitions)
             + CONNECTIONS_OF_RUNS
@@ -66,18 +63,12 @@ impl Servers {
     }
 
     /// Checks that MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
-    ///
-    /// # Errors
-    /// [`ConfigError`] when it hasn't; MySQL fails.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)
     }
 
     /// Checks that MySQL has a schema that this version can work with.
-    ///
-    /// # Errors
-    /// [`ConfigError`] when it hasn't; MySQL fails.
     pub async fn check_schema(&self) -> Result<Schema> {
         let schema = self.store.schema().await?;
         schema.problem().map_or(Ok(schema), |problem| Err(ConfigError(vec![problem]).into()))

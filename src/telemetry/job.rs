@@ -10,11 +10,8 @@ use tallyd_core::model::Micros;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobRun {
-    /// The mode of its run, and since when it runs.
     pub running: Option<(String, Micros)>,
-    /// How much is done, and of how much.
     pub done: progress::Done,
-    /// Why it waits, also in words.
     pub waits: Option<(WaitsFor, String)>,
 }
 
@@ -29,7 +26,6 @@ impl Jobs {
         Running { jobs: self, job }
     }
 
-    /// Notes that it waits, or no longer.
     pub fn waits(&self, job: &'static str, waits: Option<(WaitsFor, String)>) {
         locked(&self.0).entry(job).or_default().waits = waits;
     }

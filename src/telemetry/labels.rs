@@ -6,7 +6,6 @@ use std::hash::Hash;
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
 pub(crate) trait Label: Copy + Eq + Hash + EncodeLabelSet + fmt::Debug + Send + Sync + 'static {
-    /// Every value, in the order in which they are shown.
     const ALL: &'static [Self];
 }
 

@@ -133,7 +133,6 @@ impl Telemetry {
         locked(&self.refused).clone()
     }
 
-    /// MySQL lacks counts that Redis has.
     pub fn mysql_went_back(&self) {
         *locked(&self.went_back) = Some(crate::runtime::clock::now());
     }
@@ -142,7 +141,6 @@ impl Telemetry {
         *locked(&self.went_back)
     }
 
-    /// Committed events, and how late they were.
     fn written(&self) -> (u64, Buckets) {
         (self.consumer.committed.get(), Buckets::of(&self.consumer.lag))
     }
@@ -177,13 +175,11 @@ fn counters<L: Label>(to: &mut Registry, name: &str, help: &str) -> Family<L, Co
     registered(to, name, help, touched(Family::default()))
 }
 
-/// With a sample of every value of the label.
 fn touched<L: Label, M, C: MetricConstructor<M>>(family: Family<L, M, C>) -> Family<L, M, C> {
     L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
     family
 }
 
-/// Counters with a sample of every code.
 fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str>) -> Family<Code, Counter> {
     let family = Family::<Code, Counter>::default();
     codes.for_each(|code| drop(family.get_or_create(&Code { key, code })));

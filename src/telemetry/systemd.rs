@@ -12,7 +12,6 @@ use crate::runtime::waits::waits;
 
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
-/// Keeps the line up to date, if systemd runs this process.
 pub(crate) async fn tell_status(end: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;

@@ -64,7 +64,6 @@ pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
     })
 }
 
-/// What will be run, and what was looked at.
 fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
     let Loaded { config, origins } = config::examine(path)?;
     let of = |key: &str, text: String| vec![origins.problem(&[key.into()], text)];

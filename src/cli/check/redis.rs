@@ -25,7 +25,6 @@ const VERSION_MIN: u32 = 7;
 
 const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL meanwhile";
 
-/// What to do about a server that answered before.
 const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
 
 const REFUSED: &str =

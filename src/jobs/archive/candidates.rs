@@ -16,7 +16,6 @@ use tallyd_redis::boards::BoardKeys;
 pub(super) struct Candidates {
     /// By board, newest first. A board without any is there, too: what is noted of it must be there before its first period is frozen.
     pub boards: BTreeMap<String, Vec<Candidate>>,
-    /// What a dry run says of periods that are still open.
     pub open: Vec<PeriodReport>,
 }
 

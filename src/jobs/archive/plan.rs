@@ -57,7 +57,6 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
     }
 }
 
-/// Of a period that was frozen.
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
@@ -103,7 +102,6 @@ pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     }
 }
 
-/// How long it still stays in Redis.
 fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duration {
     let gone_by = now.before(expire_after);
     let left = done_at.map_or(0, |done_at| done_at.0.saturating_sub(gone_by.0));

@@ -28,7 +28,6 @@ pub(super) struct Steps<'a> {
     page_members: usize,
 }
 
-/// What Redis has noted of a frozen zset.
 #[derive(Clone, Copy)]
 struct Frozen {
     freeze: Freeze,
@@ -277,7 +276,6 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The row of a period that was noted just now.
 fn row_of(Done { tally, left_out, copy, frozen, late_members }: Done) -> PeriodRow {
     let (state, copy) = (PeriodState::Done, Some(copy));
     PeriodRow { state, tally, left_out, copy, frozen, late_members, done_at: None, restored_at: None }

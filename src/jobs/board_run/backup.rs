@@ -74,7 +74,6 @@ pub(in crate::jobs) enum RowsOf {
     Snapshot,
 }
 
-/// All that MySQL has of a period, page by page.
 pub(in crate::jobs) struct Rows<'a> {
     store: &'a Store,
     at: &'a BoardPeriod,

@@ -22,7 +22,6 @@ pub(in crate::jobs) struct Reading {
     pub problem: Option<String>,
 }
 
-/// When a run begins.
 pub(in crate::jobs) enum Start {
     At(Micros),
     /// The clocks differ: the run does nothing, and says so.

@@ -24,7 +24,6 @@ use tallyd_mysql::{Fate, Store, StoreError};
 use tallyd_redis::boards::{BoardKeys, Changed};
 use tallyd_redis::{Cache, CacheError};
 
-/// One run, and how far it is.
 pub(super) struct BoardRun<'a> {
     // What it needs.
     pub store: &'a Store,
@@ -61,7 +60,6 @@ impl<'a> BoardRun<'a> {
         }
     }
 
-    /// Shows that `total` members of a period are to be copied, or verified.
     pub fn show(&self, at: &BoardPeriod, verb: &'static str, total: u64) {
         self.progress.send_replace(Progress::of(at, verb, total));
     }
@@ -80,7 +78,6 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
     }
 
-    /// The mark of the period's last snapshot in Redis.
     pub async fn mark(&self, at: &BoardPeriod) -> Step<Option<u64>> {
         Ok(self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten())
     }

@@ -19,11 +19,9 @@ pub struct Scope {
     pub board: Option<String>,
     /// Only that period: `2026-W46`. It can lie further back than a run looks otherwise.
     pub period: Option<String>,
-    /// Change nothing, say what would be done.
     pub dry_run: bool,
 }
 
-/// The boards or periods that were asked for can't be archived.
 #[derive(Debug, thiserror::Error)]
 pub enum ScopeError {
     #[error("no board is called \"{name}\": the configuration has {known}")]

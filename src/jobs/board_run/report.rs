@@ -12,12 +12,9 @@ use tallyd_core::model::BoardPeriod;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Nothing was changed: the report says what a run would do.
     pub dry_run: bool,
     pub stopped: bool,
-    /// Why nothing was done: a sentence.
     pub problem: Option<String>,
-    /// By board, newest first.
     pub periods: Vec<PeriodReport>,
 }
 
@@ -26,7 +23,6 @@ pub struct PeriodReport {
     pub board: String,
     pub period: String,
     pub outcome: Outcome,
-    /// Its members, if they are known.
     pub members: u64,
     /// Members that are not archived, by `archive_top`.
     pub left_out: u64,
@@ -177,7 +173,6 @@ impl fmt::Display for PeriodReport {
 
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
-    /// The period, and since when the run is at it.
     now: Option<(BoardPeriod, Instant)>,
     /// What becomes of its members: copied, verified.
     verb: &'static str,

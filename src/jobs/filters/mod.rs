@@ -105,7 +105,6 @@ const PAGE_TARGETS: usize = 5_000;
 /// Targets with fewer likes than this part of `likes_min` are not looked at.
 const FAR: u64 = 4;
 
-/// Filters that are built behind one fence.
 const BUILDS: usize = 500;
 
 /// Without a run for so long no filter is trusted: nobody knows what API servers did meanwhile.
@@ -138,7 +137,6 @@ struct Run<'a> {
     fences_sent: u64,
     /// What is to be built behind the next fence, each for so many users.
     builds: Vec<(Target, u64)>,
-    /// What Redis was when the run began.
     data_set: String,
     report: Report,
 }
@@ -275,7 +273,6 @@ impl Run<'_> {
         self.build_waiting().await
     }
 
-    /// Does what is to be done with the filters of a page of targets, each with its number of likes.
     async fn keep(&mut self, page: Vec<(Target, u64)>) -> Result<()> {
         let on = self.on;
         self.check_redis().await?;

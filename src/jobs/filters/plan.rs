@@ -13,17 +13,17 @@ pub struct Wish {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It is right, or there is none and need not be.
     Nothing,
     /// Users are noted beside it: set their bits.
     Fold(Shape),
     /// Build one for this number of users. With `distrusted` the former one may lack some of them, and is dropped immediately.
-    Build { expected: u64, distrusted: bool },
-    /// The target has too few likes by now: take it away.
+    Build {
+        expected: u64,
+        distrusted: bool,
+    },
     Drop,
 }
 
-/// Decides by how many like the target and what there is.
 pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     let Some(state) = state else {
         let enough = likes >= wish.likes_min;

@@ -16,12 +16,10 @@ pub struct Report {
     pub folded: u64,
     /// Filters that were taken away: the target has too few likes by now, or Redis may have lost some of it.
     pub dropped: u64,
-    /// Filters that could not be built: the next run tries again.
     pub left: u64,
     /// Why, where it is not of one filter alone.
     #[serde(default)]
     pub left_because: Option<String>,
-    /// The daemon was stopped before the run was through.
     pub stopped: bool,
 }
 

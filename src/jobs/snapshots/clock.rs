@@ -18,7 +18,6 @@ use tallyd_core::model::BoardPeriod;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// The shortest and the longest pause between two checks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 pub struct SnapshotClock {

@@ -34,7 +34,6 @@ impl Savable {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
 
-    /// Whether Redis has lost the board since its last snapshot began.
     pub fn is_lost(&self) -> bool {
         self.snapshot().is_some_and(|snapshot| !snapshot.is_marked(self.mark))
     }

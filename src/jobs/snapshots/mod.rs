@@ -87,7 +87,6 @@ impl Snapshots {
         run.followed(to, saver.save_boards(&self.boards, scope)).await?
     }
 
-    /// Puts one period of a board back, as the run that holds the job's lock.
     pub async fn restore(
         &self,
         run: u64,

@@ -36,7 +36,6 @@ use tallyd_redis::snapshots::Restoring;
 
 pub const RESTORE_MODE: &str = "restore";
 
-/// A board can't be restored, or need not be.
 #[derive(Debug, thiserror::Error)]
 #[error("{at} is not restored: {reason}")]
 pub struct NotRestored {
@@ -46,7 +45,6 @@ pub struct NotRestored {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
-    /// Change nothing, say what would be done.
     pub dry_run: bool,
     /// Add what Redis has now to the snapshot, even if it can be a part of the board and not what came since.
     pub add: bool,

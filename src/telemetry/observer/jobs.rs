@@ -34,7 +34,6 @@ struct Read {
 }
 
 impl Runs {
-    /// Reads what is new of these modes, and says how each stands.
     pub async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();

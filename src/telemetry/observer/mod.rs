@@ -55,7 +55,6 @@ pub(crate) struct Observer {
     store: Store,
     cache: Cache,
     queues: Queues,
-    /// The jobs that a configuration has.
     modes: fn(&Config) -> Vec<JobMode>,
     runs: Runs,
     failing: Failing,
@@ -224,7 +223,6 @@ impl Failing {
 struct Rest(Option<Instant>);
 
 impl Rest {
-    /// Whether it is time to do it again; it is done then.
     fn is_over(&mut self, every: Duration) -> bool {
         // The loop may come a moment early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
@@ -234,13 +232,11 @@ impl Rest {
         over
     }
 
-    /// It is done again so much later.
     fn pause(&mut self, more: Duration) {
         self.0 = self.0.map(|done| done + more);
     }
 }
 
-/// How much later than usual dead letters are counted again.
 fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
     if !is_answered {
         LETTERS_AFTER_FAILURE

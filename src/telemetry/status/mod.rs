@@ -35,10 +35,8 @@ pub(crate) struct Status {
     pub now: i64,
     /// `starting`, `running` or `draining`.
     pub state: State,
-    /// Whether events are written: what `/readyz` says.
     pub ready: bool,
     pub not_ready: Vec<String>,
-    /// What somebody should look at, the worst first.
     pub troubles: Vec<Trouble>,
     pub reload_refused: Option<(i64, String)>,
     pub rate: Option<Point>,
@@ -48,13 +46,10 @@ pub(crate) struct Status {
     pub servers: Vec<ServerStatus>,
     /// By number: those of this daemon's configuration, and more where other daemons have more.
     pub partitions: Vec<Partition>,
-    /// How many are in use, over all daemons.
     pub partitions_in_use: Option<u16>,
     pub outbox_rows: Option<u64>,
-    /// When MySQL was last seen to lack what Redis has: it went back to an older state.
     pub mysql_went_back_at: Option<i64>,
     pub jobs: Vec<Job>,
-    /// The last runs of the reconciler, the oldest first: drift over time.
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
     pub dead_letters: Option<BTreeMap<String, u64>>,
@@ -83,22 +78,17 @@ pub(crate) struct Partition {
     pub owner: Option<String>,
     /// How often it was taken, by any daemon; none where it never was.
     pub epoch: Option<u64>,
-    /// When it was taken the last time.
     pub taken_at: Option<i64>,
     pub messages: Option<u64>,
-    /// Its consumers, over all daemons.
     pub consumers: Option<u64>,
-    /// Seconds since the oldest message came here that is not acknowledged.
     pub oldest_unacked_s: f64,
 }
 
-/// A job's mode, over all daemons and shells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Job {
     pub job: String,
     pub mode: String,
-    /// Who runs it now.
     pub running: Option<Run>,
     pub last: Option<Ended>,
     pub last_success_at: Option<i64>,
@@ -161,7 +151,6 @@ pub(crate) struct Board {
     pub lost: Vec<String>,
     /// Periods that are closed, past `archive_grace`, and not archived; not those that Redis has lost.
     pub unarchived: Vec<String>,
-    /// The end of the oldest of them.
     pub oldest_unarchived_at: Option<i64>,
     /// The last period that is archived, and its rows.
     pub archived: Option<(String, u64)>,

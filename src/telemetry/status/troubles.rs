@@ -22,7 +22,6 @@ pub(crate) struct Trouble {
     pub grave: bool,
     pub what: String,
     pub since: Option<i64>,
-    /// The command that shows more of it, or mends it.
     pub command: Option<String>,
 }
 
@@ -40,7 +39,6 @@ impl Trouble {
     }
 }
 
-/// All there is, in the order in which it should be looked at.
 pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let mut found = of_readiness(status.state, not_ready);
     found.extend(status.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(|redis| {

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// It waits for MySQL, to compare its names.
     #[default]
     Starting,
     Running,
@@ -17,12 +16,10 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Standing {
-    /// It connects, or waits for a server.
     #[default]
     Connecting,
     /// It listens. The broker gives the messages to another daemon, or there were none.
     Listening,
-    /// It has written, and the partition is its own.
     Writing,
     Stopped,
     /// This daemon's configuration does not have the partition.
@@ -47,9 +44,7 @@ impl fmt::Display for Standing {
 pub(crate) enum Outcome {
     Done,
     Stopped,
-    /// It would have changed more than its limits allow.
     Braked,
-    /// It can't be run as it is configured.
     Refused,
     #[default]
     #[serde(other)]
@@ -57,7 +52,6 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Of the word in `job_run.outcome`.
     pub fn of(word: &str) -> Self {
         serde_json::from_value(word.into()).unwrap_or_default()
     }

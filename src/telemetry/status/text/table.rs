@@ -96,7 +96,6 @@ impl Table {
         Ok(())
     }
 
-    /// How wide it is, and whether it holds numbers alone.
     fn column(&self, place: usize, head: &Cell) -> (usize, bool) {
         let cells = || self.rows.iter().filter_map(|row| row.get(place));
         let width = cells().map(Cell::width).chain([head.width()]).max().unwrap_or(0);
