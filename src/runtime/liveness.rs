@@ -3,7 +3,6 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -11,50 +10,33 @@ use tokio_util::sync::CancellationToken;
 
 use super::locked;
 
-#[derive(Clone)]
-pub struct Liveness {
-    started: Instant,
-    loops: Arc<Mutex<Vec<Loop>>>,
-}
+#[derive(Clone, Default)]
+pub struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
 /// A loop's name, and its last beat, which is gone once it has ended.
-type Loop = (String, Weak<AtomicU64>);
+type Loop = (String, Weak<Mutex<Instant>>);
 
 #[derive(Clone)]
-pub struct Heartbeat {
-    started: Instant,
-    last_ms: Arc<AtomicU64>,
-}
-
-impl Default for Liveness {
-    fn default() -> Self {
-        Self { started: Instant::now(), loops: Arc::default() }
-    }
-}
+pub struct Heartbeat(Arc<Mutex<Instant>>);
 
 impl Liveness {
     pub fn register(&self, name: impl Into<String>) -> Heartbeat {
-        let beat = Heartbeat { started: self.started, last_ms: Arc::default() };
-        beat.beat();
-        locked(&self.loops).push((name.into(), Arc::downgrade(&beat.last_ms)));
-        beat
+        let last = Arc::new(Mutex::new(Instant::now()));
+        locked(&self.0).push((name.into(), Arc::downgrade(&last)));
+        Heartbeat(last)
     }
 
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let mut loops = locked(&self.loops);
-        loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
-        let now_ms = millis(self.started.elapsed());
-        let is_stuck = |last_ms: &Weak<AtomicU64>| {
-            let age_ms = last_ms.upgrade().map(|last_ms| now_ms.saturating_sub(last_ms.load(Ordering::Relaxed)));
-            age_ms.is_some_and(|age_ms| Duration::from_millis(age_ms) > limit)
-        };
-        loops.iter().filter(|(_, last_ms)| is_stuck(last_ms)).map(|(name, _)| name.clone()).collect()
+        let mut loops = locked(&self.0);
+        loops.retain(|(_, last)| last.strong_count() > 0);
+        let is_stuck = |last: &Weak<Mutex<Instant>>| last.upgrade().is_some_and(|last| locked(&last).elapsed() > limit);
+        loops.iter().filter(|(_, last)| is_stuck(last)).map(|(name, _)| name.clone()).collect()
     }
 }
 
 impl Heartbeat {
     pub fn beat(&self) {
-        self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
+        *locked(&self.0) = Instant::now();
     }
 
     /// Waits for `work` and beats meanwhile: its own calls all have time limits.
@@ -77,10 +59,6 @@ impl Heartbeat {
             stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

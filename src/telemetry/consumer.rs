@@ -1,7 +1,6 @@
 //! What the consumer counts: once for each batch, not for each message.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use prometheus_client::metrics::counter::Counter;
@@ -105,37 +104,34 @@ impl ConsumerMetrics {
 
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
-    standing: AtomicU8,
-    /// When the oldest message came that is not acknowledged; 0 where there is none.
-    oldest: AtomicI64,
+    standing: Mutex<Standing>,
+    /// When the oldest message came that is not acknowledged.
+    oldest: Mutex<Option<Micros>>,
 }
 
 impl PartitionState {
     pub fn stands(&self, standing: Standing) {
-        self.standing.store(standing as u8, Ordering::Relaxed);
+        *locked(&self.standing) = standing;
     }
 
     /// It has written a batch: the partition is its own, unless it has ended meanwhile.
     pub fn writes(&self) {
-        let (from, to) = (Standing::Listening as u8, Standing::Writing as u8);
-        let _ = self.standing.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        let mut standing = locked(&self.standing);
+        if *standing == Standing::Listening {
+            *standing = Standing::Writing;
+        }
     }
 
     pub fn standing(&self) -> Standing {
-        let stored = self.standing.load(Ordering::Relaxed);
-        let known = [Standing::Connecting, Standing::Listening, Standing::Writing];
-        known.into_iter().find(|standing| *standing as u8 == stored).unwrap_or(Standing::Stopped)
+        *locked(&self.standing)
     }
 
     pub fn oldest(&self, came: Option<Micros>) {
-        self.oldest.store(came.map_or(0, |came| came.0), Ordering::Relaxed);
+        *locked(&self.oldest) = came;
     }
 
     /// Seconds since the oldest message came that is not acknowledged; 0 where there is none.
     pub fn oldest_s(&self, now: Micros) -> f64 {
-        match self.oldest.load(Ordering::Relaxed) {
-            0 => 0.0,
-            came => super::seconds_between(Micros(came), now),
-        }
+        locked(&self.oldest).map_or(0.0, |came| super::seconds_between(came, now))
     }
 }
