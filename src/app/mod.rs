@@ -80,14 +80,8 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     tasks.start_all(running).await?;
     systemd::ready();
     telemetry().works();
-    info!(
-        event = "started",
-        version = env!("CARGO_PKG_VERSION"),
-        owner,
-        partitions,
-        "tallyd {} started, partitions: {partitions}",
-        env!("CARGO_PKG_VERSION")
-    );
+    let version = env!("CARGO_PKG_VERSION");
+    info!(event = "started", version, owner, partitions, "tallyd {version} started, partitions: {partitions}");
     supervise(running, &stop).await
 }
 

@@ -57,14 +57,7 @@ impl Outage {
     pub fn over(&mut self) {
         if let Some(began) = self.began.take() {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());
-            info!(
-                event = "outage-over",
-                what = %self.what,
-                tries,
-                seconds,
-                "{} works again after {seconds:.1} s",
-                self.what
-            );
+            info!(event = "outage-over", what = %self.what, tries, seconds, "{} works again after {seconds:.1} s", self.what);
             self.delays = delays();
             self.tries = 0;
         }

@@ -52,24 +52,17 @@ impl<'a> Steps<'a> {
         let BoardPeriod { board, period } = &candidate.at;
         let seconds = started.elapsed().as_secs_f32();
         match &taken {
-            Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => info!(
-                event = "board-archived",
-                board,
-                period,
-                members,
-                late_members,
-                seconds,
-                "{board} {period}: {members} members archived in {seconds:.1} s, {late_members} of them late"
-            ),
-            Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => info!(
-                event = "board-ended",
-                board,
-                period,
-                members,
-                late_members,
-                seconds,
-                "{board} {period}: {members} members are in MySQL and no longer in Redis"
-            ),
+            Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => {
+                let said = format!("{members} members archived in {seconds:.1} s, {late_members} of them late");
+                info!(
+                    event = "board-archived",
+                    board, period, members, late_members, seconds, "{board} {period}: {said}"
+                );
+            }
+            Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => {
+                let said = format!("{members} members are in MySQL and no longer in Redis");
+                info!(event = "board-ended", board, period, members, late_members, seconds, "{board} {period}: {said}");
+            }
             Err(Halt::Kept(reason)) => {
                 let reason = reason.to_string();
                 warn!(event = "board-kept", board, period, reason, seconds, "{board} {period} is kept: {reason}");

@@ -21,6 +21,7 @@ pub enum Plan {
         expected: u64,
         distrusted: bool,
     },
+    /// The target has too few likes by now: take it away.
     Drop,
 }
 

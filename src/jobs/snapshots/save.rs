@@ -249,18 +249,15 @@ impl Saver<'_> {
     }
 }
 
-fn log_saved(BoardPeriod { board, period }: &BoardPeriod, saved: &PeriodReport, took: Duration) {
-    let members = saved.members;
-    let seconds = took.as_secs_f32();
-    if saved.outcome == Outcome::Saved {
-        info!(
-            event = "board-saved",
-            board,
-            period,
-            members,
-            seconds,
-            "{board} {period}: a snapshot of {members} members was taken in {seconds:.1} s"
-        );
+fn log_saved(
+    BoardPeriod { board, period }: &BoardPeriod,
+    &PeriodReport { outcome, members, .. }: &PeriodReport,
+    took: Duration,
+) {
+    if outcome == Outcome::Saved {
+        let seconds = took.as_secs_f32();
+        let said = format!("a snapshot of {members} members was taken in {seconds:.1} s");
+        info!(event = "board-saved", board, period, members, seconds, "{board} {period}: {said}");
     }
 }
 
