@@ -6,6 +6,7 @@
 
 mod admin;
 mod check;
+mod filter;
 mod handle;
 mod key;
 mod load;
@@ -27,6 +28,7 @@ use tallyd_core::event::Terms;
 
 pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
+pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
 pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
@@ -214,35 +216,6 @@ pub struct Archive {
 impl Default for Archive {
     fn default() -> Self {
         Self { cron: "0 10 * * * *".to_owned(), page_members: 500 }
-    }
-}
-
-/// `[filter]`
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Filter {
-    /// How many likes a target must have; zero for no filters.
-    pub likes_min: u64,
-    /// How many of the users who don't like a target look as if they might, at most.
-    #[schemars(range(min = 1e-10, max = 0.1))]
-    pub false_positive: f64,
-    /// When filters are kept up: six fields, seconds first, UTC; empty for never.
-    pub cron: String,
-}
-
-impl Default for Filter {
-    fn default() -> Self {
-        Self { likes_min: 0, false_positive: 1e-5, cron: "30 * * * * *".to_owned() }
-    }
-}
-
-impl Filter {
-    pub fn is_on(&self) -> bool {
-        self.likes_min > 0
-    }
-
-    pub fn schedule(&self) -> &str {
-        if self.is_on() { &self.cron } else { "" }
     }
 }
 

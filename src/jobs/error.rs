@@ -22,7 +22,9 @@ pub enum JobError {
          too, and restart; lower it only as docs/operations.md says"
     )]
     TooFewPartitions {
+        /// Of the configuration.
         known: u16,
+        /// In use.
         noted: u16,
         /// The daemon that came with so many.
         raised_by: String,
@@ -33,6 +35,7 @@ pub enum JobError {
 }
 
 impl JobError {
+    /// What the record of the run says.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::Refused(_) => Outcome::Refused,
@@ -42,6 +45,7 @@ impl JobError {
         }
     }
 
+    /// The whole sentence, with its causes.
     pub fn text(&self) -> String {
         match self {
             Self::Other(error) => format!("{error:#}"),

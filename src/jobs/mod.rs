@@ -99,6 +99,16 @@ impl Wakes {
     }
 }
 
+/// Checks that these sources have each of these fault points once, and no others.
+#[cfg(test)]
+fn assert_fault_points(points: &[&str], sources: &[&str]) {
+    let source = sources.concat();
+    for point in points {
+        assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+    }
+    assert_eq!(source.matches("fault::point(\"").count(), points.len());
+}
+
 /// A request for a run of one mode: set by what finds that it is needed, taken by the job's loop.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
@@ -129,14 +139,4 @@ impl Request {
     fn put_back(&self) {
         self.requested.store(true, Ordering::Relaxed);
     }
-}
-
-/// Checks that these sources have each of these fault points once, and no others.
-#[cfg(test)]
-fn assert_fault_points(points: &[&str], sources: &[&str]) {
-    let source = sources.concat();
-    for point in points {
-        assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-    }
-    assert_eq!(source.matches("fault::point(\"").count(), points.len());
 }

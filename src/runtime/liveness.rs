@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::locked;
+use super::lock::locked;
 
 #[derive(Clone, Default)]
 pub struct Liveness(Arc<Mutex<Vec<Loop>>>);

@@ -14,7 +14,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
-use super::locked;
+use super::lock::locked;
 
 /// Libraries that log what their callers get as errors too. What the filter says of them wins.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
-use super::{locked, log};
+use super::lock::locked;
+use super::log;
 
 const SAY_EVERY: Duration = Duration::from_secs(30);
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::{clock, locked};
+use super::clock;
+use super::lock::locked;
 
 #[derive(Debug)]
 pub struct Waits {

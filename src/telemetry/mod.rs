@@ -33,7 +33,7 @@ pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
 
-use crate::runtime::locked;
+use crate::runtime::lock::locked;
 use labels::Code;
 use quantile::Buckets;
 use status::State;

@@ -100,6 +100,7 @@ pub const RAISE_FAULT_POINTS: [&str; 3] = ["archive:raised-page", "archive:raise
 /// The same where an archive or a snapshot is deleted.
 pub const PRUNE_FAULT_POINTS: [&str; 2] = ["archive:pruning", "archive:forgetting"];
 
+/// The archiver and what it works with.
 #[derive(Clone)]
 pub struct Archiver {
     store: Store,

@@ -1,5 +1,6 @@
 //! Why a period is kept as it is: a sentence for an operator, with what to do.
 
+/// Why a period is kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::jobs) enum Reason {
     // What a run finds.

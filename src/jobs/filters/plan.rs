@@ -18,7 +18,9 @@ pub enum Plan {
     Fold(Shape),
     /// Build one for this number of users. With `distrusted` the former one may lack some of them, and is dropped immediately.
     Build {
+        /// For how many.
         expected: u64,
+        /// The former one must not be asked any more.
         distrusted: bool,
     },
     /// The target has too few likes by now: take it away.
