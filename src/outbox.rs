@@ -67,19 +67,15 @@ const PRUNE_EVERY: Duration = Duration::from_secs(10);
 /// How long it continues after the last batch: the next daemon does the rest.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// A daemon's outbox.
 pub struct Outbox {
-    /// Where the rows are.
     pub store: Store,
     /// Where they are added: one for each layout.
     pub caches: Vec<Cache>,
-    /// How kinds and metrics are named.
     pub live: ConfigHandle,
     /// This daemon: rows of its own partitions are added immediately.
     pub owner: String,
 }
 
-/// What the task has done so far.
 #[derive(Default)]
 struct State {
     /// The last rows up to which everything is in Redis.
@@ -170,7 +166,6 @@ impl Outbox {
         failed
     }
 
-    /// Adds the partition's next rows.
     async fn add(&self, partition: u16, ours: bool, state: &mut State) -> Result<()> {
         state.more.remove(&partition);
         let rows = self.store.outbox_after(partition, state.added.of(partition), ROWS_MAX, OLD).await?;
@@ -248,7 +243,6 @@ impl Outbox {
         Ok(())
     }
 
-    /// Deletes rows that have been in Redis for `KEPT`.
     async fn prune(&self, state: &mut State) -> Result<()> {
         if state.pruned.is_some_and(|pruned| pruned.elapsed() < PRUNE_EVERY) {
             return Ok(());

@@ -24,13 +24,10 @@ const ANSWER_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// 200, and 503 of a daemon that is not ready.
     pub status: StatusCode,
-    /// JSON.
     pub body: String,
 }
 
-/// No daemon answers.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "no daemon answers at {at}: {reason}; see if it runs (systemctl status tallyd), and give --url if its admin port is elsewhere"
@@ -40,14 +37,12 @@ pub(crate) struct NoDaemon {
     pub reason: String,
 }
 
-/// A daemon's admin port.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     pub at: At,
     pub token: Option<Secret>,
 }
 
-/// Where a daemon is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     Url(Url),
@@ -78,7 +73,6 @@ impl At {
         Ok(Either::Left(stream?))
     }
 
-    /// The `Host` of the request, and the path that goes before its own.
     fn host_and_path(&self) -> (String, &str) {
         match self {
             Self::Url(url) => {

@@ -1,32 +1,25 @@
 //! `GET /livez` says whether a daemon must be restarted, `GET /readyz` whether it writes events.
 
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
 use super::{Asked, json};
+use crate::runtime::systemd::STUCK_AFTER;
 use crate::telemetry::status::{ServerStatus, State as Life, Status};
-
-/// A loop that hasn't beaten for this long is stuck, and systemd's watchdog is no longer fed.
-const STUCK_AFTER: Duration = crate::runtime::systemd::STUCK_AFTER;
 
 /// Whether the process works: a server that is away is no reason to restart it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Live {
     pub live: bool,
-    /// Loops that make no progress.
     pub stuck: Vec<String>,
 }
 
-/// Whether events are written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub ready: bool,
     pub state: Life,
-    /// Why they aren't, a sentence for each reason.
     pub reasons: Vec<String>,
     /// Each server and how it stands. Without Redis events are written all the same.
     pub servers: Vec<ServerStatus>,

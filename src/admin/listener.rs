@@ -9,7 +9,6 @@ use tokio_util::either::Either;
 
 use crate::config::Listen;
 
-/// A connection of either kind.
 pub(super) type Stream = Either<TcpStream, UnixStream>;
 
 pub(super) enum Listener {
@@ -17,7 +16,6 @@ pub(super) enum Listener {
     Socket(Socket),
 }
 
-/// A socket. Its file is removed when it is dropped.
 pub(super) struct Socket {
     listener: UnixListener,
     path: PathBuf,
@@ -36,7 +34,6 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the port that the system chose if `listen` has port 0.
     pub(super) fn listens(&self) -> Result<Listen> {
         Ok(match self {
             Self::Address(listener) => Listen::Address(listener.local_addr()?),

@@ -61,48 +61,38 @@ const CONNECTION_MAX: Duration = Duration::from_secs(15);
 /// How long the head of a request may take to arrive: idle clients must not keep others out.
 const HEAD_MAX: Duration = Duration::from_secs(3);
 
-/// Bytes of the head of a request.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// Requests at the same time that ask servers.
 const ASKING_MAX: usize = 16;
 
 /// Connections to MySQL. A request waits until one is free.
 const STORE_CONNECTIONS: u32 = 4;
 
-/// How long a stop waits for requests in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
 /// Delay after a connection could not be accepted, for instance because too many files are open.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
 
-/// The port, listened on.
 pub(crate) struct Admin {
     listener: Listener,
     routes: Router,
 }
 
-/// What the handlers need.
 #[derive(Clone)]
 struct Asked {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
-    /// What was seen of the servers.
     sight: Sight,
     liveness: Liveness,
-    /// Host and process, as locks name it.
     owner: Arc<str>,
-    /// Permits to ask servers.
     asking: Arc<Semaphore>,
     token: Option<Token>,
 }
 
 impl Asked {
-    /// How the daemon stands.
     fn status(&self) -> Status {
         let seen = Arc::clone(&self.sight.borrow());
         Status::report(&self.live.current(), &self.owner, telemetry(), &seen, clock::now())
@@ -145,7 +135,6 @@ impl Admin {
         Ok(Some((Self { listener, routes: routes(asked) }, observer)))
     }
 
-    /// Serves until `end`, when all else has stopped, and finishes requests in flight.
     pub async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
@@ -164,7 +153,6 @@ impl Admin {
                 .await;
     }
 
-    /// The next connection, once there is room for one.
     async fn accept(&self, connections: &mut JoinSet<()>) -> std::io::Result<Stream> {
         while connections.try_join_next().is_some() {}
         while connections.len() >= CONNECTIONS_MAX {
@@ -188,7 +176,6 @@ fn routes(asked: Asked) -> Router {
         .with_state(asked)
 }
 
-/// Serves one request, unless it has not arrived by the end.
 async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
     let routes = TowerToHyperService::new(routes);
     let mut connection = pin!(
@@ -209,7 +196,6 @@ async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
     let _ = tokio::time::timeout(CONNECTION_MAX, served).await;
 }
 
-/// Checks every request's method, host and token, and limits its time.
 async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Ok(refused(StatusCode::METHOD_NOT_ALLOWED, "GET alone is answered"));
@@ -240,7 +226,6 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response {
     }
 }
 
-/// A refusal with its reason.
 fn refused(status: StatusCode, reason: &str) -> Response {
     json(status, &serde_json::json!({ "error": reason }))
 }

@@ -7,7 +7,6 @@ use sha2::{Digest, Sha256};
 
 use crate::config::Secret;
 
-/// The digest of a token.
 #[derive(Clone)]
 pub(super) struct Token([u8; 32]);
 

@@ -28,13 +28,8 @@ use tasks::{Running, TaskName, Tasks};
 const LASTING_MAX: Duration = Duration::from_secs(5);
 
 /// The daemon: runs until SIGTERM or SIGINT, with the configuration that was read from `path`, and is read there again at SIGHUP.
-///
-/// # Errors
-/// The schema or the meaning of a code is wrong, the admin port is taken, a task ended early, or the drain took longer than
-/// `[daemon] drain_max_s`.
 pub async fn run(path: PathBuf, config: Config) -> Result<()> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
+    let stop = shutdown::on_signals()?;
     let hangups = shutdown::hangups()?;
     let servers = Servers::new(&config)?;
     let (sender, live) = ConfigHandle::new(config);
@@ -78,7 +73,6 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Starts the tasks that work with the servers, and waits for the stop.
 async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     let partitions = tasks.live.current().amqp.partitions;
     let owner = tasks.servers.owner.clone();
@@ -86,14 +80,8 @@ async fn work(tasks: Tasks, running: &mut Running) -> Result<()> {
     tasks.start_all(running).await?;
     systemd::ready();
     telemetry().works();
-    info!(
-        event = "started",
-        version = env!("CARGO_PKG_VERSION"),
-        owner,
-        partitions,
-        "tallyd {} started, partitions: {partitions}",
-        env!("CARGO_PKG_VERSION")
-    );
+    let version = env!("CARGO_PKG_VERSION");
+    info!(event = "started", version, owner, partitions, "tallyd {version} started, partitions: {partitions}");
     supervise(running, &stop).await
 }
 
@@ -116,7 +104,6 @@ async fn supervise(running: &mut Running, stop: &CancellationToken) -> Result<()
     Err(anyhow!(reason))
 }
 
-/// Waits for all tasks, but no longer than `limit`.
 async fn drain(running: &mut Running, limit: Duration) -> Result<()> {
     let all = async {
         while let Some(ended) = running.next_end().await {

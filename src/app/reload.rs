@@ -19,17 +19,14 @@ use crate::servers::code_registry;
 use crate::telemetry::telemetry;
 use tallyd_mysql::Store;
 
-/// What takes a new configuration.
 pub(super) struct Reloader {
     pub path: PathBuf,
-    /// Whoever asks is told of the new one from then on.
     pub sender: watch::Sender<Arc<Config>>,
     pub store: Store,
     pub hangups: Signal,
 }
 
 impl Reloader {
-    /// Reloads at each SIGHUP until the stop.
     pub async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
             systemd::reloading();

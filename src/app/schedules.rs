@@ -11,7 +11,6 @@ use crate::jobs::{self, Wakes};
 use crate::runtime::cron::CronTriggers;
 use tallyd_core::job_name::{JobMode, JobName};
 
-/// The triggers that run.
 pub(super) struct Schedules {
     wakes: Wakes,
     cron: CronTriggers,
@@ -19,16 +18,11 @@ pub(super) struct Schedules {
 }
 
 impl Schedules {
-    /// Starts those of the configuration.
-    ///
-    /// # Errors
-    /// A pattern can't be used.
     pub async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
         let modes = jobs::modes(&live.current());
         Ok(Self { cron: start(&modes, &wakes).await?, wakes, modes })
     }
 
-    /// Follows the configuration until the stop.
     pub async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
         while stop.run_until_cancelled(live.changed()).await.is_some() {
             self.follow(&live.current()).await;

@@ -66,7 +66,6 @@ async fn look_at_schema(servers: &Servers) -> Result<()> {
     Ok(())
 }
 
-/// Says which codes have been noted.
 pub(super) fn tell(changes: &[Change]) {
     if !changes.is_empty() {
         let changes: Vec<String> = changes.iter().map(Change::to_string).collect();

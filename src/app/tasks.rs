@@ -55,7 +55,6 @@ impl fmt::Display for TaskName {
     }
 }
 
-/// Tasks that run. Each gives its name when it ends.
 pub(super) struct Running {
     liveness: Liveness,
     set: JoinSet<TaskName>,
@@ -66,7 +65,6 @@ impl Running {
         Self { liveness: liveness.clone(), set: JoinSet::new() }
     }
 
-    /// Starts a task whose loop beats.
     pub fn start_loop<F>(&mut self, name: TaskName, task: impl FnOnce(Heartbeat) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -74,7 +72,6 @@ impl Running {
         self.start(name, task(self.liveness.register(name.to_string())));
     }
 
-    /// Starts a task.
     pub fn start(&mut self, name: TaskName, task: impl Future<Output = ()> + Send + 'static) {
         self.set.spawn(async move {
             task.await;
@@ -86,13 +83,11 @@ impl Running {
         self.set.is_empty()
     }
 
-    /// The next one that ends; none where there is none left.
     pub async fn next_end(&mut self) -> Option<Result<TaskName, JoinError>> {
         self.set.join_next().await
     }
 }
 
-/// What the tasks are given.
 #[derive(Clone)]
 pub(super) struct Tasks {
     pub live: ConfigHandle,
@@ -101,10 +96,6 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts all of them.
-    ///
-    /// # Errors
-    /// A pattern of times or an address can't be used.
     pub async fn start_all(self, running: &mut Running) -> Result<()> {
         let wake_outbox = watch::Sender::default();
         self.start_outbox(&wake_outbox, running)?;
@@ -122,7 +113,6 @@ impl Tasks {
         Ok(())
     }
 
-    /// The task that adds to Redis what only the daemon counts.
     fn start_outbox(&self, wake: &watch::Sender<()>, running: &mut Running) -> Result<()> {
         let config = self.live.current();
         let Servers { store, cache, owner, .. } = self.servers.clone();
@@ -147,7 +137,6 @@ impl Tasks {
         running.start_loop(TaskName::Ledger, |beat| ledger_gc::run(store, live, beat, stop));
     }
 
-    /// The tasks that find out when a run is needed whatever the schedules say.
     fn start_detectors(&self, requests: &Requests, running: &mut Running) {
         let Self { live, servers, stop } = self.clone();
         let Servers { store, cache, .. } = servers;

@@ -1,10 +1,9 @@
-//! `tallyd board`: shows boards, saves them and puts them back.
+//! `tallyd archive`, and `tallyd board`: archives boards, shows them, saves them and puts them back.
 
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use clap::{Subcommand, ValueEnum};
-use tokio_util::sync::CancellationToken;
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::{EXIT_DONE, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, print, progress_sink};
 use crate::boards::Boards;
@@ -17,6 +16,22 @@ use crate::runtime::clock;
 use crate::runtime::shutdown;
 use crate::servers::Servers;
 use tallyd_redis::ranks::Ranking;
+
+#[derive(Debug, Args)]
+pub(super) struct ArchiveArgs {
+    /// Only this board.
+    #[arg(long, value_name = "NAME")]
+    board: Option<String>,
+    /// Only this period: 2026-11-21, 2026-W47 or 2026-11.
+    #[arg(long)]
+    period: Option<String>,
+    /// Changes nothing; says what would be archived and ended, and why the others not.
+    #[arg(long)]
+    dry_run: bool,
+    /// How the report looks.
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+}
 
 #[derive(Debug, Subcommand)]
 pub(super) enum BoardCommand {
@@ -97,10 +112,16 @@ impl From<RankingArg> for Ranking {
     }
 }
 
-/// Runs the command.
+pub(super) async fn archive(config: &Config, args: ArchiveArgs) -> Result<u8> {
+    let scope = Scope { board: args.board, period: args.period, dry_run: args.dry_run };
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
+    let ran = runs::archive(&servers, config, &scope, progress_sink(), &stop).await?;
+    report(ran, args.dry_run, args.format)
+}
+
 pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let servers = Servers::checked(config).await?;
     let boards = Boards { boards: &config.boards, store: &servers.store, cache: &servers.cache };
     match command {
         BoardCommand::List { format } => print(&boards.list(clock::now()).await?, format)?,
@@ -114,27 +135,20 @@ pub(super) async fn run(config: &Config, command: BoardCommand) -> Result<u8> {
         BoardCommand::Snapshot { name, period, force, format } => {
             let scope = Scope { board: name, period, dry_run: false };
             let of = Snapshots::Of { scope: &scope, force };
-            let ran = runs::snapshot(&servers, config, of, progress_sink(), &stopped()?).await?;
+            let ran = runs::snapshot(&servers, config, of, progress_sink(), &shutdown::on_signals()?).await?;
             return report(ran, false, format);
         }
         BoardCommand::Restore { name, period, dry_run, add, format } => {
             let how = Restore { dry_run, add };
-            let ran = runs::restore(&servers, config, (&name, &period), how, progress_sink(), &stopped()?).await?;
+            let ran = runs::restore(&servers, config, (&name, &period), how, progress_sink(), &shutdown::on_signals()?)
+                .await?;
             return report(ran, dry_run, format);
         }
     }
     Ok(EXIT_DONE)
 }
 
-/// What a signal cancels.
-fn stopped() -> Result<CancellationToken> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    Ok(stop)
-}
-
-/// Prints what a run says; its exit code.
-pub(super) fn report(ran: Ran<archive::Report>, dry_run: bool, format: Format) -> Result<u8> {
+fn report(ran: Ran<archive::Report>, dry_run: bool, format: Format) -> Result<u8> {
     let Some(report) = ended(ran)? else { return Ok(EXIT_TRY_LATER) };
     print(&report, format)?;
     Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })

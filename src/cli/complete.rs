@@ -25,7 +25,6 @@ pub(super) enum Shell {
     Fish,
 }
 
-/// Prints the script that completes the command line in that shell.
 pub(super) fn completions(shell: Shell) -> Result<u8> {
     let shell = match shell {
         Shell::Bash => clap_complete::Shell::Bash,
@@ -38,7 +37,6 @@ pub(super) fn completions(shell: Shell) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// Prints the page of the program; or writes it and one for each command into a folder.
 pub(super) fn man(folder: Option<&Path>) -> Result<u8> {
     // Without the command `help`, of which each command has one.
     let mut command = Cli::command().disable_help_subcommand(true);
@@ -90,7 +88,6 @@ fn page(command: &clap::Command, above: Option<&str>) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// What no option tells.
 fn whole_program(roff: &mut Roff) {
     let sections = [
         (
@@ -124,17 +121,10 @@ fn whole_program(roff: &mut Roff) {
     }
 }
 
-/// The page above, and those below.
 fn see_also(command: &clap::Command, above: Option<&str>, roff: &mut Roff) {
     let pages: Vec<&str> = above.into_iter().chain(shown(command).map(display_name)).collect();
-    let mut line: Vec<Inline> = Vec::new();
-    for (place, page) in pages.iter().enumerate() {
-        if place > 0 {
-            line.push(roman(", "));
-        }
-        line.extend([bold(*page), roman("(1)")]);
-    }
     if !pages.is_empty() {
-        roff.control("SH", ["SEE ALSO"]).text(line);
+        let line = pages.into_iter().flat_map(|page| [roman(", "), bold(page), roman("(1)")]).skip(1);
+        roff.control("SH", ["SEE ALSO"]).text(line.collect::<Vec<Inline>>());
     }
 }

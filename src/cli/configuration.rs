@@ -28,7 +28,6 @@ enum ShowFormat {
     Json,
 }
 
-/// Prints the configuration as it is in force.
 pub(super) fn show(path: &Path, args: &ShowArgs) -> Result<u8> {
     let mut loaded = config::examine(path).map_err(ConfigError::from)?;
     loaded.log_as_the_environment_says();
@@ -40,7 +39,6 @@ pub(super) fn show(path: &Path, args: &ShowArgs) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// Prints the JSON Schema of config.toml.
 pub(super) fn print_schema() -> Result<u8> {
     let text = serde_json::to_string_pretty(schema()).context("write the schema")?;
     writeln!(std::io::stdout(), "{text}").context("print the schema")?;

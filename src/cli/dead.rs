@@ -7,7 +7,6 @@ use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::{EXIT_DONE, EXIT_FAILED, Format, Usage, edit, parse_time};
 use crate::config::Config;
@@ -129,7 +128,6 @@ pub(super) struct PurgeArgs {
     format: Format,
 }
 
-/// Runs the command.
 pub(super) async fn run(config: &Config, command: DeadCommand) -> Result<u8> {
     match &command {
         DeadCommand::Replay(args) => args.check()?,
@@ -183,7 +181,7 @@ async fn replay(config: &Config, servers: &Servers, args: ReplayArgs) -> Result<
         false => Which::Ids(ids),
     };
     let terms = Terms::from(config);
-    let report = sender(config, servers, &terms, force, dry_run).run(&which, limit, &stopped()?).await?;
+    let report = sender(config, servers, &terms, force, dry_run).run(&which, limit, &shutdown::on_signals()?).await?;
     print(&report, format)?;
     Ok(if report.is_done() || dry_run { EXIT_DONE } else { EXIT_FAILED })
 }
@@ -232,7 +230,7 @@ async fn purge_them(servers: &Servers, args: PurgeArgs) -> Result<u8> {
             return Ok(EXIT_FAILED);
         }
     }
-    let report = purge::purge(store, &which, meant, &stopped()?).await?;
+    let report = purge::purge(store, &which, meant, &shutdown::on_signals()?).await?;
     print(&report, format)?;
     Ok(if report.stopped { EXIT_FAILED } else { EXIT_DONE })
 }
@@ -249,7 +247,6 @@ pub(super) fn asked(question: &str, usual: bool) -> Result<bool> {
     })
 }
 
-/// The only number that is named.
 fn only_one(ids: &[u64], why: &str) -> Result<u64, Usage> {
     match ids {
         [id] => Ok(*id),
@@ -282,7 +279,6 @@ impl OfArgs {
     }
 }
 
-/// A time ago, or an instant.
 fn parse_since(text: &str) -> Result<Micros, String> {
     if let Ok(age) = parse_time(text) {
         return Ok(clock::now().before(age));
@@ -291,13 +287,6 @@ fn parse_since(text: &str) -> Result<Micros, String> {
     let instant = text.parse::<jiff::Timestamp>().ok().or_else(|| day().map(|day| day.timestamp()));
     let instant = instant.ok_or("write it as 30m, 2h or 7d, or as 2026-11-21 or 2026-11-21T10:00:00Z")?;
     Ok(Micros(instant.as_microsecond()))
-}
-
-/// What a signal cancels.
-fn stopped() -> Result<CancellationToken> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    Ok(stop)
 }
 
 /// As for other commands, but of what strangers have sent: nothing of it does anything to a terminal.

@@ -14,14 +14,10 @@ use crate::runtime::clock;
 use tallyd_core::event::Terms;
 use tallyd_mysql::letters::Letter;
 
-/// Where neither `$VISUAL` nor `$EDITOR` is set.
 const EDITOR: &str = "vi";
 
 /// The body as it comes back from the editor, once it would be taken; with `force` whatever comes back. None where the operator
 /// gives up: the file is empty, or it would still be refused and is not to be opened again.
-///
-/// # Errors
-/// The editor fails, or the file can't be written or read.
 pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option<Vec<u8>>> {
     // Not for others to read, and gone when it is dropped.
     let mut file = tempfile::Builder::new()
@@ -50,7 +46,6 @@ pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option
     }
 }
 
-/// Waits until the editor has ended.
 fn open(path: &Path) -> Result<()> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut editor = set("VISUAL").or_else(|| set("EDITOR")).unwrap_or_else(|| OsString::from(EDITOR));

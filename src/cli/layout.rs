@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use tokio_util::sync::CancellationToken;
 
@@ -84,12 +84,8 @@ pub(super) async fn run(config: &Config, command: LayoutCommand) -> Result<u8> {
 /// The configuration in which the layout that the counters are brought to is the first one.
 fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
     let Some(moved) = config.redis.moved() else {
-        return Err(Usage(
-            "the configuration has no [redis.also]: first let tallyd and all API servers count in both layouts \
-             (docs/layouts.md)"
-                .to_owned(),
-        )
-        .into());
+        let text = "the configuration has no [redis.also]: first let tallyd and all API servers count in both layouts (docs/layouts.md)";
+        bail!(Usage(text.to_owned()));
     };
     let layout = |redis: &Redis| redis.layout().map_err(|error| ConfigError(vec![error]));
     let (first, second) = (layout(&config.redis)?.to_string(), layout(&moved)?.to_string());
@@ -97,21 +93,16 @@ fn target_of(config: &Config, from: &str, to: &str) -> Result<Config> {
         (true, _) => moved,
         // Back: the first layout is what the daemon compares, too.
         (_, true) => config.redis.clone(),
-        _ => {
-            return Err(Usage(format!(
-                "the configuration has the layouts {first} and, in [redis.also], {second}: write --from {first} --to {second}"
-            ))
-            .into());
-        }
+        _ => bail!(Usage(format!(
+            "the configuration has the layouts {first} and, in [redis.also], {second}: write --from {first} --to {second}"
+        ))),
     };
     Ok(Config { redis, ..config.clone() })
 }
 
 async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result<u8> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
     let first = servers.cache.also(&config.redis, &config.metrics)?.context("there is one layout alone")?;
     let (layout, began) = (servers.cache.keys.layout().to_string(), Instant::now());
     for number in 0..RUNS_MAX {
@@ -150,10 +141,9 @@ async fn migrate(config: &Config, options: RunOptions, format: Format) -> Result
         "after {RUNS_MAX} runs targets still differ in {layout}: does every API server have [redis.also]? The reports name them; \
          once it is so, the same command goes on"
     );
-    anyhow::bail!(text)
+    bail!(text)
 }
 
-/// What a clean run says for itself.
 fn proof(report: &Report) -> String {
     let Report { checked, undecided, .. } = report;
     let judged = checked.saturating_sub(*undecided);
@@ -213,10 +203,8 @@ async fn drop_layout(config: &Config, name: &str, counter_key: &str, dry_run: bo
     let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
     let metrics: Vec<&str> = config.metrics.0.keys().map(String::as_str).collect();
     if let Some(used) = used.flatten().find(|used| used.overlaps(&layout, &kinds, &metrics)) {
-        return Err(Usage(format!(
-            "{name} has keys of {used}, which is in the configuration: take it out of [redis] and [redis.also] first"
-        ))
-        .into());
+        let advice = "take it out of [redis] and [redis.also] first";
+        bail!(Usage(format!("{name} has keys of {used}, which is in the configuration: {advice}")));
     }
     let redis = Redis {
         layout: layout.form,

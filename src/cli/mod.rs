@@ -1,7 +1,5 @@
 //! The commands: what each prints and how it exits.
 
-mod archive;
-mod args;
 mod board;
 pub mod check;
 mod complete;
@@ -12,10 +10,10 @@ mod exit;
 mod healthcheck;
 mod layout;
 mod once;
-mod output;
 mod port;
 mod reconcile;
 mod recount;
+mod shared;
 mod status;
 
 use std::io::Write;
@@ -25,12 +23,11 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::{self, Config, ConfigError, Log, LogFormat};
-use crate::runtime::{dump, log, process};
-use args::{parse_target, parse_time};
+use crate::config::{self, Config, ConfigError, Log};
+use crate::runtime::{log, process};
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
-use output::{Format, ended, print, progress_sink};
+use shared::{Format, ended, parse_target, parse_time, print, progress_sink};
 
 /// Keeps like counts true: writes like events to MySQL, repairs Redis counters, archives leaderboards.
 ///
@@ -69,7 +66,7 @@ enum Command {
     /// Compares `counter` with the tables that [[recount]] names, and corrects it.
     Recount(recount::RecountArgs),
     /// Archives the boards of closed periods, and ends those that were archived long enough ago.
-    Archive(archive::ArchiveArgs),
+    Archive(board::ArchiveArgs),
     /// Shows messages that could not be applied, sends them again, deletes them.
     #[command(subcommand)]
     Dead(dead::DeadCommand),
@@ -121,7 +118,6 @@ enum Alone {
     },
 }
 
-/// Runs the command that the process was started with; without one `daemon`, with the configuration and where it was read from.
 pub fn main<F>(daemon: impl FnOnce(PathBuf, Config) -> F + Send + 'static) -> u8
 where
     F: Future<Output = Result<()>>,
@@ -139,7 +135,7 @@ where
             writeln!(std::io::stderr(), "tallyd: --reconcile-once is a command of its own: leave the other one out");
         return EXIT_USAGE;
     }
-    dump::forbid();
+    process::forbid_dumps();
     match process::with_room(|| run(cli, daemon)).unwrap_or_else(|| Err(anyhow!("there is no room for a thread"))) {
         Ok(code) => code,
         Err(error) => {
@@ -170,7 +166,7 @@ where
             }
             Some(Command::Reconcile(args)) => reconcile::run(&config, &args).await,
             Some(Command::Recount(args)) => recount::run(&config, &args).await,
-            Some(Command::Archive(args)) => archive::run(&config, args).await,
+            Some(Command::Archive(args)) => board::archive(&config, args).await,
             Some(Command::Board(command)) => board::run(&config, command).await,
             Some(Command::Dead(command)) => dead::run(&config, command).await,
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
@@ -181,15 +177,8 @@ where
     })
 }
 
-/// Starts logging as `[log]` says.
 fn start_log(log: &Log) -> Result<()> {
-    let format = match log.format {
-        LogFormat::Auto => log::Format::of_stderr(),
-        LogFormat::Text => log::Format::Text,
-        LogFormat::Json => log::Format::Json,
-        LogFormat::Journald => log::Format::Journald,
-    };
-    log::start(log::filter(&log.level)?, format)
+    log::start(log::filter(&log.level)?, log.format)
 }
 
 fn start_runtime() -> Result<Runtime> {

@@ -12,8 +12,7 @@ use tallyd_core::job_name::JobName;
 
 pub(super) async fn show(config: &Config, target: &str, format: Format) -> Result<u8> {
     let target = parse_target(target, &config.kinds)?;
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let servers = Servers::checked(config).await?;
     print(&numbers::of(config, &servers.store, &servers.cache, target).await?, format)?;
     Ok(EXIT_DONE)
 }
@@ -32,8 +31,7 @@ pub(super) async fn rebuild_filters(config: &Config) -> Result<u8> {
     if config.filter.likes_min == 0 {
         return Err(Usage("there are no filters: [filter] likes_min is 0".to_owned()).into());
     }
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let servers = Servers::checked(config).await?;
     // Without one before it the next run trusts no filter.
     servers.store.forget_marks(JobName::Filters.name(), filters::MODE).await?;
     writeln!(std::io::stdout(), "the daemon's next run takes all filters away and builds them anew")

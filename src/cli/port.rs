@@ -22,7 +22,6 @@ pub(super) struct PortArgs {
 }
 
 impl PortArgs {
-    /// The port that is asked. Reads no configuration where it is given.
     pub(super) fn port(&self, config: &Path) -> Result<Port> {
         match &self.url {
             Some(at) => Ok(Port { at: at.clone(), token: self.token()? }),
@@ -79,7 +78,6 @@ fn of_listener(listens: Option<Listen>) -> Result<At> {
     Ok(At::Url(Url::parse(&format!("http://{}", SocketAddr::new(ip, address.port())))?))
 }
 
-/// What an answer says that isn't the one that was asked for.
 pub(super) fn refusal(port: &Port, answer: &Answer) -> String {
     let at = &port.at;
     let error = serde_json::from_str::<serde_json::Value>(&answer.body).ok();

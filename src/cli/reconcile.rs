@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, ended, parse_target, parse_time, print, progress_sink,
@@ -60,10 +59,8 @@ pub(super) async fn run(config: &Config, args: &ReconcileArgs) -> Result<u8> {
             Mode::Targets(targets.iter().map(|text| parse_target(text, &config.kinds)).collect::<Result<_>>()?)
         }
     };
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
     let ReconcileArgs { dry_run, force, run_time: run_time_max, resume, reload, .. } = *args;
     let options = RunOptions { mode, dry_run, force, resume, reload, run_time_max, wait_max: None };
     let ran = runs::reconcile(&servers, config, &options, progress_sink(), &stop).await?;

@@ -6,7 +6,6 @@ use std::io::Write;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, Format, Usage, ended, exit_code, print, progress_sink,
@@ -34,7 +33,6 @@ pub(super) struct RecountArgs {
     format: Format,
 }
 
-/// What came of all of them.
 #[derive(Serialize)]
 struct Reports {
     recounts: Vec<Report>,
@@ -42,10 +40,8 @@ struct Reports {
 
 pub(super) async fn run(config: &Config, args: &RecountArgs) -> Result<u8> {
     let chosen = chosen(config, &args.names)?;
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
-    let servers = Servers::new(config)?;
-    servers.check(config).await?;
+    let stop = shutdown::on_signals()?;
+    let servers = Servers::checked(config).await?;
     let options = RunOptions { dry_run: args.dry_run, force: args.force };
     let (mut recounts, mut codes) = (Vec::new(), Vec::new());
     for recount in chosen {

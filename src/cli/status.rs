@@ -8,7 +8,6 @@ use anyhow::{Context, Result, anyhow};
 use axum::http::StatusCode;
 use clap::Args;
 use terminal_size::{Height, Width, terminal_size};
-use tokio_util::sync::CancellationToken;
 
 use super::port::{PortArgs, refusal};
 use super::{EXIT_DONE, Format};
@@ -16,7 +15,6 @@ use crate::admin::ask::{self, Port};
 use crate::runtime::shutdown;
 use crate::telemetry::status::{Status, Text, printable};
 
-/// How often a status is asked for that is watched.
 const WATCH_EVERY: Duration = Duration::from_secs(2);
 
 /// Of a terminal that doesn't say how large it is.
@@ -55,7 +53,6 @@ pub(super) async fn run(config: &Path, args: &StatusArgs) -> Result<u8> {
     Ok(EXIT_DONE)
 }
 
-/// What is shown: the daemon's own JSON, or text.
 async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
     let answer = ask::get(port, "/v1/status").await?;
     let told: Option<Status> = serde_json::from_str(&answer.body).ok().filter(|_| answer.status == StatusCode::OK);
@@ -66,10 +63,8 @@ async fn asked(port: &Port, format: Format, colour: bool) -> Result<String> {
     })
 }
 
-/// Shows it again and again. A daemon that doesn't answer is waited for, with what it has told before.
 async fn watch(port: &Port, format: Format, colour: bool, first: String) -> Result<()> {
-    let stop = CancellationToken::new();
-    shutdown::on_signals(&stop)?;
+    let stop = shutdown::on_signals()?;
     let mut out = std::io::stdout();
     let is_screen = out.is_terminal() && format == Format::Text;
     let mut known = first;

@@ -36,40 +36,29 @@ impl Default for Admin {
 }
 
 impl Admin {
-    /// Where it listens; none where it doesn't.
-    ///
-    /// # Errors
-    /// `listen` is neither address nor path: [`super::load`] has refused that.
     pub fn address(&self) -> Result<Option<Listen>, NoAddress> {
         if self.listen.is_empty() { Ok(None) } else { self.listen.parse().map(Some) }
     }
 }
 
-/// Where an admin port is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// For all who reach the address.
     Address(SocketAddr),
-    /// For all on this machine who may write the socket.
     Socket(PathBuf),
 }
 
-/// What a path is told by.
 pub const SOCKET: &str = "unix:";
 
 /// Bytes of a socket's path (`sun_path` of unix(7), without its end).
 const SOCKET_PATH_MAX: usize = 107;
 
-/// What can't be listened on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAddress {
-    /// Neither of both.
     #[error("write ADDRESS:PORT, for instance 127.0.0.1:9464, or unix:/run/tallyd/admin.sock, or nothing for no port")]
     Unknown,
     /// Where a relative one would be depends on who asks.
     #[error("write the whole path, for instance unix:/run/tallyd/admin.sock")]
     Relative,
-    /// No socket can have it.
     #[error("the path of a socket has {SOCKET_PATH_MAX} bytes at most")]
     TooLong,
 }
@@ -101,7 +90,6 @@ impl fmt::Display for Listen {
 /// Characters of a token at least: nobody guesses 16 that are chosen at random.
 const TOKEN_MIN: usize = 16;
 
-/// Reads the token, where it is in a file.
 pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
     if let (None, Some(file)) = (&admin.token, &admin.token_file) {
         match read_password("token_file", file) {
@@ -111,7 +99,6 @@ pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
     }
 }
 
-/// What can't be listened on, or be called so.
 pub(super) fn problems(admin: &Admin, found: &mut Faults) {
     if let Err(problem) = admin.address() {
         found.at("admin.listen", format!("[admin] listen is \"{}\": {problem}", admin.listen));
@@ -148,10 +135,9 @@ mod tests {
     #[test]
     fn a_token_that_can_be_guessed_is_refused() {
         let found = |token: &str| {
-            let mut found = Faults::default();
             let token = Some(Secret::new(token.to_owned()));
-            problems(&Admin { listen: "0.0.0.0:1".to_owned(), token, ..Admin::default() }, &mut found);
-            found.texts().join(" ")
+            let admin = Admin { listen: "0.0.0.0:1".to_owned(), token, ..Admin::default() };
+            Faults::texts(|found| problems(&admin, found)).join(" ")
         };
         assert_eq!(found("0123456789abcdef"), "");
         for token in ["", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\u{e4}"] {
@@ -162,12 +148,8 @@ mod tests {
     #[test]
     fn what_can_not_be_listened_on_is_said() {
         let found = |listen: &str, host: &str| {
-            let mut found = Faults::default();
-            problems(
-                &Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() },
-                &mut found,
-            );
-            found.texts().join(" ")
+            let admin = Admin { listen: listen.to_owned(), hosts: vec![host.to_owned()], ..Admin::default() };
+            Faults::texts(|found| problems(&admin, found)).join(" ")
         };
         assert_eq!(found("", "tallyd.example.com"), "");
         assert_eq!(found("[::1]:0", "tallyd"), "");

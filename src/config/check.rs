@@ -18,7 +18,6 @@ const APPLIED_KEEP_MIN: Duration = Duration::from_secs(3_600);
 /// The ledger has 32 days: those that are kept, today, and some for clocks and for one that is emptied.
 const APPLIED_KEEP_MAX: Duration = Duration::from_secs(27 * 86_400);
 
-/// What can't be used together, or at all; nothing when the configuration can be used.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     urls(config, found);
     filter::problems(config, found);
@@ -65,15 +64,17 @@ fn urls(config: &Config, found: &mut Faults) {
             found.at("amqp.url", text);
         }
     }
-    for (place, seed) in config.amqp.seeds.iter().enumerate() {
-        if let Err(error) = config.amqp.url.at(seed) {
-            found.at(Key::from("amqp.seeds").then(place), format!("[amqp] seeds: \"{seed}\" {error}"));
-        }
-    }
-    for (place, replica) in config.reconcile.replicas.iter().enumerate() {
-        if let Err(error) = config.mysql.url.at(replica) {
-            let key = Key::from("reconcile.replicas").then(place);
-            found.at(key, format!("[reconcile] replicas: \"{replica}\" {error}"));
+    for (section, name, url, nodes) in [
+        ("amqp", "seeds", &config.amqp.url, &config.amqp.seeds),
+        ("reconcile", "replicas", &config.mysql.url, &config.reconcile.replicas),
+        ("redis", "seeds", &config.redis.url, &config.redis.seeds),
+        ("redis", "sentinels", &config.redis.url, &config.redis.sentinels),
+    ] {
+        for (place, node) in nodes.iter().enumerate() {
+            if let Err(error) = url.at(node) {
+                let key = Key::from(section).then(name).then(place);
+                found.at(key, format!("[{section}] {name}: \"{node}\" {error}"));
+            }
         }
     }
     cluster(&config.redis, found);
@@ -85,11 +86,6 @@ fn urls(config: &Config, found: &mut Faults) {
 }
 
 fn cluster(redis: &Redis, found: &mut Faults) {
-    for (place, seed) in redis.seeds.iter().enumerate() {
-        if let Err(error) = redis.url.at(seed) {
-            found.at(Key::from("redis.seeds").then(place), format!("[redis] seeds: \"{seed}\" {error}"));
-        }
-    }
     if !redis.cluster && !redis.seeds.is_empty() {
         let text = "[redis] seeds are nodes of a Redis Cluster: set cluster = true, or leave them out";
         found.between(&["redis.seeds".into(), "redis.cluster".into()], text);
@@ -101,9 +97,6 @@ fn cluster(redis: &Redis, found: &mut Faults) {
 
 fn sentinel(redis: &Redis, found: &mut Faults) {
     for (place, sentinel) in redis.sentinels.iter().enumerate() {
-        if let Err(error) = redis.url.at(sentinel) {
-            found.at(Key::from("redis.sentinels").then(place), format!("[redis] sentinels: \"{sentinel}\" {error}"));
-        }
         if redis.sentinels.iter().take(place).any(|earlier| earlier == sentinel) {
             let text = format!("[redis] sentinels: \"{sentinel}\" is there twice, and would have two votes");
             found.at(Key::from("redis.sentinels").then(place), text);
@@ -126,10 +119,8 @@ fn sentinel(redis: &Redis, found: &mut Faults) {
 }
 
 fn layouts(redis: &Redis, config: &Config, found: &mut Faults) {
-    let names = |names: &'_ BTreeMap<String, u8>| names.keys().cloned().collect::<Vec<String>>();
-    let (kinds, metrics) = (names(&config.kinds.0), names(&config.metrics.0));
-    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
-    let metrics: Vec<&str> = metrics.iter().map(String::as_str).collect();
+    let kinds: Vec<&str> = config.kinds.0.keys().map(String::as_str).collect();
+    let metrics: Vec<&str> = config.metrics.0.keys().map(String::as_str).collect();
     let first = redis.layout();
     let also = redis.also.as_ref().map(Also::layout);
     if let (Ok(first), Some(Ok(second))) = (&first, &also)
@@ -178,7 +169,6 @@ fn layout_problem(layout: &Layout, redis: &Redis, kinds: &[&str], metrics: &[&st
     }
 }
 
-/// What the schema can't say.
 fn bounds(config: &Config, found: &mut Faults) {
     let two_batches = config.consumer.batch_events_max.saturating_mul(2);
     if usize::from(config.amqp.prefetch) < two_batches {
@@ -261,11 +251,7 @@ pub(super) mod tests {
 
     pub(in crate::config) fn found(text: &str) -> Vec<String> {
         match super::super::parse(text, "config.toml", []) {
-            Ok(config) => {
-                let mut found = Faults::default();
-                problems(&config, &mut found);
-                found.texts()
-            }
+            Ok(config) => Faults::texts(|found| problems(&config, found)),
             Err(error) => error.0,
         }
     }

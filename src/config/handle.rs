@@ -17,12 +17,10 @@ impl ConfigHandle {
         (sender, Self(receiver))
     }
 
-    /// The one that is in force.
     pub fn current(&self) -> Arc<Config> {
         Arc::clone(&self.0.borrow())
     }
 
-    /// Waits until there is another one than this has waited for before.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             // Nobody is left who could change it.
@@ -38,7 +36,6 @@ impl ConfigHandle {
     }
 }
 
-/// Something that is made of the configuration, and made anew after a reload.
 pub struct Derived<T> {
     receiver: watch::Receiver<Arc<Config>>,
     make: fn(&Config) -> T,

@@ -12,7 +12,6 @@ use super::problem::{Fault, Problem};
 pub struct Key(Vec<String>);
 
 impl Key {
-    /// One below this one.
     #[must_use]
     pub fn then(&self, part: impl fmt::Display) -> Self {
         let mut parts = self.0.clone();
@@ -20,22 +19,18 @@ impl Key {
         Self(parts)
     }
 
-    /// Its parts, the section first.
     pub fn parts(&self) -> &[String] {
         &self.0
     }
 
-    /// The section that it is in.
     pub fn section(&self) -> &str {
         self.0.first().map_or("", String::as_str)
     }
 
-    /// What it is in: a section, or a block.
     pub(super) fn above(&self) -> Self {
         Self(self.0.split_last().map_or_else(Vec::new, |(_, above)| above.to_vec()))
     }
 
-    /// Whether it is one of several blocks, or in one.
     fn is_block(&self) -> bool {
         self.0.get(1).is_some_and(|place| place.bytes().all(|byte| byte.is_ascii_digit()))
     }
@@ -69,23 +64,11 @@ impl fmt::Display for Key {
     }
 }
 
-/// Where a setting comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody has set it.
     Default,
-    /// A variable of the environment.
     Variable(String),
-    /// A place in the file.
-    File {
-        /// The file as it was named.
-        file: String,
-        /// Counted from 1.
-        line: usize,
-        /// Counted from 1, in characters.
-        column: usize,
-    },
-    /// Another setting leaves no choice.
+    File { file: String, line: usize, column: usize },
     Because(String),
 }
 
@@ -100,12 +83,10 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Where each setting comes from that somebody has set; sections and blocks, too.
 #[derive(Clone, Debug, Default)]
 pub struct Origins(BTreeMap<Key, Origin>);
 
 impl Origins {
-    /// The places of all keys of a file's text.
     pub(super) fn of_file(file: &str, text: &str, table: &DeTable<'_>) -> Self {
         let mut origins = Self::default();
         origins.collect(&Key::default(), table, &|offset| place(file, text, offset));
@@ -136,7 +117,6 @@ impl Origins {
         self.0.insert(key, origin);
     }
 
-    /// Where that setting comes from.
     pub fn of(&self, key: &Key) -> Origin {
         // A variable may hold a whole list.
         let list = || self.0.get(&key.above()).filter(|origin| matches!(origin, Origin::Variable(_)));
@@ -148,7 +128,6 @@ impl Origins {
         Problem::new(Fault { keys: keys.to_vec(), text }, self)
     }
 
-    /// Whether somebody has set it.
     pub(super) fn has(&self, key: &Key) -> bool {
         self.of(key) != Origin::Default
     }
@@ -169,7 +148,6 @@ impl Origins {
     }
 }
 
-/// The line and the column of a place in a text.
 pub(super) fn place(file: &str, text: &str, offset: usize) -> Origin {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

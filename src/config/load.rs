@@ -14,17 +14,13 @@ use super::problem::{Fault, Faults, Problem};
 use super::schema::below;
 use super::{Admin, Config, ConfigError, EventClock, check, schema, shape, tls};
 
-/// Where the configuration is looked for when nothing else is said.
 pub const DEFAULT_PATH: &str = "/etc/tallyd/config.toml";
 
 const ENV_PREFIX: &str = "TALLYD__";
 
-/// The configuration, and where each setting of it comes from.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// As it is in force.
     pub config: Config,
-    /// Of what somebody has set.
     pub origins: Origins,
 }
 
@@ -38,28 +34,19 @@ impl Loaded {
     }
 }
 
-/// What is read so far.
 struct Read {
-    /// What can be used of it.
     table: Table,
     origins: Origins,
-    /// What is wrong with names and values.
     faults: Faults,
     problems: Vec<Problem>,
 }
 
 /// Reads `path`, lays the environment over it, reads the files of passwords and certificates and checks the whole.
-///
-/// # Errors
-/// Every problem found, each naming the file and line, or the variable, it comes from.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
     examine(path).map(|loaded| loaded.config).map_err(ConfigError::from)
 }
 
 /// The same, with where each setting comes from, and each problem in its parts.
-///
-/// # Errors
-/// Every problem found.
 pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let of_faults = faults.0.iter().flat_map(|fault| fault.keys.clone());
@@ -77,9 +64,6 @@ pub fn examine(path: &Path) -> Result<Loaded, Vec<Problem>> {
 }
 
 /// `[admin]` alone, for commands that ask a daemon: needs no password of a server, and finds no fault with what else is there.
-///
-/// # Errors
-/// The file can't be read or is no TOML, or something is wrong with `[admin]`.
 pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     let Read { mut faults, origins, mut problems, table } = read_file(path)?;
     let mut admin = typed(table, &mut problems).admin;
@@ -90,7 +74,6 @@ pub fn load_admin(path: &Path) -> Result<Admin, ConfigError> {
     if problems.is_empty() { Ok(admin) } else { Err(in_order(problems).into()) }
 }
 
-/// Reads `path`, with this process' environment.
 fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path)
@@ -101,9 +84,6 @@ fn read_file(path: &Path) -> Result<Read, Vec<Problem>> {
 }
 
 /// The types without files and cross-checks: `text` from `source`, with the variables of `environment` over it.
-///
-/// # Errors
-/// What is unknown, of the wrong type or out of bounds, with its line or variable.
 pub fn parse(
     text: &str,
     source: &str,
@@ -117,7 +97,6 @@ pub fn parse(
     if problems.is_empty() { Ok(loaded.config) } else { Err(in_order(problems).into()) }
 }
 
-/// Reads the file's text and the variables, and holds both against the schema.
 fn read(
     text: &str,
     source: &str,
@@ -211,7 +190,6 @@ fn typed_text(schema: Option<&Json>, text: &str) -> Value {
     .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// The types of a table that the schema allows.
 fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
     Config::deserialize(Value::Table(table)).unwrap_or_else(|error| {
         problems.push(Problem { origin: None, key: None, text: redacted(error.message()) });
@@ -219,7 +197,6 @@ fn typed(table: Table, problems: &mut Vec<Problem>) -> Config {
     })
 }
 
-/// What follows from other settings.
 fn settle(loaded: &mut Loaded) {
     if loaded.config.redis.also.is_some() {
         // While API servers exchange the two layouts, some count in the first one a moment after they had the `at`, or by another
@@ -236,7 +213,6 @@ fn is_certain(fault: &Fault, removed: &[Key], origins: &Origins) -> bool {
     removed.is_empty() || origins.has(key) && !removed.iter().any(spoils)
 }
 
-/// Whether settings of a section name what another one has.
 fn refers(section: &str, to: &str) -> bool {
     matches!(
         (section, to),
@@ -244,7 +220,6 @@ fn refers(section: &str, to: &str) -> bool {
     )
 }
 
-/// By their places in the file; what the environment has set after them.
 fn in_order(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems.sort_by_key(|problem| match &problem.origin {
         Some(Origin::File { line, column, .. }) => (0, *line, *column),
@@ -264,7 +239,6 @@ fn redacted(message: &str) -> String {
     }
 }
 
-/// Each server's password into its address.
 fn set_passwords(config: &mut Config, faults: &mut Faults) {
     for (section, url, password, file) in [
         ("amqp", &mut config.amqp.url, &config.amqp.password, &config.amqp.password_file),

@@ -27,6 +27,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tallyd_core::event::Terms;
 
+pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use filter::Filter;
 pub use handle::{ConfigHandle, Derived};
@@ -54,7 +55,6 @@ pub use tallyd_redis::config::{Also, Redis};
 /// Shorter than the `TimeoutStopSec` of systemd/tallyd.service (90 s), or systemd would kill what still drains.
 const DRAIN_MAX_S_MAX: u64 = 80;
 
-/// What is wrong with the configuration: one sentence per problem.
 #[derive(Debug, thiserror::Error)]
 #[error("the configuration can't be used:\n  {}", .0.join("\n  "))]
 pub struct ConfigError(pub Vec<String>);
@@ -137,20 +137,6 @@ impl Default for Log {
     fn default() -> Self {
         Self { level: "info".to_owned(), format: LogFormat::Auto }
     }
-}
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
-    Auto,
-    /// One readable line per fact.
-    Text,
-    /// One JSON object per fact.
-    Json,
-    /// Straight to journald, fields kept.
-    Journald,
 }
 
 /// `[client]`: for API servers, the daemon doesn't use it.

@@ -40,15 +40,10 @@ pub(super) fn read_password(name: &str, file: &str) -> Result<Secret, String> {
     Ok(Secret::new(text.expose().trim_end_matches(['\n', '\r']).to_owned()))
 }
 
-/// Reads a token from a file that is not everybody's to read.
-///
-/// # Errors
-/// What is wrong with the file.
 pub fn read_token(file: &Path) -> Result<Secret, String> {
     read_password("the token in", &file.display().to_string())
 }
 
-/// Reads the file that the key `name` names as it is.
 pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
     let path = located(name, file)?;
     let failed = |error: std::io::Error| {
@@ -71,7 +66,6 @@ pub(super) fn read_secret(name: &str, file: &str) -> Result<Secret, String> {
     fs::read_to_string(&path).map(Secret::new).map_err(failed)
 }
 
-/// Whom this process runs as, for advice.
 fn own_user() -> String {
     format!("the user {} that tallyd runs as", rustix::process::geteuid().as_raw())
 }

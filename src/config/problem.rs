@@ -6,44 +6,37 @@ use serde::{Serialize, Serializer, ser::SerializeMap};
 
 use super::key::{Key, Origin, Origins};
 
-/// What is wrong with some settings, before it is known where they come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     /// What it is about; what is most likely to be mended first.
     pub keys: Vec<Key>,
-    /// A sentence that names the setting.
     pub text: String,
 }
 
-/// All that is wrong.
 #[derive(Debug, Default)]
 pub(super) struct Faults(pub Vec<Fault>);
 
 impl Faults {
-    /// About one setting.
     pub fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
         self.0.push(Fault { keys: vec![key.into()], text: text.into() });
     }
 
-    /// About settings that don't fit each other.
     pub fn between(&mut self, keys: &[Key], text: impl Into<String>) {
         self.0.push(Fault { keys: keys.to_vec(), text: text.into() });
     }
 
     #[cfg(test)]
-    pub fn texts(self) -> Vec<String> {
-        self.0.into_iter().map(|fault| fault.text).collect()
+    pub fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
+        let mut found = Self::default();
+        find(&mut found);
+        found.0.into_iter().map(|fault| fault.text).collect()
     }
 }
 
-/// Something that is wrong with the configuration. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is to be mended; none where nobody has set anything there.
     pub origin: Option<Origin>,
-    /// What it is about.
     pub key: Option<Key>,
-    /// What is wrong, and what is allowed.
     pub text: String,
 }
 
@@ -55,7 +48,6 @@ impl Problem {
         Self { origin, key, text: fault.text }
     }
 
-    /// About a place, not a setting.
     pub(super) fn of_place(origin: Origin, text: impl Into<String>) -> Self {
         Self { origin: Some(origin), key: None, text: text.into() }
     }

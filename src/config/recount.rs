@@ -46,7 +46,6 @@ fn half_a_minute() -> Pause {
     Pause::from_secs(30)
 }
 
-/// Recounts that can't be.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let rules = Rules::from(config);
     for (place, recount) in config.recounts.iter().enumerate() {
@@ -95,12 +94,10 @@ mod tests {
         let found = |blocks: &str| {
             let names = "[kinds]\nvideo = 1\n[metrics]\nlike = 1\ncomment = 2\nunread = 3\n\
                          [[rule]]\nmetric = \"unread\"\nsettable = true\n";
-            let mut found = Faults::default();
             match parse(&format!("{names}{blocks}"), "test", []) {
-                Ok(config) => problems(&config, &mut found),
-                Err(error) => return error.0,
+                Ok(config) => Faults::texts(|found| problems(&config, found)),
+                Err(error) => error.0,
             }
-            found.texts()
         };
         let block = |kind: &str, metric: &str, more: &str| {
             let query = "SELECT video_id, 1 FROM c WHERE video_id > :after LIMIT :limit";

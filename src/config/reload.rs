@@ -5,14 +5,11 @@ use serde_json::Value;
 use super::problem::{Fault, Faults};
 use super::{Config, ConfigError, EventClock, LIKE, Secret, ServerUrl, Tls, check};
 
-/// What becomes of the configuration that is in force, given another one.
 #[derive(Debug)]
 pub struct Reload {
-    /// In force from now on.
     pub config: Config,
     /// What is new in it, as `[section] key`.
     pub changed: Vec<String>,
-    /// What is taken at the next start.
     pub needs_restart: Vec<String>,
 }
 
@@ -61,7 +58,6 @@ impl Config {
     }
 }
 
-/// The keys that differ, as `[section] key`.
 fn differences(one: &Config, other: &Config) -> Vec<String> {
     let mut found = Vec::new();
     // Nothing in it is of a kind that JSON can't hold.

@@ -17,7 +17,6 @@ pub struct Retired {
     pub metrics: Vec<String>,
 }
 
-/// What is retired and is there.
 pub(super) fn problems(retired: &Retired, kinds: &Kinds, metrics: &Metrics, found: &mut Faults) {
     let mut both = |section: &str, names: &[String], known: &dyn Fn(&str) -> bool| {
         for (place, name) in names.iter().enumerate().filter(|(_, name)| known(name)) {
@@ -36,8 +35,7 @@ mod tests {
     #[test]
     fn what_is_there_is_not_retired() {
         let retired = Retired { kinds: vec!["video".to_owned()], metrics: vec!["search".to_owned()] };
-        let mut found = Faults::default();
-        problems(&retired, &Kinds::default(), &Metrics::default(), &mut found);
-        assert_eq!(found.texts(), ["[retired] kinds names video, which is in [kinds]"]);
+        let found = Faults::texts(|found| problems(&retired, &Kinds::default(), &Metrics::default(), found));
+        assert_eq!(found, ["[retired] kinds names video, which is in [kinds]"]);
     }
 }

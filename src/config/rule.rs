@@ -4,7 +4,6 @@ use super::key::Key;
 use super::problem::Faults;
 use super::{Config, LIKE, Rule};
 
-/// Rules that fit nothing.
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let Config { rules, kinds, metrics, boards, .. } = config;
     let name = |rule: &Rule| match &rule.kind {
@@ -44,16 +43,11 @@ mod tests {
     const NAMES: &str =
         "[kinds]\nvideo = 1\ninbox = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\nscore = 4\n[[rule]]\nmetric = ";
 
-    fn config(rules: &str) -> Config {
-        parse(&format!("{NAMES}{rules}"), "test", []).unwrap()
-    }
-
     #[test]
     fn rules_that_fit_nothing_are_told() {
         let found = |rules: &str| {
-            let mut found = Faults::default();
-            problems(&config(rules), &mut found);
-            found.texts()
+            let config = parse(&format!("{NAMES}{rules}"), "test", []).unwrap();
+            Faults::texts(|found| problems(&config, found))
         };
         for (rules, problem) in [
             ("\"like\"", "[[rule]] of like: likes follow from who likes what, there are no rules for them"),

@@ -96,7 +96,6 @@ pub(super) fn below<'a>(schema: &'a Value, name: &str) -> Option<&'a Value> {
     named.or_else(any).or_else(item)
 }
 
-/// The names that are known at a place.
 pub(super) fn names(schema: &Value) -> impl Iterator<Item = &str> {
     schema.get("properties").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name.as_str())
 }
@@ -137,7 +136,6 @@ pub(super) fn bounds(schema: &Value) -> Option<String> {
     }
 }
 
-/// Without an exponent.
 fn shown(number: &Value) -> Option<String> {
     let mut text = String::new();
     match number.as_i64() {

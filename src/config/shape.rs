@@ -12,7 +12,6 @@ use super::schema::{allowed, below, bounds, is_length_of_time, names};
 /// How much alike two names are, 0 to 1, of which one is taken for a slip of the other.
 const ALIKE_MIN: f64 = 0.8;
 
-/// How long a wrong value is shown, in characters.
 const SHOWN_MAX: usize = 60;
 
 /// Holds the value at `key` against `schema`, a part of `root`. False where nothing of it can be used.
@@ -75,7 +74,6 @@ fn hold_table(table: &mut toml::Table, schema: &Json, key: &Key, root: &Json, fa
     missing.is_empty()
 }
 
-/// What is said of a name that is not known.
 pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root: &Json) -> String {
     let above = key.above();
     if matches!(name, "password" | "token") && below(schema, &format!("{name}_file")).is_some() {
@@ -108,7 +106,6 @@ pub(super) fn unknown(name: &str, value: &Value, key: &Key, schema: &Json, root:
     format!("{said}: known are {}", known.join(", "))
 }
 
-/// The name that was most likely meant.
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let written = name.to_lowercase().replace('-', "_");
     let alike = |known: &&str| strsim::jaro_winkler(&written, known);

@@ -12,7 +12,6 @@ use super::load::Loaded;
 /// How far to the right origins stand at most, in characters.
 const ORIGIN_COLUMN_MAX: usize = 64;
 
-/// All settings in the order of config.toml, without secrets.
 fn table(loaded: &Loaded) -> Table {
     let config = &loaded.config;
     // Nothing in it is of a kind that TOML can't hold.

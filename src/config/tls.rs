@@ -15,7 +15,6 @@ use super::{Config, Identity, ServerUrl, Tls};
 /// Modes of `[mysql] url` in which anybody can pretend to be the server.
 const UNSURE: [&str; 3] = ["preferred", "required", "verify_ca"];
 
-/// The settings of one section.
 struct Files<'a> {
     section: &'static str,
     authorities: Option<&'a str>,
@@ -23,18 +22,24 @@ struct Files<'a> {
     key: Option<&'a str>,
 }
 
-/// Reads what each section names.
 pub(super) fn read(config: &mut Config, faults: &mut Faults) {
-    let (amqp, mysql, redis) = (&mut config.amqp, &mut config.mysql, &mut config.redis);
-    for (section, ca, certificate, key, tls) in [
-        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file, &mut amqp.tls),
-        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file, &mut mysql.tls),
-        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file, &mut redis.tls),
-    ] {
-        let files =
-            Files { section, authorities: ca.as_deref(), certificate: certificate.as_deref(), key: key.as_deref() };
-        *tls = files.read(faults);
-    }
+    let [amqp, mysql, redis] = files(config).map(|files| files.read(faults));
+    (config.amqp.tls, config.mysql.tls, config.redis.tls) = (amqp, mysql, redis);
+}
+
+fn files(config: &Config) -> [Files<'_>; 3] {
+    let Config { amqp, mysql, redis, .. } = config;
+    [
+        ("amqp", &amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file),
+        ("mysql", &mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file),
+        ("redis", &redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file),
+    ]
+    .map(|(section, authorities, certificate, key)| Files {
+        section,
+        authorities: authorities.as_deref(),
+        certificate: certificate.as_deref(),
+        key: key.as_deref(),
+    })
 }
 
 impl Files<'_> {
@@ -110,36 +115,22 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let (amqp, mysql, redis) = (&config.amqp, &config.mysql, &config.redis);
     mysql_options(&mysql.url, found);
-    for (section, url, is_tls, write, files) in [
-        (
-            "amqp",
-            &amqp.url,
-            has_scheme(&amqp.url, "amqps"),
-            "begin url with amqps://",
-            [&amqp.tls_ca_file, &amqp.tls_cert_file, &amqp.tls_key_file],
-        ),
-        (
-            "mysql",
-            &mysql.url,
-            option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled"),
-            "take ssl-mode=DISABLED out of url",
-            [&mysql.tls_ca_file, &mysql.tls_cert_file, &mysql.tls_key_file],
-        ),
-        (
-            "redis",
-            &redis.url,
-            has_scheme(&redis.url, "rediss"),
-            "begin url with rediss://",
-            [&redis.tls_ca_file, &redis.tls_cert_file, &redis.tls_key_file],
-        ),
-    ] {
+    let has_tls = option(&mysql.url, "ssl-mode").is_none_or(|mode| mode != "disabled");
+    let asks = [
+        (&amqp.url, has_scheme(&amqp.url, "amqps"), "begin url with amqps://"),
+        (&mysql.url, has_tls, "take ssl-mode=DISABLED out of url"),
+        (&redis.url, has_scheme(&redis.url, "rediss"), "begin url with rediss://"),
+    ];
+    for (Files { section, authorities, certificate, key }, (url, is_tls, write)) in files(config).into_iter().zip(asks)
+    {
         if is_tls || url.parts().is_err() {
             continue;
         }
-        let named = ["tls_ca_file", "tls_cert_file", "tls_key_file"].into_iter().zip(files);
-        for (name, _) in named.filter(|(_, file)| file.is_some()) {
-            let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
-            found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+        for (name, file) in [("tls_ca_file", authorities), ("tls_cert_file", certificate), ("tls_key_file", key)] {
+            if file.is_some() {
+                let keys = [Key::from(section).then("url"), Key::from(section).then(name)];
+                found.between(&keys, format!("[{section}] {name} is for TLS, and url asks for none: {write}"));
+            }
         }
     }
     if is_external(&amqp.url) {
@@ -147,7 +138,6 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Who logs in by a certificate has one, and no password.
 fn external(config: &Config, found: &mut Faults) {
     let amqp = &config.amqp;
     if amqp.tls_cert_file.is_none() {
@@ -160,7 +150,6 @@ fn external(config: &Config, found: &mut Faults) {
     }
 }
 
-/// Whether RabbitMQ takes the user's name from the certificate.
 pub(super) fn is_external(url: &ServerUrl) -> bool {
     option(url, "auth_mechanism").is_some_and(|mechanism| mechanism == "external")
 }
@@ -206,9 +195,7 @@ mod tests {
 
     fn found(text: &str) -> Vec<String> {
         let config = super::super::parse(text, "config.toml", []).unwrap();
-        let mut found = Faults::default();
-        problems(&config, &mut found);
-        found.texts()
+        Faults::texts(|found| problems(&config, found))
     }
 
     #[test]
@@ -254,17 +241,11 @@ mod tests {
             fs::write(path(name), text).unwrap();
         }
         let said = |certificate: Option<&str>, authority: &str| {
-            let mut faults = Faults::default();
             let certificate = certificate.map(path);
             let (authority, key) = (path(authority), path("words"));
-            Files {
-                section: "redis",
-                authorities: Some(&authority),
-                certificate: certificate.as_deref(),
-                key: Some(&key),
-            }
-            .read(&mut faults);
-            faults.texts().join(" ")
+            let (authorities, certificate, key) = (Some(&*authority), certificate.as_deref(), Some(&*key));
+            let files = Files { section: "redis", authorities, certificate, key };
+            Faults::texts(|found| drop(files.read(found))).join(" ")
         };
         assert!(said(None, "words").contains("words: holds no certificate"));
         assert!(said(None, "broken").contains("broken: is no PEM"));

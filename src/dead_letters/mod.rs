@@ -35,10 +35,8 @@ use tallyd_mysql::Store;
 use tallyd_mysql::letters::{Letter, Selection, Total};
 use verdict::{Verdict, judge};
 
-/// Ids in one statement.
 const PAGE: usize = 500;
 
-/// Characters of an error that a list shows.
 const ERROR_SHOWN: usize = 160;
 
 /// A letter that was named isn't there: a mistake of the caller.
@@ -46,23 +44,17 @@ const ERROR_SHOWN: usize = 160;
 #[error("there is no dead letter {}", .0.iter().map(u64::to_string).collect::<Vec<_>>().join(", "))]
 pub struct NoLetter(pub Vec<u64>);
 
-/// Which letters a command is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// Those that were named.
     Ids(Vec<u64>),
-    /// Those that are so.
     All(Selection),
 }
 
-/// The newest letters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct List {
     /// What came of the queue of returned messages; none where it was not to be looked at.
     pub returned: Option<Returned>,
-    /// The newest first.
     pub letters: Vec<Row>,
-    /// There are older ones.
     pub more: bool,
 }
 
@@ -73,45 +65,30 @@ pub struct Row {
     pub first_seen: String,
     /// When it was sent again, likewise; none while it is open.
     pub replayed_at: Option<String>,
-    /// How often it was refused.
     pub refusals: u32,
-    /// The reason's code.
     pub reason: String,
-    /// The reason as a sentence.
     pub error: String,
-    /// Where it came from.
     pub queue: String,
-    /// How long its body is.
     pub bytes: u64,
     /// The beginning of its body, with what is not printable escaped.
     pub body: String,
 }
 
-/// How many there are, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// As in [`List`].
     pub returned: Option<Returned>,
-    /// By reason.
     pub reasons: Vec<OfReason>,
 }
 
-/// How many have that reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OfReason {
-    /// The reason's code.
     pub reason: String,
-    /// Those that were not sent again.
     pub open: u64,
-    /// Those that were.
     pub replayed: u64,
-    /// When the first one was first seen.
     pub oldest: String,
-    /// When the last one was.
     pub newest: String,
 }
 
-/// The newest letters of a selection, at most so many.
 pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Option<Returned>) -> Result<List> {
     let mut found = store.dead_letters(selection, limit + 1).await?;
     let more = found.len() as u64 > limit;
@@ -121,7 +98,6 @@ pub async fn list(store: &Store, selection: &Selection, limit: u64, returned: Op
     Ok(List { returned, letters: found.into_iter().map(Row::from).collect(), more })
 }
 
-/// How many letters of a selection there are.
 pub async fn summary(store: &Store, selection: &Selection, returned: Option<Returned>) -> Result<Summary> {
     let of = |total: Total| OfReason {
         reason: total.reason,
@@ -133,40 +109,31 @@ pub async fn summary(store: &Store, selection: &Selection, returned: Option<Retu
     Ok(Summary { returned, reasons: store.dead_letter_totals(selection).await?.into_iter().map(of).collect() })
 }
 
-/// Letters with all that is known of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct RunProgress(pub Vec<Whole>);
+pub struct Shown(pub Vec<Whole>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Whole {
-    /// What a list says of it.
     #[serde(flatten)]
     pub row: Row,
-    /// Its headers.
     pub headers: Value,
     /// Its body in hex, where it is no UTF-8; `body` is the whole of it in all other cases.
     pub body_hex: Option<String>,
-    /// What the consumer would say of it now.
     pub now: Now,
     #[serde(skip)]
     raw: Vec<u8>,
 }
 
-/// What the consumer would say of a body now, with this configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Now {
-    /// Events that would be taken.
     pub taken: usize,
-    /// Events that would be refused.
     pub refused: usize,
     pub words: String,
-    /// Where it would go.
     pub routing_key: String,
 }
 
-/// The letters of these ids.
-pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<RunProgress> {
+pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> Result<Shown> {
     let terms = Terms::from(config);
     let mut shown = Vec::new();
     for id in ids {
@@ -174,15 +141,13 @@ pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> R
         let verdict = judge(&letter.body, &terms, now);
         shown.push(Whole::new(letter, verdict));
     }
-    Ok(RunProgress(shown))
+    Ok(Shown(shown))
 }
 
-/// One letter.
 pub async fn whole(store: &Store, id: u64) -> Result<Letter> {
     store.whole_dead_letters(&[id]).await?.pop().ok_or_else(|| NoLetter(vec![id]).into())
 }
 
-/// Fails unless all of these letters are there.
 async fn all_there(store: &Store, ids: &[u64]) -> Result<()> {
     let mut missing = Vec::new();
     for page in ids.chunks(PAGE) {
@@ -272,7 +237,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for RunProgress {
+impl fmt::Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         f.write_str(&parts.join("\n\n"))

@@ -16,28 +16,21 @@ const AT_ONCE: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Nothing was deleted.
     pub dry_run: bool,
     /// Letters that were deleted; in a dry run those that would be.
     pub deleted: u64,
     /// Letters that are otherwise meant, and were left because they are open.
     pub open_left: u64,
-    /// It was told to stop before it was through.
     pub stopped: bool,
 }
 
-/// How many letters would be deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meant {
-    /// All of them.
     pub all: u64,
-    /// Those among them that were never sent again.
     pub open: u64,
-    /// Those that are left because they are open.
     pub open_left: u64,
 }
 
-/// Counts what is meant.
 pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
     match which {
         Which::Ids(ids) => {
@@ -57,10 +50,6 @@ pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
     }
 }
 
-/// Deletes what is meant, statement by statement.
-///
-/// # Errors
-/// MySQL's. What was deleted until then stays deleted.
 pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &CancellationToken) -> Result<Report> {
     let mut report = Report { open_left: meant.open_left, ..Report::default() };
     let until = store.newest_dead_letter().await?;
@@ -85,7 +74,6 @@ pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Cancellati
 }
 
 impl Report {
-    /// What a dry run says.
     pub fn dry(meant: Meant) -> Self {
         Self { dry_run: true, deleted: meant.all, open_left: meant.open_left, stopped: false }
     }

@@ -26,45 +26,35 @@ const BYTES_AT_ONCE: u64 = 4 << 20;
 /// Letters that were left alone and are named in the report.
 const LEFT_NAMED_MAX: usize = 1_000;
 
-/// How letters are sent again.
 pub struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
-    /// What events are judged by.
     pub terms: &'a Terms,
     /// There are filters that must learn of likes.
     pub has_filters: bool,
     /// Also what would be refused, and what was sent again before.
     pub force: bool,
-    /// Nothing is sent.
     pub dry_run: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Nothing was sent.
     pub dry_run: bool,
-    /// Letters that were looked at.
     pub found: u64,
     /// Those that were sent and confirmed; in a dry run those that would be.
     pub replayed: u64,
     /// Of those, how many are open all the same: they were refused again at once, or are deleted.
     pub open_again: u64,
-    /// How many were left alone.
     pub left: u64,
-    /// The first 1,000 of those.
     pub left_because: Vec<Left>,
     /// Likes are among them, and there are filters: what is to be done about that.
     pub filters: Option<&'static str>,
-    /// It was told to stop before it was through.
     pub stopped: bool,
 }
 
-/// A letter that was left alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
     pub id: u64,
-    /// Why.
     pub because: String,
 }
 
@@ -89,7 +79,6 @@ impl Replay<'_> {
         Ok(report)
     }
 
-    /// Sends one letter with another body.
     pub async fn edited(&self, letter: &Letter, body: Vec<u8>) -> Result<Report> {
         let mut report = Report { found: 1, ..Report::default() };
         let publisher = self.connect().await?;
@@ -186,13 +175,11 @@ impl Report {
         }
     }
 
-    /// Whether all were sent and are closed.
     pub fn is_done(&self) -> bool {
         self.left == 0 && self.open_again == 0 && !self.stopped
     }
 }
 
-/// The next of these ids, after one.
 async fn page_of(store: &Store, ids: &[u64], after: u64, limit: u64) -> Result<Vec<(u64, u64)>> {
     let mut next: Vec<u64> = ids.iter().copied().filter(|id| *id > after).collect();
     next.sort_unstable();

@@ -19,10 +19,8 @@ use tallyd_rabbitmq::{Broker, Link};
 /// Messages in one transaction.
 const AT_ONCE: usize = 100;
 
-/// Bytes in one transaction, beside its last message.
 const BYTES_AT_ONCE: usize = 4 << 20;
 
-/// Messages that one call takes in at most.
 const TAKEN_MAX: u64 = 10_000;
 
 /// AMQP's code for "nothing is wrong".
@@ -30,9 +28,7 @@ const REPLY_SUCCESS: u16 = 200;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Returned {
-    /// The queue's name.
     pub queue: String,
-    /// Messages that are rows now.
     pub taken_in: u64,
     /// Fences: markers of runs that are over. They are thrown away.
     pub fences: u64,
@@ -40,7 +36,6 @@ pub struct Returned {
     pub left: u32,
     /// Dead letters are at their bound: the rest waits for room.
     pub full: bool,
-    /// Why it could not be looked at, or not to its end.
     pub problem: Option<String>,
 }
 
@@ -107,7 +102,6 @@ async fn take_so_many(
     refused.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Messages in hand.
 struct Taken {
     letters: Vec<DeadLetter>,
     fences: u64,

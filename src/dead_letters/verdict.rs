@@ -9,14 +9,10 @@ use tallyd_core::model::Micros;
 /// The routing key of what names nobody: any would do.
 const NOBODY: &str = "0";
 
-/// What would become of a body with this configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Events that would be taken.
     pub taken: usize,
-    /// Events that would be refused.
     pub refused: usize,
-    /// The first of those refusals.
     pub refusal: Option<Refusal>,
     /// It is the marker of a run that is long over: nothing is lost with it.
     pub is_fence: bool,
@@ -26,7 +22,6 @@ pub struct Verdict {
     pub routing_key: String,
 }
 
-/// Judges a body as the consumer does.
 pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
     let mut verdict = Verdict::default();
     let mut key = None;
@@ -55,7 +50,6 @@ pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
 }
 
 impl Verdict {
-    /// Whether all that it holds would be taken.
     pub fn is_taken(&self) -> bool {
         self.refused == 0 && !self.is_fence
     }

@@ -40,15 +40,10 @@ const LOOK_MIN: Duration = Duration::from_millis(4);
 const LOOK_MAX: Duration = Duration::from_millis(200);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// Sends the fences of one run.
 pub struct Fences<'a> {
-    /// The job whose run sends them.
     pub job: JobName,
-    /// Where they are noted.
     pub store: &'a Store,
-    /// Which queues there are.
     pub broker: &'a Broker,
-    /// What sends them.
     pub publisher: Publisher,
     /// How long one is waited for.
     pub fence_max: Duration,
@@ -56,7 +51,6 @@ pub struct Fences<'a> {
 
 /// How far the fence is in one partition.
 enum FenceState {
-    /// It is committed.
     Passed,
     /// There is no consumer, and the queue is empty.
     Idle,

@@ -32,12 +32,9 @@ use tallyd_core::repair_limits::LimitExceeded;
 use tallyd_mysql::StoreError;
 use tallyd_mysql::jobs::Outcome;
 
-/// One mode of a job: what it is called, when it is due, and how one run of it is done.
 #[derive(Clone)]
 pub struct JobSpec {
-    /// Whose lock it takes.
     pub job: JobName,
-    /// The name in `job_run`.
     pub mode: String,
     /// The pattern of times by which it is due, in a configuration and for that mode; empty for never.
     pub cron: Cron,
@@ -47,7 +44,6 @@ pub struct JobSpec {
     pub first_run: FirstRun,
     /// Of several modes of one job that are due the one with the lowest rank runs first.
     pub rank: usize,
-    /// Does one run.
     pub run: Run,
 }
 
@@ -64,7 +60,6 @@ impl JobSpec {
         Self { job, mode: mode.to_owned(), cron, request, first_run, rank: 0, run }
     }
 
-    /// The pattern of times by which it is due in that configuration; empty for never.
     pub fn pattern<'a>(&self, config: &'a Config) -> &'a str {
         (self.cron)(config, &self.mode)
     }
@@ -73,20 +68,15 @@ impl JobSpec {
 /// When a mode that never ran is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstRun {
-    /// As soon as the daemon starts.
     Immediately,
     /// At the next time of its pattern: a run can be costly, and the pattern was chosen for that.
     AtItsTime,
 }
 
-/// What one run is given.
 pub struct Work<'a> {
-    /// What it works with.
     pub servers: &'a Servers,
-    /// The configuration in force when it begins.
     pub config: Arc<Config>,
     pub mode: &'a str,
-    /// Cancelled when the daemon stops.
     pub stop: &'a CancellationToken,
 }
 
@@ -100,7 +90,6 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// What wakes the loop of that job.
     pub fn of(&self, job: JobName) -> &Arc<Notify> {
         match job {
             JobName::Reconcile => &self.reconcile,
@@ -111,11 +100,20 @@ impl Wakes {
     }
 }
 
+/// Checks that these sources have each of these fault points once, and no others.
+#[cfg(test)]
+fn assert_fault_points(points: &[&str], sources: &[&str]) {
+    let source = sources.concat();
+    for point in points {
+        assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
+    }
+    assert_eq!(source.matches("fault::point(\"").count(), points.len());
+}
+
 /// A request for a run of one mode: set by what finds that it is needed, taken by the job's loop.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     requested: Arc<AtomicBool>,
-    /// Wakes the job's loop.
     wake: Arc<Notify>,
 }
 
@@ -124,7 +122,6 @@ impl Request {
         Self { requested: Arc::default(), wake: Arc::clone(wake) }
     }
 
-    /// Requests a run.
     pub fn make(&self) {
         self.requested.store(true, Ordering::Relaxed);
         self.wake.notify_one();

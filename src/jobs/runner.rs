@@ -32,22 +32,18 @@ const RENEW_EVERY: Duration = Duration::from_secs(9);
 /// A holder gives up before MySQL says that the lease has expired.
 const GIVE_UP_AFTER: Duration = LEASE.saturating_sub(Duration::from_secs(2));
 
-/// A job and the way it is run this time.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// Which lock it takes.
     pub name: JobName,
     /// What kind of run: `full`, `changed`. What is due is computed per mode.
     pub mode: &'a str,
     /// Who runs it: shown to those who find the lock held.
     pub owner: &'a str,
-    /// How long its runs are kept in `job_run`.
     pub keep: Duration,
 }
 
 /// What a run says at its end, to people and programs.
 pub trait Report: Serialize + Display {
-    /// What became of the run.
     fn outcome(&self) -> Outcome;
 
     /// Whether all that should be done was done. Otherwise the run stays due.
@@ -64,11 +60,9 @@ pub trait Report: Serialize + Display {
 /// The answer to a request for a run.
 #[derive(Debug)]
 pub enum Ran<R> {
-    /// It ran to its end; the report says what it found.
     Ended(R),
     /// Another run holds the lock.
     Held {
-        /// Its host and process.
         owner: String,
         /// Seconds until its lease ends unless it is renewed.
         lease_s: i64,
@@ -76,9 +70,6 @@ pub enum Ran<R> {
 }
 
 /// Runs `work` once under the job's lock. It gets the run's number, which grows from run to run: the fencing token.
-///
-/// # Errors
-/// Those of `work`; MySQL fails; the lease was lost.
 pub async fn run_once<R: Report, F, E>(
     store: &Store,
     job: Job<'_>,

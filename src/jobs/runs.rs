@@ -21,9 +21,6 @@ use tallyd_core::job_name::JobName;
 const OFTEN_KEEP: Duration = Duration::from_secs(7 * 86_400);
 
 /// Compares Redis with MySQL, and repairs.
-///
-/// # Errors
-/// Those of [`Reconciler::run`]; this configuration knows too few partitions.
 pub async fn reconcile(
     servers: &Servers,
     config: &Config,
@@ -56,12 +53,9 @@ pub async fn archive(
     run_once(&servers.store, job, |run| async move { archiver.run_now(run, scope, to, stop).await }).await
 }
 
-/// Which boards a run takes snapshots of.
 #[derive(Clone, Copy, Debug)]
 pub enum Snapshots<'a> {
-    /// Those that are due.
     Due,
-    /// Those in the scope.
     Of {
         scope: &'a Scope,
         /// Even where Redis has lost the board, or most of it.
@@ -70,9 +64,6 @@ pub enum Snapshots<'a> {
 }
 
 /// Takes snapshots of boards, under the archiver's lock.
-///
-/// # Errors
-/// Those of [`snapshots::Snapshots::save`].
 pub async fn snapshot(
     servers: &Servers,
     config: &Config,
@@ -90,9 +81,6 @@ pub async fn snapshot(
 }
 
 /// Puts one period of a board back into Redis, under the archiver's lock.
-///
-/// # Errors
-/// Those of [`snapshots::Snapshots::restore`].
 pub async fn restore(
     servers: &Servers,
     config: &Config,
@@ -117,9 +105,6 @@ fn archive_job<'a>(servers: &'a Servers, mode: &'a str, keep: Duration) -> Job<'
 }
 
 /// Builds Bloom filters, and keeps them up.
-///
-/// # Errors
-/// Those of [`Filters::run`]; this configuration knows too few partitions.
 pub async fn filters(
     servers: &Servers,
     config: &Config,
@@ -133,9 +118,6 @@ pub async fn filters(
 }
 
 /// Compares `counter` with what one `[[recount]]` says, and corrects it.
-///
-/// # Errors
-/// Those of [`Recounter::run`]; this configuration knows too few partitions.
 pub async fn recount(
     servers: &Servers,
     config: &Config,

@@ -59,7 +59,6 @@ impl Wait {
 #[derive(Default)]
 pub(super) struct Schedule(Vec<Entry>);
 
-/// One mode.
 pub(super) struct Entry {
     pub spec: JobSpec,
     /// Since when this daemon has it, by MySQL's clock.
@@ -177,7 +176,6 @@ mod tests {
     use super::super::{Requests, Wakes, specs_of};
     use super::*;
 
-    /// 2026-11-21 12:00:00 UTC.
     const NOON: i64 = 1_795_262_400;
 
     fn at(seconds: i64) -> Micros {

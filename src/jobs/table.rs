@@ -14,7 +14,6 @@ use crate::config::Config;
 use crate::runtime::progress::ProgressSink;
 use tallyd_core::job_name::{JobMode, JobName};
 
-/// The runs that detectors ask for.
 #[derive(Clone, Debug, Default)]
 pub struct Requests {
     /// Redis has lost buckets.
@@ -24,13 +23,11 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Requests that wake the loops of their jobs.
     pub fn new(wakes: &Wakes) -> Self {
         Self { rebuild: Request::new(wakes.of(JobName::Reconcile)), snapshot: Request::new(wakes.of(JobName::Archive)) }
     }
 }
 
-/// The modes of one job that this configuration has.
 pub fn specs_of(job: JobName, config: &Config, requests: &Requests) -> Vec<JobSpec> {
     table(config, requests).into_iter().filter(|spec| spec.job == job).collect()
 }
@@ -41,7 +38,6 @@ pub fn modes(config: &Config) -> Vec<JobMode> {
     specs.map(|spec| JobMode { job: spec.job, pattern: spec.pattern(config).to_owned(), mode: spec.mode }).collect()
 }
 
-/// All modes of all jobs that this configuration has.
 fn table(config: &Config, requests: &Requests) -> Vec<JobSpec> {
     let mut table = reconcile(requests);
     table.extend(archive(requests));

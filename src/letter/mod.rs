@@ -134,7 +134,6 @@ impl Death {
     }
 }
 
-/// What is kept of a message's headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     /// As JSON; empty where there are none.

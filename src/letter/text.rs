@@ -7,7 +7,6 @@ use serde::de::IgnoredAny;
 
 use tallyd_core::model::Micros;
 
-/// Bytes in a line of a hex dump.
 const DUMPED: usize = 16;
 
 /// How deep JSON is indented. Half a million brackets fit into a body, each of which would be indented by all before it.

@@ -45,13 +45,11 @@ pub fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-/// The next `count` instants after `now`, for a person.
 pub fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
     let Some(now) = DateTime::<Utc>::from_timestamp_micros(now.0) else { return Vec::new() };
     cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()
 }
 
-/// The next instant after `now`; none where there is none.
 pub fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
     let now = DateTime::<Utc>::from_timestamp_micros(now.0)?;
     cron.iter_after(now).next().map(|run| Micros(run.timestamp_micros()))
@@ -63,7 +61,6 @@ pub struct CronTriggers {
 }
 
 impl CronTriggers {
-    /// Starts to ring.
     pub async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
         let scheduler = JobScheduler::new().await.context("make the scheduler")?;
         for (pattern, bell) in bells {
@@ -78,7 +75,6 @@ impl CronTriggers {
         Ok(Self { scheduler })
     }
 
-    /// Rings no more.
     pub async fn stop(mut self) {
         if let Err(error) = self.scheduler.shutdown().await {
             tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");

@@ -3,61 +3,40 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-/// The beats of all loops.
-#[derive(Clone)]
-pub struct Liveness {
-    started: Instant,
-    loops: Arc<Mutex<Vec<Loop>>>,
-}
+use super::lock::locked;
+
+#[derive(Clone, Default)]
+pub struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
 /// A loop's name, and its last beat, which is gone once it has ended.
-type Loop = (String, Weak<AtomicU64>);
+type Loop = (String, Weak<Mutex<Instant>>);
 
-/// One loop's beat.
 #[derive(Clone)]
-pub struct Heartbeat {
-    started: Instant,
-    last_ms: Arc<AtomicU64>,
-}
-
-impl Default for Liveness {
-    fn default() -> Self {
-        Self { started: Instant::now(), loops: Arc::default() }
-    }
-}
+pub struct Heartbeat(Arc<Mutex<Instant>>);
 
 impl Liveness {
-    /// A new loop's beat, beating now.
     pub fn register(&self, name: impl Into<String>) -> Heartbeat {
-        let beat = Heartbeat { started: self.started, last_ms: Arc::default() };
-        beat.beat();
-        self.loops.lock().unwrap_or_else(PoisonError::into_inner).push((name.into(), Arc::downgrade(&beat.last_ms)));
-        beat
+        let last = Arc::new(Mutex::new(Instant::now()));
+        locked(&self.0).push((name.into(), Arc::downgrade(&last)));
+        Heartbeat(last)
     }
 
-    /// The loops that go on and haven't beaten for `limit`.
     pub fn stuck(&self, limit: Duration) -> Vec<String> {
-        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        loops.retain(|(_, last_ms)| last_ms.strong_count() > 0);
-        let now_ms = millis(self.started.elapsed());
-        let is_stuck = |last_ms: &Weak<AtomicU64>| {
-            let age_ms = last_ms.upgrade().map(|last_ms| now_ms.saturating_sub(last_ms.load(Ordering::Relaxed)));
-            age_ms.is_some_and(|age_ms| Duration::from_millis(age_ms) > limit)
-        };
-        loops.iter().filter(|(_, last_ms)| is_stuck(last_ms)).map(|(name, _)| name.clone()).collect()
+        let mut loops = locked(&self.0);
+        loops.retain(|(_, last)| last.strong_count() > 0);
+        let is_stuck = |last: &Weak<Mutex<Instant>>| last.upgrade().is_some_and(|last| locked(&last).elapsed() > limit);
+        loops.iter().filter(|(_, last)| is_stuck(last)).map(|(name, _)| name.clone()).collect()
     }
 }
 
 impl Heartbeat {
-    /// The loop is alive.
     pub fn beat(&self) {
-        self.last_ms.store(millis(self.started.elapsed()), Ordering::Relaxed);
+        *locked(&self.0) = Instant::now();
     }
 
     /// Waits for `work` and beats meanwhile: its own calls all have time limits.
@@ -72,7 +51,6 @@ impl Heartbeat {
         }
     }
 
-    /// Waits, beating, or until the stop.
     pub async fn pause(&self, mut left: Duration, stop: &CancellationToken) {
         while !left.is_zero() && !stop.is_cancelled() {
             self.beat();
@@ -81,10 +59,6 @@ impl Heartbeat {
             stop.run_until_cancelled(tokio::time::sleep(pause)).await;
         }
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,21 +1,24 @@
 //! Where log lines go and how they look.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
+use super::lock::locked;
+
 /// Libraries that log what their callers get as errors too. What the filter says of them wins.
 const QUIET: &str = "lapin=off,sqlx=off,tokio_cron_scheduler=off";
 
-/// How often a [`Flood`] speaks at most.
 const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
 /// Something that may happen thousands of times a second: said at once the first time, then as a count.
@@ -37,12 +40,11 @@ impl Flood {
     }
 }
 
-/// The bar that is drawn on the terminal now, above which lines must be written.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Has lines written above `bar`, until the answer is dropped, which clears the bar.
 pub fn under(bar: &ProgressBar) -> impl Drop + use<> {
-    *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+    *locked(&BAR) = Some(bar.clone());
     Under
 }
 
@@ -50,18 +52,17 @@ struct Under;
 
 impl Drop for Under {
     fn drop(&mut self) {
-        if let Some(bar) = BAR.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(bar) = locked(&BAR).take() {
             bar.finish_and_clear();
         }
     }
 }
 
-/// stderr, beside a bar.
 struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &*BAR.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*locked(&BAR) {
             Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
             None => io::stderr().write(bytes),
         }
@@ -73,8 +74,11 @@ impl Write for Stderr {
 }
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub enum Format {
+    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
+    Auto,
     /// One readable line per fact.
     Text,
     /// One JSON object per fact.
@@ -84,15 +88,13 @@ pub enum Format {
 }
 
 impl Format {
-    /// Text on a terminal, journald's own fields under systemd, JSON otherwise.
-    pub fn of_stderr() -> Self {
-        if io::stderr().is_terminal() {
-            Self::Text
-        // Set by systemd when stderr goes to the journal.
-        } else if std::env::var_os("JOURNAL_STREAM").is_some() {
-            Self::Journald
-        } else {
-            Self::Json
+    fn resolved(self) -> Self {
+        match self {
+            Self::Auto if io::stderr().is_terminal() => Self::Text,
+            // Set by systemd when stderr goes to the journal.
+            Self::Auto if std::env::var_os("JOURNAL_STREAM").is_some() => Self::Journald,
+            Self::Auto => Self::Json,
+            chosen => chosen,
         }
     }
 }
@@ -106,10 +108,8 @@ pub fn filter(level: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(format!("{QUIET},{filter}")).with_context(|| format!("read {origin} \"{filter}\""))
 }
 
-/// What is logged now, to be changed.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// Logs by another filter from now on.
 pub fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
         // Fails only where nothing is logged any more.
@@ -117,12 +117,13 @@ pub fn change(filter: EnvFilter) {
     }
 }
 
-/// Starts logging to stderr, or to journald.
 pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter);
-    let lines = match format {
+    let lines = match format.resolved() {
         Format::Journald => tracing_journald::layer().context("open the journal")?.boxed(),
-        Format::Json => tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed(),
+        Format::Json | Format::Auto => {
+            tracing_subscriber::fmt::layer().json().flatten_event(true).with_writer(|| Stderr).boxed()
+        }
         Format::Text => tracing_subscriber::fmt::layer()
             .with_ansi(io::stderr().is_terminal())
             .with_target(false)

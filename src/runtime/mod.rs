@@ -2,8 +2,8 @@
 
 pub mod clock;
 pub mod cron;
-pub mod dump;
 pub mod liveness;
+pub(crate) mod lock;
 pub mod log;
 pub mod process;
 pub mod progress;

@@ -1,8 +1,9 @@
-//! Stacks of this process' threads.
+//! What this process may do and has: no core dumps, and stacks of its threads.
 //!
 //! The broker library reads a message's headers by recursion, on threads of its own whose stacks only the environment can set: a list nested
 //! 4,000 deep, which fits into one frame, overflows the usual 2 MiB, and an overflow ends the whole process.
 
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use tracing::warn;
 
 /// The standard library's own variable for the stacks of threads, in bytes.
@@ -21,7 +22,6 @@ pub fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) ->
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-/// Warns if the environment leaves the broker library's threads too little.
 pub fn check_stacks() {
     let bytes = std::env::var(STACK).ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     if bytes < STACK_BYTES {
@@ -30,4 +30,13 @@ pub fn check_stacks() {
             "very deep message headers could end this process: set {STACK}={STACK_BYTES} in its environment, as tallyd.service does"
         );
     }
+}
+
+/// Forbids core dumps of this process, which would hold passwords and keys. It also keeps other processes of the same user from debugging it and
+/// from reading its environment.
+pub fn forbid_dumps() {
+    // Neither can fail with these values; what a kernel refuses all the same is left as the unit has it (LimitCORE=0).
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    // A limit of size is not asked where the kernel hands dumps to a program, as it does to systemd-coredump.
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
 }

@@ -1,32 +1,27 @@
 //! Shows how far a run is, in the log or as a bar on a terminal.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 
-use crate::runtime::log;
+use super::lock::locked;
+use super::log;
 
-/// How often the log has a line.
 const SAY_EVERY: Duration = Duration::from_secs(30);
 
-/// How often [`done`] is brought up to date.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Where a run is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressSink {
-    /// The log: a line every half minute.
     Log,
-    /// Someone at a terminal: a bar.
     Bar,
 }
 
 /// What can be said of a run, after it has taken `elapsed`.
 pub trait RunProgress: Clone {
-    /// The job's name.
     const JOB: &'static str;
 
     /// How much is done, and of how much: `None` before that is known.
@@ -34,11 +29,9 @@ pub trait RunProgress: Clone {
 
     fn words(&self, elapsed: Duration) -> String;
 
-    /// Writes a line into the log.
     fn say(&self, elapsed: Duration);
 }
 
-/// Shows a run until it is dropped.
 pub async fn follow(to: ProgressSink, progress: watch::Receiver<impl RunProgress>) {
     match to {
         ProgressSink::Log => say(progress).await,
@@ -63,12 +56,11 @@ async fn say<S: RunProgress>(progress: watch::Receiver<S>) {
 /// How much is done of the runs that are followed now, by their jobs.
 static DONE: Mutex<BTreeMap<&'static str, Done>> = Mutex::new(BTreeMap::new());
 
-/// How much is done, and of how much if that is known.
 pub type Done = (u64, Option<u64>);
 
 /// How much of a job's run in this process is done; nothing if there is none.
 pub(crate) fn done(job: &str) -> Done {
-    DONE.lock().unwrap_or_else(PoisonError::into_inner).get(job).copied().unwrap_or_default()
+    locked(&DONE).get(job).copied().unwrap_or_default()
 }
 
 /// A run in [`DONE`], until it is dropped.
@@ -76,13 +68,13 @@ struct Noted(&'static str);
 
 impl Noted {
     fn note(&self, done: Done) {
-        DONE.lock().unwrap_or_else(PoisonError::into_inner).insert(self.0, done);
+        locked(&DONE).insert(self.0, done);
     }
 }
 
 impl Drop for Noted {
     fn drop(&mut self) {
-        DONE.lock().unwrap_or_else(PoisonError::into_inner).remove(self.0);
+        locked(&DONE).remove(self.0);
     }
 }
 
@@ -120,14 +112,12 @@ pub fn percent(done: u64, total: Option<u64>) -> Option<u64> {
     Some((done.saturating_mul(100) / total).min(99))
 }
 
-/// How long the rest takes at the rate so far.
 pub fn left(done: u64, total: Option<u64>, elapsed: Duration) -> Option<Duration> {
     let total = total.filter(|_| done > 0)?;
     let rest = total.saturating_sub(done) as f64 / done as f64;
     Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).ok()
 }
 
-/// `done` a second.
 pub fn rate(done: u64, elapsed: Duration) -> u64 {
     (done as f64 / elapsed.as_secs_f64().max(0.001)) as u64
 }

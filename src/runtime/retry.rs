@@ -15,19 +15,16 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-/// One server's (or one operation's) failures in a row.
 pub struct Outage {
     what: Work,
     delays: ExponentialBackoff,
     began: Option<Instant>,
     logged: Instant,
     tries: u64,
-    /// Its number in [`waits`].
     wait: Option<u64>,
 }
 
 impl Outage {
-    /// Nothing has failed yet. The log and the status name `what`.
     pub fn new(what: impl Into<Work>) -> Self {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
@@ -53,23 +50,14 @@ impl Outage {
         self.delays.next().unwrap_or(DELAY_MAX)
     }
 
-    /// How long it has been failing.
     pub fn age(&self) -> Duration {
         self.began.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    /// It works (again).
     pub fn over(&mut self) {
         if let Some(began) = self.began.take() {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());
-            info!(
-                event = "outage-over",
-                what = %self.what,
-                tries,
-                seconds,
-                "{} works again after {seconds:.1} s",
-                self.what
-            );
+            info!(event = "outage-over", what = %self.what, tries, seconds, "{} works again after {seconds:.1} s", self.what);
             self.delays = delays();
             self.tries = 0;
         }

@@ -8,16 +8,16 @@ use tracing::{info, warn};
 /// The exit code after a second signal: 128 + SIGINT, as shells have it.
 const ABORTED: i32 = 130;
 
-/// Receives each SIGHUP from now on, which otherwise would end the process.
 pub fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }
 
-/// Cancels `stop` at the first signal, ends the process at the second.
-pub fn on_signals(stop: &CancellationToken) -> Result<()> {
+/// What the first signal cancels. The second one ends the process.
+pub fn on_signals() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    let stop = stop.clone();
+    let stop = CancellationToken::new();
+    let first = stop.clone();
     tokio::spawn(async move {
         for aborts in [false, true] {
             let name = tokio::select! {
@@ -37,8 +37,8 @@ pub fn on_signals(stop: &CancellationToken) -> Result<()> {
                 signal = name,
                 "stopping: what is open is written first; a second signal ends at once"
             );
-            stop.cancel();
+            first.cancel();
         }
     });
-    Ok(())
+    Ok(stop)
 }

@@ -16,7 +16,6 @@ pub fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// The configuration is being read again; [`ready`] says that it is done.
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
@@ -24,12 +23,10 @@ pub fn reloading() {
     }
 }
 
-/// Open work is being finished.
 pub fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-/// The line that `systemctl status` shows.
 pub fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }

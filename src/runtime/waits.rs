@@ -3,46 +3,43 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use crate::runtime::clock;
-use tallyd_core::model::Micros;
+use serde::{Deserialize, Serialize};
 
-/// Everything that fails now, by numbers that say which was first.
+use super::clock;
+use super::lock::locked;
+
 #[derive(Debug)]
 pub struct Waits {
     begun: AtomicU64,
     open: Mutex<BTreeMap<u64, Wait>>,
 }
 
-/// Something that fails and is tried again.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Wait {
     pub(crate) what: Work,
     /// Why it failed the last time.
     pub(crate) reason: String,
-    pub(crate) since: Micros,
+    /// Microseconds since the epoch.
+    pub(crate) since: i64,
     pub(crate) tries: u64,
 }
 
-/// The work that fails, as the log and the status name it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", from = "Cow<'static, str>")]
 pub enum Work {
-    /// A partition's batch can't be written.
     Writing(u16),
-    /// A partition's queue can't be consumed.
     Consuming(u16),
     /// MySQL can't be reached before a partition is consumed.
     Database(u16),
-    /// Anything else.
     Other(Cow<'static, str>),
 }
 
 static WAITS: Waits = Waits::new();
 
-/// Everything that fails in this process.
 pub fn waits() -> &'static Waits {
     &WAITS
 }
@@ -52,43 +49,33 @@ impl Waits {
         Self { begun: AtomicU64::new(0), open: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Notes the first failure, and returns its number.
     pub(super) fn begin(&self, what: &Work, reason: String) -> u64 {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        self.locked().insert(number, Wait { what: what.clone(), reason, since: clock::now(), tries: 1 });
+        locked(&self.open).insert(number, Wait { what: what.clone(), reason, since: clock::now().0, tries: 1 });
         number
     }
 
-    /// Notes that it failed again.
     pub(super) fn again(&self, number: u64, reason: String) {
-        if let Some(wait) = self.locked().get_mut(&number) {
+        if let Some(wait) = locked(&self.open).get_mut(&number) {
             wait.reason = reason;
             wait.tries += 1;
         }
     }
 
-    /// It works, or nobody tries any more.
     pub(super) fn end(&self, number: u64) {
-        self.locked().remove(&number);
+        locked(&self.open).remove(&number);
     }
 
-    /// How many have begun since the start.
     pub fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Everything that fails now, the oldest first.
     pub fn open(&self) -> Vec<Wait> {
-        self.locked().values().cloned().collect()
-    }
-
-    fn locked(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Wait>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.open).values().cloned().collect()
     }
 }
 
 impl Work {
-    /// The partition that waits for it.
     pub(crate) fn partition(&self) -> Option<u16> {
         match self {
             Self::Writing(partition) | Self::Consuming(partition) | Self::Database(partition) => Some(*partition),

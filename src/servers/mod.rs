@@ -38,9 +38,6 @@ pub struct Servers {
 
 impl Servers {
     /// The servers that the configuration names.
-    ///
-    /// # Errors
-    /// An address or a certificate can't be used.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         let connections = u32::from(config.amqp.partitions)
             + CONNECTIONS_OF_RUNS
@@ -58,19 +55,20 @@ impl Servers {
         })
     }
 
+    /// The servers, once MySQL is as [`Self::check`] wants it.
+    pub async fn checked(config: &Config) -> Result<Self> {
+        let servers = Self::new(config)?;
+        servers.check(config).await?;
+        Ok(servers)
+    }
+
     /// Checks that MySQL has the schema that this version needs, and calls codes what `[kinds]` and `[metrics]` call them.
-    ///
-    /// # Errors
-    /// [`ConfigError`] when it hasn't; MySQL fails.
     pub async fn check(&self, config: &Config) -> Result<()> {
         self.check_schema().await?;
         code_registry::compare(&self.store, config).await.map(drop)
     }
 
     /// Checks that MySQL has a schema that this version can work with.
-    ///
-    /// # Errors
-    /// [`ConfigError`] when it hasn't; MySQL fails.
     pub async fn check_schema(&self) -> Result<Schema> {
         let schema = self.store.schema().await?;
         schema.problem().map_or(Ok(schema), |problem| Err(ConfigError(vec![problem]).into()))

@@ -13,22 +13,17 @@ use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 use tallyd_redis::read::Found;
 
-/// A target with all its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetNumbers {
-    /// `video:42`.
     pub target: String,
-    /// By metric, in the order of their codes.
     pub numbers: Vec<Number>,
 }
 
-/// One number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Number {
     pub metric: String,
     /// In Redis; none where that is unknown, because Redis has lost it or is getting it back.
     pub redis: Option<i64>,
-    /// In MySQL's `counter`.
     pub counter: i64,
     /// Recounted from the like records; none of other metrics.
     pub rows: Option<i64>,

@@ -1,7 +1,6 @@
 //! What the consumer counts: once for each batch, not for each message.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use prometheus_client::metrics::counter::Counter;
@@ -10,22 +9,19 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::labels::{Close, Code, EventType, Step};
-use super::{LAG_BOUNDS, counter, counters, counters_of_codes, histogram, locked};
+use super::{LAG_BOUNDS, counter, counters, counters_of_codes, locked, registered, touched};
 use crate::telemetry::status::Standing;
 use tallyd_core::event::Reason;
 use tallyd_core::model::Micros;
 
-/// Seconds of a step of a flush.
 const STEP_BOUNDS: [f64; 16] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 /// Events in a batch, of which `[consumer] batch_events_max` can be 10,000.
 const BATCH_BOUNDS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0];
 
-/// The codes of `StoreError::code`.
 const RETRY_CODES: [&str; 5] = ["1213", "1205", "timeout", "connection", "other"];
 
-/// The metrics of all partitions of this process.
 #[derive(Debug)]
 pub(crate) struct ConsumerMetrics {
     pub messages: Counter,
@@ -38,7 +34,6 @@ pub(crate) struct ConsumerMetrics {
     pub batches: Family<Close, Counter>,
     pub batch_events: Histogram,
     pub steps: Family<Step, Histogram>,
-    /// Seconds from an event's `at` to its commit.
     pub lag: Histogram,
     retries: Family<Code, Counter>,
     partitions: Mutex<BTreeMap<u16, Arc<PartitionState>>>,
@@ -46,62 +41,54 @@ pub(crate) struct ConsumerMetrics {
 
 impl ConsumerMetrics {
     pub(super) fn register(to: &mut Registry) -> Self {
-        let reasons = || Reason::ALL.iter().map(|reason| reason.code());
+        let reasons = || counters_of_codes("reason", Reason::ALL.iter().map(|reason| reason.code()));
         let steps = Family::new_with_constructor((|| Histogram::new(STEP_BOUNDS)) as fn() -> Histogram);
-        let metrics = Self {
+        let committed =
+            "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again";
+        let coalesced = "Of the committed ones, how many came down to another event's row, or to a sum";
+        let dropped = "Of those, how many were only counted: dead letters were at their bound";
+        let retries = counters_of_codes("code", RETRY_CODES.into_iter());
+        // In the order in which they are on the page.
+        Self {
             messages: counter(to, "tallyd_messages_received", "Messages that the broker delivered"),
             redelivered: counter(to, "tallyd_messages_redelivered", "Of those, how many it had delivered before"),
             received: counters(to, "tallyd_events_received", "Events in messages. A reset is a set"),
-            committed: counter(
-                to,
-                "tallyd_events_committed",
-                "Events whose effect is in MySQL; of a batch that could not be acknowledged, once more when it comes again",
-            ),
-            coalesced: counter(
-                to,
-                "tallyd_events_coalesced",
-                "Of the committed ones, how many came down to another event's row, or to a sum",
-            ),
-            dead_letters: counters_of_codes(
+            committed: counter(to, "tallyd_events_committed", committed),
+            coalesced: counter(to, "tallyd_events_coalesced", coalesced),
+            dead_letters: registered(
                 to,
                 "tallyd_dead_letters",
                 "Messages that were set aside by this process",
-                ("reason", reasons()),
+                reasons(),
             ),
-            dead_letters_dropped: counters_of_codes(
-                to,
-                "tallyd_dead_letters_dropped",
-                "Of those, how many were only counted: dead letters were at their bound",
-                ("reason", reasons()),
-            ),
+            dead_letters_dropped: registered(to, "tallyd_dead_letters_dropped", dropped, reasons()),
             batches: counters(to, "tallyd_batches", "Batches by why they were closed"),
-            batch_events: histogram(to, "tallyd_batch_events", "Events in a batch", BATCH_BOUNDS),
-            steps,
-            lag: histogram(to, "tallyd_event_lag_seconds", "From an event's `at` to its commit", LAG_BOUNDS),
-            retries: counters_of_codes(
+            batch_events: registered(to, "tallyd_batch_events", "Events in a batch", Histogram::new(BATCH_BOUNDS)),
+            lag: registered(
                 to,
-                "tallyd_retries",
-                "Batches that were written again, by why",
-                ("code", RETRY_CODES.into_iter()),
+                "tallyd_event_lag_seconds",
+                "From an event's `at` to its commit",
+                Histogram::new(LAG_BOUNDS),
+            ),
+            retries: registered(to, "tallyd_retries", "Batches that were written again, by why", retries),
+            steps: registered(
+                to,
+                "tallyd_flush_seconds",
+                "Time that each step of writing a batch took",
+                touched(steps),
             ),
             partitions: Mutex::default(),
-        };
-        super::touch(&metrics.steps);
-        to.register("tallyd_flush_seconds", "Time that each step of writing a batch took", metrics.steps.clone());
-        metrics
+        }
     }
 
-    /// Counts a dead letter by its reason's code.
     pub(crate) fn dead_letter(&self, code: &'static str) {
         self.dead_letters.get_or_create(&Code { key: "reason", code }).inc();
     }
 
-    /// Counts a dead letter that was not kept.
     pub(crate) fn dead_letter_dropped(&self, code: &'static str) {
         self.dead_letters_dropped.get_or_create(&Code { key: "reason", code }).inc();
     }
 
-    /// Counts a batch that is written again after an error of that code.
     pub(crate) fn retry(&self, code: &'static str) {
         self.retries.get_or_create(&Code { key: "code", code }).inc();
     }
@@ -115,40 +102,36 @@ impl ConsumerMetrics {
     }
 }
 
-/// How a partition's consumer stands.
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
-    standing: AtomicU8,
-    /// When the oldest message came that is not acknowledged; 0 where there is none.
-    oldest: AtomicI64,
+    standing: Mutex<Standing>,
+    /// When the oldest message came that is not acknowledged.
+    oldest: Mutex<Option<Micros>>,
 }
 
 impl PartitionState {
     pub fn stands(&self, standing: Standing) {
-        self.standing.store(standing as u8, Ordering::Relaxed);
+        *locked(&self.standing) = standing;
     }
 
     /// It has written a batch: the partition is its own, unless it has ended meanwhile.
     pub fn writes(&self) {
-        let (from, to) = (Standing::Listening as u8, Standing::Writing as u8);
-        let _ = self.standing.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        let mut standing = locked(&self.standing);
+        if *standing == Standing::Listening {
+            *standing = Standing::Writing;
+        }
     }
 
     pub fn standing(&self) -> Standing {
-        let stored = self.standing.load(Ordering::Relaxed);
-        let known = [Standing::Connecting, Standing::Listening, Standing::Writing];
-        known.into_iter().find(|standing| *standing as u8 == stored).unwrap_or(Standing::Stopped)
+        *locked(&self.standing)
     }
 
     pub fn oldest(&self, came: Option<Micros>) {
-        self.oldest.store(came.map_or(0, |came| came.0), Ordering::Relaxed);
+        *locked(&self.oldest) = came;
     }
 
     /// Seconds since the oldest message came that is not acknowledged; 0 where there is none.
     pub fn oldest_s(&self, now: Micros) -> f64 {
-        match self.oldest.load(Ordering::Relaxed) {
-            0 => 0.0,
-            came => super::seconds_between(Micros(came), now),
-        }
+        locked(&self.oldest).map_or(0.0, |came| super::seconds_between(came, now))
     }
 }

@@ -8,18 +8,13 @@ use crate::runtime::clock;
 use crate::runtime::progress;
 use tallyd_core::model::Micros;
 
-/// A job in this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JobRun {
-    /// The mode of its run, and since when it runs.
     pub running: Option<(String, Micros)>,
-    /// How much is done, and of how much.
     pub done: progress::Done,
-    /// Why it waits, also in words.
     pub waits: Option<(WaitsFor, String)>,
 }
 
-/// By the job's name.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
@@ -31,7 +26,6 @@ impl Jobs {
         Running { jobs: self, job }
     }
 
-    /// Notes that it waits, or no longer.
     pub fn waits(&self, job: &'static str, waits: Option<(WaitsFor, String)>) {
         locked(&self.0).entry(job).or_default().waits = waits;
     }
@@ -42,7 +36,6 @@ impl Jobs {
     }
 }
 
-/// A run that is under way.
 pub(crate) struct Running<'a> {
     jobs: &'a Jobs,
     job: &'static str,

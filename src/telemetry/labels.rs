@@ -5,9 +5,7 @@ use std::hash::Hash;
 
 use prometheus_client::encoding::{EncodeLabel, EncodeLabelSet, LabelSetEncoder};
 
-/// A label with values that are known from the start.
 pub(crate) trait Label: Copy + Eq + Hash + EncodeLabelSet + fmt::Debug + Send + Sync + 'static {
-    /// Every value, in the order in which they are shown.
     const ALL: &'static [Self];
 }
 
@@ -38,7 +36,6 @@ macro_rules! labels {
 labels! {
     EventType, "type" { Like = "like", Unlike = "unlike", Count = "count", Set = "set" }
 
-    /// Why a batch was closed.
     Close, "closed" { Size = "size", Linger = "linger", Stop = "stop" }
 
     /// The steps of writing a batch, in their order. `Lend` waits for a connection, `Lock` for the partition's row.
@@ -54,7 +51,6 @@ labels! {
     WaitsFor, "reason" { Fence = "fence", Pace = "pace", Lock = "lock" }
 }
 
-/// A label whose values are codes of another module: of refused events, of MySQL's errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Code {
     pub key: &'static str,
@@ -67,5 +63,4 @@ impl EncodeLabelSet for Code {
     }
 }
 
-/// A label whose values are names of the configuration.
 pub(crate) type Named<const N: usize> = [(&'static str, String); N];

@@ -15,7 +15,7 @@ pub(crate) mod status;
 mod systemd;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 
 use prometheus_client::encoding::EncodeMetric;
 use prometheus_client::metrics::MetricType;
@@ -23,7 +23,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
 
 pub(crate) use consumer::{ConsumerMetrics, PartitionState};
 pub(crate) use job::Jobs;
@@ -33,6 +33,7 @@ pub(crate) use pulse::{POINT_EVERY, Point, Pulse};
 pub(crate) use status::Standing;
 pub(crate) use systemd::tell_status;
 
+use crate::runtime::lock::locked;
 use labels::Code;
 use quantile::Buckets;
 use status::State;
@@ -44,14 +45,12 @@ const LAG_BOUNDS: [f64; 18] = [
     86_400.0,
 ];
 
-/// All of it.
 #[derive(Debug)]
 pub(crate) struct Telemetry {
     pub registry: Registry,
     pub consumer: ConsumerMetrics,
     pub outbox: OutboxMetrics,
     reloads: Family<Reload, Counter>,
-    /// The fields of the fullest bucket of each kind that a run has read.
     bucket_fields: Family<Named<1>, Gauge>,
     draining: Gauge,
     working: AtomicBool,
@@ -71,7 +70,6 @@ pub(crate) struct OutboxMetrics {
 
 static TELEMETRY: LazyLock<Telemetry> = LazyLock::new(Telemetry::new);
 
-/// This process's.
 pub(crate) fn telemetry() -> &'static Telemetry {
     &TELEMETRY
 }
@@ -79,8 +77,8 @@ pub(crate) fn telemetry() -> &'static Telemetry {
 impl Telemetry {
     fn new() -> Self {
         let mut to = Registry::default();
-        let (draining, bucket_fields) = (Gauge::default(), Family::default());
-        to.register("tallyd_draining", "1 once it was told to stop", draining.clone());
+        let draining = registered(&mut to, "tallyd_draining", "1 once it was told to stop", Gauge::default());
+        let bucket_fields = Family::default();
         let help = "Fields of the fullest bucket that the last run went through";
         to.register("tallyd_bucket_fields", help, Described(bucket_fields.clone()));
         Self {
@@ -99,12 +97,10 @@ impl Telemetry {
         }
     }
 
-    /// The tasks run.
     pub fn works(&self) {
         self.working.store(true, Ordering::Relaxed);
     }
 
-    /// The process was told to stop, and finishes open work.
     pub fn drains(&self) {
         self.draining.set(1);
     }
@@ -128,7 +124,6 @@ impl Telemetry {
         self.bucket_fields.get_or_create(&[("kind", kind.to_owned())]).set(most);
     }
 
-    /// Counts a reload: taken, or refused for what is wrong.
     pub fn reloaded(&self, wrong: Option<String>) {
         self.reloads.get_or_create(if wrong.is_some() { &Reload::Refused } else { &Reload::Taken }).inc();
         *locked(&self.refused) = wrong.map(|wrong| (crate::runtime::clock::now(), wrong));
@@ -138,7 +133,6 @@ impl Telemetry {
         locked(&self.refused).clone()
     }
 
-    /// MySQL lacks counts that Redis has.
     pub fn mysql_went_back(&self) {
         *locked(&self.went_back) = Some(crate::runtime::clock::now());
     }
@@ -147,7 +141,6 @@ impl Telemetry {
         *locked(&self.went_back)
     }
 
-    /// Committed events, and how late they were.
     fn written(&self) -> (u64, Buckets) {
         (self.consumer.committed.get(), Buckets::of(&self.consumer.lag))
     }
@@ -158,7 +151,7 @@ impl OutboxMetrics {
         let help = "From a row's transaction, by MySQL's clock, to its addition in Redis, by this machine's";
         Self {
             added: counter(to, "tallyd_outbox_added", "Additions that the outbox's rows brought to Redis"),
-            lag: histogram(to, "tallyd_outbox_lag_seconds", help, LAG_BOUNDS),
+            lag: registered(to, "tallyd_outbox_lag_seconds", help, Histogram::new(LAG_BOUNDS)),
         }
     }
 }
@@ -168,42 +161,29 @@ pub(crate) fn seconds_between(then: Micros, now: Micros) -> f64 {
     (now.0 - then.0).max(0) as f64 / 1e6
 }
 
-// The library ends each help text with a full stop.
+/// The library ends each help text with a full stop.
+fn registered<M: Metric + Clone>(to: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    to.register(name, help, metric.clone());
+    metric
+}
 
 fn counter(to: &mut Registry, name: &str, help: &str) -> Counter {
-    let counter = Counter::default();
-    to.register(name, help, counter.clone());
-    counter
+    registered(to, name, help, Counter::default())
 }
 
 fn counters<L: Label>(to: &mut Registry, name: &str, help: &str) -> Family<L, Counter> {
-    let family = Family::default();
-    touch(&family);
-    to.register(name, help, family.clone());
+    registered(to, name, help, touched(Family::default()))
+}
+
+fn touched<L: Label, M, C: MetricConstructor<M>>(family: Family<L, M, C>) -> Family<L, M, C> {
+    L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
     family
 }
 
-fn counters_of_codes(
-    to: &mut Registry,
-    name: &str,
-    help: &str,
-    (key, codes): (&'static str, impl Iterator<Item = &'static str>),
-) -> Family<Code, Counter> {
+fn counters_of_codes(key: &'static str, codes: impl Iterator<Item = &'static str>) -> Family<Code, Counter> {
     let family = Family::<Code, Counter>::default();
     codes.for_each(|code| drop(family.get_or_create(&Code { key, code })));
-    to.register(name, help, family.clone());
     family
-}
-
-fn histogram<const N: usize>(to: &mut Registry, name: &str, help: &str, bounds: [f64; N]) -> Histogram {
-    let histogram = Histogram::new(bounds);
-    to.register(name, help, histogram.clone());
-    histogram
-}
-
-/// Makes a sample of every value of the label.
-fn touch<L: Label, M, C: MetricConstructor<M>>(family: &Family<L, M, C>) {
-    L::ALL.iter().for_each(|label| drop(family.get_or_create(label)));
 }
 
 /// A family that is described on the page before it has its first sample.
@@ -218,8 +198,4 @@ impl<F: EncodeMetric> EncodeMetric for Described<F> {
     fn metric_type(&self) -> MetricType {
         self.0.metric_type()
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,9 +6,7 @@ use std::fs;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Process {
     pub resident_bytes: u64,
-    /// Seconds of processor time, in user and system.
     pub cpu_s: f64,
-    /// File descriptors, connections among them.
     pub open_fds: u64,
     pub fds_max: u64,
     pub threads: u64,

@@ -10,19 +10,15 @@ use super::{Buckets, locked, telemetry};
 use crate::runtime::clock;
 use tallyd_core::model::Micros;
 
-/// How far two points are apart.
 pub(crate) const POINT_EVERY: Duration = Duration::from_secs(10);
 
-/// Points of an hour.
 const POINTS_MAX: usize = 360;
 
-/// Ten seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Point {
     /// Their end, in microseconds since the epoch.
     pub at: i64,
-    /// Events a second whose effect was committed.
     pub events_s: f64,
     /// Half of them were committed within so many seconds of their `at`. `None` if there were no events.
     pub lag_p50_s: Option<f64>,
@@ -32,7 +28,6 @@ pub(crate) struct Point {
     pub queued: Option<u64>,
 }
 
-/// The points, and what they are counted from.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse(Mutex<State>);
 
@@ -71,7 +66,6 @@ impl Pulse {
         locked(&self.0).points.back().cloned()
     }
 
-    /// All of them, the oldest first.
     pub fn points(&self) -> Vec<Point> {
         locked(&self.0).points.iter().cloned().collect()
     }

@@ -22,7 +22,6 @@ impl Buckets {
         Self(text.lines().filter_map(read).collect())
     }
 
-    /// What has come since `former`.
     #[must_use]
     pub fn since(&self, former: &Self) -> Self {
         let before = former.0.iter().map(|(_, count)| *count).chain(std::iter::repeat(0));

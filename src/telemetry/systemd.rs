@@ -10,10 +10,8 @@ use super::{Standing, Telemetry, telemetry};
 use crate::runtime::systemd;
 use crate::runtime::waits::waits;
 
-/// How often the line is made. It is sent when it has changed.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
-/// Keeps the line up to date, if systemd runs this process.
 pub(crate) async fn tell_status(end: CancellationToken) {
     if std::env::var_os("NOTIFY_SOCKET").is_none() {
         return;
@@ -32,7 +30,6 @@ pub(crate) async fn tell_status(end: CancellationToken) {
     }
 }
 
-/// What the process does, and what it waits for.
 fn line(telemetry: &Telemetry, events_s: f64, lag_s: Option<f64>) -> String {
     let partitions = telemetry.consumer.partitions();
     let written = partitions.iter().filter(|(_, partition)| partition.standing() == Standing::Writing).count();

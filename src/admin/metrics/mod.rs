@@ -104,7 +104,6 @@ fn flag(value: bool) -> f64 {
     f64::from(u8::from(value))
 }
 
-/// Seconds since 1970; 0 for never.
 fn instant(at: Option<i64>) -> f64 {
     at.map_or(0.0, |at| at as f64 / 1e6)
 }

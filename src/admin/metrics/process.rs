@@ -28,7 +28,6 @@ pub(super) fn register(page: &mut Page, telemetry: &Telemetry, now: Micros) {
     page.0.register("tallyd_waits_begun", "How often something began to fail", ConstCounter::new(waits().begun()));
 }
 
-/// The crates of the servers count them.
 fn connections_opened() -> Family<Server, Counter> {
     let opened = Family::<Server, Counter>::default();
     for (server, connections) in [

@@ -38,14 +38,12 @@ pub(super) struct CheckArgs {
     format: Format,
 }
 
-/// All that was looked at, for programs.
 #[derive(Serialize)]
 struct Checked<'a> {
     valid: bool,
     checks: &'a [Check],
 }
 
-/// Looks at the file at `path`, and unless it is wrong at the servers.
 pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
     let (told, checks) = match look(path, args.offline) {
         Ok((told, checks)) => (told, checks),
@@ -66,10 +64,6 @@ pub(super) fn run(path: &Path, args: &CheckArgs) -> Result<u8> {
     })
 }
 
-/// What will be run, and what was looked at.
-///
-/// # Errors
-/// What is wrong with the configuration.
 fn look(path: &Path, offline: bool) -> std::result::Result<(String, Vec<Check>), Vec<Problem>> {
     let Loaded { config, origins } = config::examine(path)?;
     let of = |key: &str, text: String| vec![origins.problem(&[key.into()], text)];
@@ -115,7 +109,6 @@ fn print(told: &str, checks: &[Check]) -> std::io::Result<()> {
     }
 }
 
-/// Where the servers are, and when what runs next.
 fn told(config: &Config, servers: &Servers) -> String {
     let mut text = String::new();
     let mut line = |name: &str, what: String| {

@@ -8,7 +8,6 @@ use super::finding::{Check, What};
 
 const AWAY: &str = "start RabbitMQ, or mend [amqp] url; the daemon waits for it meanwhile";
 
-/// What to do about a broker that answered before.
 const SILENT: &str = "see how RabbitMQ is (rabbitmqctl status), and check again";
 
 const ALARM: &str = "look for a memory or disk alarm (rabbitmqctl status), and free memory or disk: nobody can publish meanwhile; then check again";
@@ -77,7 +76,6 @@ async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     Ok((link, checks))
 }
 
-/// What is said of exchanges, or of queues.
 fn things(declare: bool, what: What, found: Vec<(String, Found)>, checks: &mut Vec<Check>, refused: &mut Vec<String>) {
     let (mut right, mut missing) = (Vec::new(), Vec::new());
     for (name, found) in found {

@@ -9,7 +9,6 @@ use tallyd_redis::space::{FIELDS_MEAN_MAX, LISTPACK_ENTRIES, LISTPACK_FIELDS, fi
 
 use super::finding::{Check, Status, What, clock};
 
-/// Buckets of each kind whose fields are counted.
 const CHECKED_BUCKETS: u32 = 4_096;
 
 /// With more partitions, their marks are a large part of a bucket.
@@ -26,7 +25,6 @@ const VERSION_MIN: u32 = 7;
 
 const AWAY: &str = "start Redis, or mend [redis] url; events go on into MySQL meanwhile";
 
-/// What to do about a server that answered before.
 const SILENT: &str = "see what Redis has to do (SLOWLOG GET), and check again";
 
 const REFUSED: &str =

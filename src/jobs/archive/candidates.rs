@@ -12,12 +12,10 @@ use tallyd_core::period::PeriodKind;
 use tallyd_redis::Cache;
 use tallyd_redis::boards::BoardKeys;
 
-/// What a run finds.
 #[derive(Default)]
 pub(super) struct Candidates {
     /// By board, newest first. A board without any is there, too: what is noted of it must be there before its first period is frozen.
     pub boards: BTreeMap<String, Vec<Candidate>>,
-    /// What a dry run says of periods that are still open.
     pub open: Vec<PeriodReport>,
 }
 

@@ -17,16 +17,13 @@ const COMMIT_PAGES: usize = 10;
 /// After this many members no other page is added to them: a transaction holds the job's lock.
 const COMMIT_MEMBERS: usize = 5_000;
 
-/// Copies frozen zsets to rows, and compares both.
 pub(super) struct Copier<'a> {
     run: &'a BoardRun<'a>,
     page_members: usize,
 }
 
-/// What was copied, and verified.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Copied {
-    /// The rows.
     pub tally: Tally,
     /// Members beyond them, which are not archived.
     pub left_out: u64,
@@ -74,7 +71,6 @@ impl<'a> Copier<'a> {
         Ok(Copied { tally, left_out: members - copied })
     }
 
-    /// Deletes the places of a copy beyond the board's end.
     pub async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
         let BoardRun { store, number, .. } = *self.run;
         let last = store.last_place(at, copy).await?;
@@ -100,7 +96,6 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// Reads an archived board back from both stores, as far as it is archived.
     pub async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
         // Its end, too, if there must be none beyond.
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
@@ -118,7 +113,6 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// The frozen zset of a period and one copy of it, for tasks.
 #[derive(Clone)]
 struct Pair {
     store: Store,
@@ -128,7 +122,6 @@ struct Pair {
     copy: u8,
 }
 
-/// What one transaction writes.
 struct Pages {
     members: u64,
     places: Places,

@@ -78,7 +78,6 @@ use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// Where a test can end the process: between any two steps, in their order.
 pub const FAULT_POINTS: [&str; 13] = [
     "archive:claimed",
     "archive:frozen",
@@ -114,7 +113,6 @@ pub struct Archiver {
 }
 
 impl Archiver {
-    /// For the boards and the page size of `config`.
     pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
@@ -129,9 +127,6 @@ impl Archiver {
 
     /// Does what is due at `now`, as the run that holds the lock of [`JOB`]. A dry run says what that would be; it
     /// changes nothing, and needs neither lock nor run.
-    ///
-    /// # Errors
-    /// [`ScopeError`]; a server doesn't answer; another run took over.
     pub async fn run(
         &self,
         run: u64,
@@ -238,13 +233,8 @@ mod tests {
             include_str!("copy.rs"),
             include_str!("mod.rs"),
             include_str!("../board_run/backup.rs"),
-        ]
-        .concat();
-        let points: Vec<&str> = FAULT_POINTS.into_iter().chain(RAISE_FAULT_POINTS).chain(PRUNE_FAULT_POINTS).collect();
-        for point in &points {
-            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), points.len());
+        ];
+        let points = [FAULT_POINTS.as_slice(), &RAISE_FAULT_POINTS, &PRUNE_FAULT_POINTS].concat();
+        crate::jobs::assert_fault_points(&points, &sources);
     }
 }

@@ -8,10 +8,8 @@ use tallyd_core::model::Micros;
 use tallyd_mysql::boards::{PeriodRow, PeriodState};
 use tallyd_redis::boards::BoardKeys;
 
-/// What is known of a period.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
-    /// In Redis.
     pub keys: BoardKeys,
     /// In MySQL; `None` if it was never frozen.
     pub row: Option<PeriodRow>,
@@ -21,7 +19,6 @@ pub(super) struct Facts {
     pub now: Micros,
 }
 
-/// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     /// Nothing: there is no such board, or all is done.
@@ -60,7 +57,6 @@ fn decide_first(Facts { keys: BoardKeys { live, frozen, .. }, backup, expire_aft
     }
 }
 
-/// Of a period that was frozen.
 fn decide_next(Facts { keys, backup, expire_after, now, .. }: Facts, row: PeriodRow) -> Plan {
     let BoardKeys { live, frozen, late_members, .. } = keys;
     match (row.state, frozen, expire_after) {
@@ -106,7 +102,6 @@ pub(super) fn left_over(row: Option<PeriodRow>, live: bool) -> Option<Reason> {
     }
 }
 
-/// How long it still stays in Redis.
 fn left(done_at: Option<Micros>, expire_after: Duration, now: Micros) -> Duration {
     let gone_by = now.before(expire_after);
     let left = done_at.map_or(0, |done_at| done_at.0.saturating_sub(gone_by.0));
@@ -133,49 +128,32 @@ mod tests {
 
     const ARCHIVE: Plan = Plan::Archive { expire_after: STAY };
 
-    fn decide_on(
-        keys: BoardKeys,
-        row: Option<PeriodRow>,
-        backup: Backup,
-        expire_after: Option<Duration>,
-        now: Micros,
-    ) -> Plan {
-        decide(Facts { keys, row, backup, expire_after, now })
-    }
+    /// Of a period of which nothing is known.
+    const FACTS: Facts = Facts {
+        keys: BoardKeys { live: false, frozen: false, freeze: FROZEN, late_members: 4 },
+        row: None,
+        backup: Backup::None,
+        expire_after: Some(STAY),
+        now: DONE_AT,
+    };
 
-    fn decided(
-        live: bool,
-        frozen: bool,
-        state: Option<PeriodState>,
-        expire_after: Option<Duration>,
-        at: Micros,
-    ) -> Plan {
-        decided_saved(live, frozen, state, Backup::None, expire_after, at)
-    }
-
-    fn decided_saved(
-        live: bool,
-        frozen: bool,
-        state: Option<PeriodState>,
-        backup: Backup,
-        expire_after: Option<Duration>,
-        at: Micros,
-    ) -> Plan {
-        let row = state.map(row);
-        decide_on(BoardKeys { live, frozen, freeze: FROZEN, late_members: 4 }, row, backup, expire_after, at)
+    fn decided(live: bool, frozen: bool, state: Option<PeriodState>, facts: Facts) -> Plan {
+        decide(Facts { keys: BoardKeys { live, frozen, ..facts.keys }, row: state.map(row), ..facts })
     }
 
     #[test]
     fn what_redis_has_from_before_the_freeze_is_raised_and_not_taken_for_what_came_late() {
         use PeriodState::{Done, Ended, Frozen, Pruned};
-        let plan = |live, frozen, state, saved, stay| {
-            let keys = BoardKeys { live, frozen, freeze: Freeze { note: None, ..FROZEN }, late_members: 0 };
-            decide_on(keys, Some(row(state)), saved, stay, DONE_AT)
-        };
-        for saved in [Backup::None, Backup::Intact, Backup::Lost] {
+        let keys = |freeze| BoardKeys { live: true, freeze, late_members: 0, ..FACTS.keys };
+        let before = Facts { keys: keys(Freeze { note: None, ..FROZEN }), ..FACTS };
+        for backup in [Backup::None, Backup::Intact, Backup::Lost] {
             for state in [Frozen, Done, Ended] {
                 let raise = Plan::Raise { row: row(state), expire_after: STAY };
-                assert_eq!(plan(true, false, state, saved, Some(STAY)), raise, "{state:?} {saved:?}");
+                assert_eq!(
+                    decided(true, false, Some(state), Facts { backup, ..before }),
+                    raise,
+                    "{state:?} {backup:?}"
+                );
             }
         }
         // It was archived after run 7 had put it back.
@@ -192,21 +170,18 @@ mod tests {
             (6, None, late()),
             (4, Some(7), raise()),
         ] {
-            let keys = BoardKeys { live: true, frozen: false, freeze: Freeze { generation, note }, late_members: 0 };
-            assert_eq!(
-                decide_on(keys, Some(ended), Backup::None, Some(STAY), DONE_AT),
-                expected,
-                "{generation} {note:?}"
-            );
+            let facts = Facts { keys: keys(Freeze { generation, note }), row: Some(ended), ..FACTS };
+            assert_eq!(decide(facts), expected, "{generation} {note:?}");
         }
         // Nothing is there, or the frozen zset itself; its archive is deleted; nobody knows how long it should stay.
-        for (live, frozen, state, stay, expected) in [
+        for (live, frozen, state, expire_after, expected) in [
             (false, false, Done, Some(STAY), Plan::NoteEnded),
             (true, true, Done, Some(STAY), ARCHIVE),
             (true, false, Pruned, Some(STAY), Plan::Keep(Reason::LatePruned)),
             (true, false, Ended, None, Plan::Keep(Reason::Late)),
         ] {
-            assert_eq!(plan(live, frozen, state, Backup::None, stay), expected, "{live} {frozen} {state:?}");
+            let facts = Facts { expire_after, ..before };
+            assert_eq!(decided(live, frozen, Some(state), facts), expected, "{live} {frozen} {state:?}");
         }
     }
 
@@ -235,15 +210,15 @@ mod tests {
             (false, true, Some(Pruned), Plan::Keep(Reason::CameBack)),
             (true, true, Some(Pruned), Plan::Keep(Reason::CameBack)),
         ] {
-            assert_eq!(decided(live, frozen, state, Some(STAY), DONE_AT), expected, "{live} {frozen} {state:?}");
+            assert_eq!(decided(live, frozen, state, FACTS), expected, "{live} {frozen} {state:?}");
         }
     }
 
     #[test]
     fn a_board_of_which_mysql_lacks_late_members_is_archived_again() {
         for (late_members, expected) in [(3, Plan::Wait { left: STAY }), (4, Plan::Wait { left: STAY }), (5, ARCHIVE)] {
-            let keys = BoardKeys { live: false, frozen: true, freeze: FROZEN, late_members };
-            assert_eq!(decide_on(keys, Some(row(PeriodState::Done)), Backup::None, Some(STAY), DONE_AT), expected);
+            let facts = Facts { keys: BoardKeys { late_members, ..FACTS.keys }, ..FACTS };
+            assert_eq!(decided(false, true, Some(PeriodState::Done), facts), expected);
         }
     }
 
@@ -251,8 +226,8 @@ mod tests {
     fn a_zset_lost_in_a_second_copy_leaves_the_first_archive() {
         for live in [true, false] {
             let row = PeriodRow { copy: Some(1), ..row(PeriodState::Frozen) };
-            let keys = BoardKeys { live, frozen: false, freeze: FROZEN, late_members: 0 };
-            assert_eq!(decide_on(keys, Some(row), Backup::None, Some(STAY), DONE_AT), Plan::NoteEnded);
+            let keys = BoardKeys { live, late_members: 0, ..FACTS.keys };
+            assert_eq!(decide(Facts { keys, row: Some(row), ..FACTS }), Plan::NoteEnded);
             let said = left_over(Some(row), live).unwrap().to_string();
             assert!(said.contains(&Reason::LostLate.to_string()), "{said}");
             assert_eq!(said.contains(&Reason::Late.to_string()), live, "{said}");
@@ -263,8 +238,7 @@ mod tests {
     #[test]
     fn what_is_left_of_a_board_that_has_a_snapshot_is_not_taken_for_it() {
         use PeriodState::Frozen;
-        let plan = |live, frozen, state, saved| decided_saved(live, frozen, state, saved, Some(STAY), DONE_AT);
-        for (live, frozen, state, saved, expected) in [
+        for (live, frozen, state, backup, expected) in [
             (true, false, None, Backup::Intact, ARCHIVE),
             (false, false, None, Backup::Intact, Plan::Nothing),
             (true, false, None, Backup::Lost, Plan::Keep(Reason::LostLive)),
@@ -277,24 +251,27 @@ mod tests {
             (false, false, Some(Frozen), Backup::Intact, Plan::Keep(Reason::LostWithBackup)),
             (false, false, Some(Frozen), Backup::Lost, Plan::Keep(Reason::LostWithBackup)),
         ] {
-            assert_eq!(plan(live, frozen, state, saved), expected, "{live} {frozen} {state:?} {saved:?}");
+            let plan = decided(live, frozen, state, Facts { backup, ..FACTS });
+            assert_eq!(plan, expected, "{live} {frozen} {state:?} {backup:?}");
         }
     }
 
     #[test]
     fn a_board_without_configuration_is_left_alone_while_it_is_in_redis() {
         use PeriodState::{Done, Ended, Frozen};
+        let unknown = Facts { expire_after: None, ..FACTS };
         for state in [None, Some(Frozen), Some(Done)] {
-            assert_eq!(decided(false, true, state, None, DONE_AT), Plan::Keep(Reason::Unknown), "{state:?}");
+            assert_eq!(decided(false, true, state, unknown), Plan::Keep(Reason::Unknown), "{state:?}");
         }
-        assert_eq!(decided(false, false, Some(Done), None, DONE_AT), Plan::NoteEnded);
-        assert_eq!(decided(false, false, Some(Ended), None, DONE_AT), Plan::Nothing);
+        assert_eq!(decided(false, false, Some(Done), unknown), Plan::NoteEnded);
+        assert_eq!(decided(false, false, Some(Ended), unknown), Plan::Nothing);
     }
 
     #[test]
     fn an_archived_board_ends_when_its_time_is_over_and_not_before() {
         let at = |seconds: i64| Micros(DONE_AT.0 + seconds * 1_000_000);
-        let plan = |stay, now| decided(false, true, Some(PeriodState::Done), Some(stay), now);
+        let of = |stay, now| Facts { expire_after: Some(stay), now, ..FACTS };
+        let plan = |stay, now| decided(false, true, Some(PeriodState::Done), of(stay, now));
         let end = Plan::End { row: row(PeriodState::Done) };
         assert_eq!(plan(STAY, at(59)), Plan::Wait { left: Duration::from_secs(1) });
         assert_eq!(plan(STAY, at(60)), end);

@@ -58,7 +58,6 @@ pub(super) async fn raise_to_archive(
     Ok(pages)
 }
 
-/// What a zset was given.
 #[derive(Default)]
 struct Raised {
     pages: u64,

@@ -22,14 +22,12 @@ use tallyd_redis::score::Rule;
 /// How long after its time a zset expires that no run has ended.
 const SAFETY_NET: Duration = Duration::from_secs(86_400);
 
-/// The steps of one run.
 pub(super) struct Steps<'a> {
     run: &'a BoardRun<'a>,
     copier: Copier<'a>,
     page_members: usize,
 }
 
-/// What Redis has noted of a frozen zset.
 #[derive(Clone, Copy)]
 struct Frozen {
     freeze: Freeze,
@@ -48,31 +46,23 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Does what one period needs.
     pub async fn take(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let started = Instant::now();
         let taken = self.do_what_is_missing(candidate).await.map(|taken| taken.after(started.elapsed()));
         let BoardPeriod { board, period } = &candidate.at;
         let seconds = started.elapsed().as_secs_f32();
         match &taken {
-            Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => info!(
-                event = "board-archived",
-                board,
-                period,
-                members,
-                late_members,
-                seconds,
-                "{board} {period}: {members} members archived in {seconds:.1} s, {late_members} of them late"
-            ),
-            Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => info!(
-                event = "board-ended",
-                board,
-                period,
-                members,
-                late_members,
-                seconds,
-                "{board} {period}: {members} members are in MySQL and no longer in Redis"
-            ),
+            Ok(PeriodReport { outcome: Outcome::Archived, members, late_members, .. }) => {
+                let said = format!("{members} members archived in {seconds:.1} s, {late_members} of them late");
+                info!(
+                    event = "board-archived",
+                    board, period, members, late_members, seconds, "{board} {period}: {said}"
+                );
+            }
+            Ok(PeriodReport { outcome: Outcome::Ended, members, late_members, .. }) => {
+                let said = format!("{members} members are in MySQL and no longer in Redis");
+                info!(event = "board-ended", board, period, members, late_members, seconds, "{board} {period}: {said}");
+            }
             Err(Halt::Kept(reason)) => {
                 let reason = reason.to_string();
                 warn!(event = "board-kept", board, period, reason, seconds, "{board} {period} is kept: {reason}");
@@ -250,7 +240,6 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    /// Says what a run would do; changes nothing.
     pub async fn foresee(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let BoardRun { store, cache, now, .. } = *self.run;
         let at = &candidate.at;
@@ -280,7 +269,6 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The row of a period that was noted just now.
 fn row_of(Done { tally, left_out, copy, frozen, late_members }: Done) -> PeriodRow {
     let (state, copy) = (PeriodState::Done, Some(copy));
     PeriodRow { state, tally, left_out, copy, frozen, late_members, done_at: None, restored_at: None }

@@ -19,7 +19,6 @@ const TOLD_BY: u64 = 200;
 /// Whether MySQL has a period a second time, and whether Redis has lost it since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum Backup {
-    /// MySQL has none.
     None,
     /// MySQL has one, and Redis has lost nothing since.
     Intact,
@@ -27,7 +26,6 @@ pub(in crate::jobs) enum Backup {
     Lost,
 }
 
-/// The complete snapshot of a period.
 pub(in crate::jobs) async fn complete(store: &Store, at: &BoardPeriod) -> Step<Option<Snapshot>> {
     Ok(store.snapshot(at).await?.filter(|snapshot| snapshot.taken_at.is_some()))
 }
@@ -70,22 +68,16 @@ pub(in crate::jobs) async fn forget(run: &BoardRun<'_>, at: &BoardPeriod) -> Ste
     Ok(())
 }
 
-/// The rows that a period is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::jobs) enum RowsOf {
-    /// That copy of its archive.
-    Archive {
-        copy: u8,
-    },
+    Archive { copy: u8 },
     Snapshot,
 }
 
-/// All that MySQL has of a period, page by page.
 pub(in crate::jobs) struct Rows<'a> {
     store: &'a Store,
     at: &'a BoardPeriod,
     of: RowsOf,
-    /// How many were read.
     pub read: u64,
     last: Option<Vec<u8>>,
 }

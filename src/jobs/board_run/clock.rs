@@ -16,15 +16,12 @@ use tallyd_redis::Cache;
 /// How far clocks may be apart: time servers keep them within a second.
 const APART_MAX: Duration = Duration::from_secs(120);
 
-/// What the clocks say.
 pub(in crate::jobs) struct Reading {
-    /// MySQL's time.
     pub now: Micros,
     /// What is wrong if the clocks differ, since nobody can tell which one is right.
     pub problem: Option<String>,
 }
 
-/// When a run begins.
 pub(in crate::jobs) enum Start {
     At(Micros),
     /// The clocks differ: the run does nothing, and says so.

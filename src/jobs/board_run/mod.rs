@@ -22,7 +22,6 @@ use tallyd_mysql::{Fate, Store, StoreError};
 use tallyd_redis::boards::{BoardKeys, Changed};
 use tallyd_redis::{Cache, CacheError};
 
-/// One run, and how far it is.
 pub(super) struct BoardRun<'a> {
     // What it needs.
     pub store: &'a Store,
@@ -38,7 +37,6 @@ pub(super) struct BoardRun<'a> {
 
 /// Why a period was left before its end.
 pub(super) enum Halt {
-    /// The daemon stops.
     Stopped,
     /// This period alone can't go on.
     Kept(Reason),
@@ -150,7 +148,6 @@ impl<'a> BoardRun<'a> {
         Self { store, cache, stop, number, now, progress: watch::Sender::default() }
     }
 
-    /// Does `work`, and shows meanwhile how far it is.
     pub async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             done = work => Ok(done),
@@ -158,12 +155,10 @@ impl<'a> BoardRun<'a> {
         }
     }
 
-    /// Shows that `total` members of a period are to be copied, or verified.
     pub fn show(&self, at: &BoardPeriod, verb: &'static str, total: u64) {
         self.progress.send_replace(Progress::of(at, verb, total));
     }
 
-    /// Shows how many of them are.
     pub fn show_done(&self, done: u64) {
         self.progress.send_modify(|progress| progress.done = done);
     }
@@ -174,12 +169,10 @@ impl<'a> BoardRun<'a> {
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
     }
 
-    /// What Redis has of a period.
     pub async fn keys(&self, at: &BoardPeriod) -> Step<BoardKeys> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
     }
 
-    /// The mark of the period's last snapshot in Redis.
     pub async fn mark(&self, at: &BoardPeriod) -> Step<Option<u64>> {
         Ok(self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten())
     }

@@ -12,64 +12,37 @@ use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{Calendar, LOOK_BACK, Period, PeriodError, PeriodKind};
 use tallyd_redis::score::Rule;
 
-/// The mode of a run over all closed periods.
 pub const MODE: &str = "closed";
 
-/// The boards and periods that a run is asked for; all by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// Only the board of that name.
     pub board: Option<String>,
     /// Only that period: `2026-W46`. It can lie further back than a run looks otherwise.
     pub period: Option<String>,
-    /// Change nothing, say what would be done.
     pub dry_run: bool,
 }
 
-/// The boards or periods that were asked for can't be archived.
 #[derive(Debug, thiserror::Error)]
 pub enum ScopeError {
-    /// Not a configured board.
     #[error("no board is called \"{name}\": the configuration has {known}")]
-    UnknownBoard {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// Not a period.
+    UnknownBoard { name: String, known: String },
     #[error(transparent)]
     Period(#[from] PeriodError),
     /// All time is no period that is closed one day.
     #[error("total never ends, and is not archived")]
     NeverEnds,
-    /// No board in scope has such periods.
     #[error("{period} is a {kind}, and no board that is asked for has a zset for each {kind}")]
-    NoSuchBoard {
-        /// What was asked for.
-        period: String,
-        kind: String,
-    },
-    /// Writers can still add to it.
+    NoSuchBoard { period: String, kind: String },
     #[error("{at} is not closed: it ends at {end}, and late writes are waited for until {closes}")]
-    Open {
-        at: BoardPeriod,
-        /// Its end.
-        end: String,
-        /// When it can be archived.
-        closes: String,
-    },
+    Open { at: BoardPeriod, end: String, closes: String },
 }
 
-/// A period that is looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::jobs) struct Candidate {
     pub at: BoardPeriod,
     /// `None` if the configuration doesn't have the board.
     pub expire_after: Option<Duration>,
-    /// How its scores are made.
     pub rule: Rule,
-    /// How many places are archived.
     pub top: u64,
 }
 
@@ -80,11 +53,9 @@ pub(in crate::jobs) struct Periods {
     pub open: Vec<Open>,
 }
 
-/// A period that is not closed.
 #[derive(Clone, Debug)]
 pub(in crate::jobs) struct Open {
     pub candidate: Candidate,
-    /// When it can be archived.
     pub closes: Micros,
 }
 
@@ -150,7 +121,6 @@ impl Scope {
     }
 }
 
-/// One period of one board, closed or not, all time included.
 pub(in crate::jobs) fn candidate_named(boards: &[Board], name: &str, period: &str) -> Result<Candidate, ScopeError> {
     let period: Period = period.parse()?;
     if boards.iter().all(|board| board.name != name) {
@@ -173,7 +143,6 @@ fn unknown(boards: &[Board], name: &str) -> ScopeError {
     ScopeError::UnknownBoard { name: name.to_owned(), known }
 }
 
-/// How many places of the board are archived.
 fn top(board: &Board) -> u64 {
     if board.archive_top == 0 { u64::MAX } else { board.archive_top.into() }
 }
@@ -208,33 +177,14 @@ pub(in crate::jobs) fn instant(at: Micros) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Pause;
-    use tallyd_core::period::WeekStart;
-    use tallyd_redis::score::Tie;
 
-    fn board(name: &str, period: PeriodKind, time_zone: &str) -> Board {
-        Board {
-            name: name.to_owned(),
-            period,
-            time_zone: time_zone.to_owned(),
-            week_starts: WeekStart::Monday,
-            score: vec!["like".to_owned()],
-            tie: Tie::Member,
-            second_bits: 20,
-            archive_grace: Pause::from_secs(3_600),
-            expire_after: Pause::from_secs(60),
-            archive_top: 0,
-            archive_keep: Pause::default(),
-            snapshot_every: Pause::from_secs(3_600),
-        }
-    }
-
-    fn boards() -> [Board; 3] {
-        [
-            board("likes", PeriodKind::Week, "Asia/Shanghai"),
-            board("likes", PeriodKind::Day, "Asia/Shanghai"),
-            board("posts", PeriodKind::Week, "UTC"),
-        ]
+    fn boards() -> Vec<Board> {
+        let board = |name: &str, period: &str, zone: &str| {
+            let names = format!("[[board]]\nname = \"{name}\"\nperiod = \"{period}\"\ntime_zone = \"{zone}\"");
+            format!("{names}\narchive_grace = \"1h\"\nexpire_after = \"1m\"\n")
+        };
+        let shanghai = ["week", "day"].map(|period| board("likes", period, "Asia/Shanghai")).concat();
+        crate::config::parse(&(shanghai + &board("posts", "week", "UTC")), "test", []).unwrap().boards
     }
 
     fn at(text: &str) -> Micros {

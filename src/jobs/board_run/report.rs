@@ -10,27 +10,19 @@ use crate::jobs::runner::{self, Outcome as Ended};
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
 use tallyd_core::model::BoardPeriod;
 
-/// The result of one run, period by period.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// Nothing was changed: the report says what a run would do.
     pub dry_run: bool,
-    /// The daemon was stopped before the end of the run.
     pub stopped: bool,
-    /// Why nothing was done: a sentence.
     pub problem: Option<String>,
-    /// By board, newest first.
     pub periods: Vec<PeriodReport>,
 }
 
-/// The result for one period.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PeriodReport {
     pub board: String,
     pub period: String,
-    /// The result.
     pub outcome: Outcome,
-    /// Its members, if they are known.
     pub members: u64,
     /// Members that are not archived, by `archive_top`.
     pub left_out: u64,
@@ -42,7 +34,6 @@ pub struct PeriodReport {
     pub reason: Option<String>,
 }
 
-/// The result for a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -50,29 +41,18 @@ pub enum Outcome {
     Archived,
     /// Verified and gone from Redis.
     Ended,
-    /// Archived before; it stays in Redis for a while.
     Waiting,
-    /// A snapshot of it was taken.
     Saved,
-    /// It is in Redis again.
     Restored,
     /// Redis no longer has it, as it should be: its snapshot is deleted.
     Forgotten,
-    /// Its archive is over, and deleted.
     Pruned,
-    /// It could not be finished and stays as it is.
     Kept,
-    /// A dry run: it would be archived.
     WouldArchive,
-    /// A dry run: its zset would be ended.
     WouldEnd,
-    /// A dry run: its archive would be deleted.
     WouldPrune,
-    /// A dry run: it would be put back.
     WouldRestore,
-    /// Not over yet.
     Open,
-    /// There is nothing to archive.
     Nothing,
 }
 
@@ -191,10 +171,8 @@ impl fmt::Display for PeriodReport {
     }
 }
 
-/// How far a run is.
 #[derive(Clone, Debug, Default)]
 pub(in crate::jobs) struct Progress {
-    /// The period, and since when the run is at it.
     now: Option<(BoardPeriod, Instant)>,
     /// What becomes of its members: copied, verified.
     verb: &'static str,

@@ -19,7 +19,6 @@ use tallyd_redis::filters::Built;
 /// this one holds 2.8 million of them, the largest there is takes 32 parts.
 const WINDOW_BYTES: usize = 16 << 20;
 
-/// Likers that one query reads.
 const LIKERS_PAGE: u64 = 10_000;
 
 impl Run<'_> {

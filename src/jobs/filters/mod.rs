@@ -87,7 +87,6 @@ use tallyd_redis::Cache;
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::keys::KindNames;
 
-/// The only mode of the job.
 pub const MODE: &str = "keep";
 
 /// Where a test may end the process: between any two steps, in their order.
@@ -101,13 +100,11 @@ pub const FAULT_POINTS: [&str; 7] = [
     "filters:folded",
 ];
 
-/// Targets that are looked at in one go.
 const PAGE_TARGETS: usize = 5_000;
 
 /// Targets with fewer likes than this part of `likes_min` are not looked at.
 const FAR: u64 = 4;
 
-/// Filters that are built behind one fence.
 const BUILDS: usize = 500;
 
 /// Without a run for so long no filter is trusted: nobody knows what API servers did meanwhile.
@@ -119,7 +116,6 @@ const UNDONE_MAX: Duration = Duration::from_secs(5 * 86_400);
 /// How often all targets are looked at, whether they changed or not.
 const FULL_EVERY: Duration = Duration::from_secs(86_400);
 
-/// Keeps filters, and what it works with.
 #[derive(Clone)]
 pub struct Filters {
     store: Store,
@@ -133,7 +129,6 @@ pub struct Filters {
     overlap: Duration,
 }
 
-/// One run on its way.
 struct Run<'a> {
     on: &'a Filters,
     number: u64,
@@ -142,13 +137,11 @@ struct Run<'a> {
     fences_sent: u64,
     /// What is to be built behind the next fence, each for so many users.
     builds: Vec<(Target, u64)>,
-    /// What Redis was when the run began.
     data_set: String,
     report: Report,
 }
 
 impl Filters {
-    /// As `config` wants them.
     pub fn new(config: &Config, store: Store, cache: Cache, broker: Broker) -> Self {
         let wish = Wish { likes_min: config.filter.likes_min, false_positive: config.filter.false_positive, epoch: 0 };
         Self {
@@ -165,9 +158,6 @@ impl Filters {
     }
 
     /// Does the run `number` of the job, whose lock the caller holds. Ends between two steps when `stop` is cancelled.
-    ///
-    /// # Errors
-    /// The servers'. What was built stays.
     pub async fn run(&self, number: u64, stop: &CancellationToken) -> Result<Report> {
         let LastMarks { newest, newest_age, done, done_age } =
             self.store.last_marks(JobName::Filters.name(), MODE, number).await?;
@@ -265,7 +255,6 @@ impl Run<'_> {
         self.build_waiting().await
     }
 
-    /// Looks at every target that has a counter.
     async fn keep_all(&mut self) -> Result<()> {
         let on = self.on;
         for (kind, _) in on.names.all() {
@@ -284,7 +273,6 @@ impl Run<'_> {
         self.build_waiting().await
     }
 
-    /// Does what is to be done with the filters of a page of targets, each with its number of likes.
     async fn keep(&mut self, page: Vec<(Target, u64)>) -> Result<()> {
         let on = self.on;
         self.check_redis().await?;
@@ -342,7 +330,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Puts users who are noted beside a filter into its bits.
     async fn fold(&mut self, target: Target, shape: Shape) -> Result<()> {
         let on = self.on;
         // None: it is another one by now, and the next run looks at that.
@@ -357,11 +344,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let sources = [include_str!("mod.rs"), include_str!("build.rs")].concat();
-        for point in FAULT_POINTS {
-            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len());
+        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("build.rs")]);
     }
 }

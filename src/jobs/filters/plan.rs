@@ -3,21 +3,16 @@
 use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::filters::FilterState;
 
-/// What filters should be like.
 #[derive(Clone, Debug)]
 pub struct Wish {
-    /// How many likes a target must have.
     pub likes_min: u64,
-    /// The rate of false positives.
     pub false_positive: f64,
     /// Since when this Redis is trusted: what was built before is not.
     pub epoch: u64,
 }
 
-/// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It is right, or there is none and need not be.
     Nothing,
     /// Users are noted beside it: set their bits.
     Fold(Shape),
@@ -32,7 +27,6 @@ pub enum Plan {
     Drop,
 }
 
-/// Decides by how many like the target and what there is.
 pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     let Some(state) = state else {
         let enough = likes >= wish.likes_min;

@@ -6,36 +6,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::jobs::runner::{self, Outcome};
 
-/// One run: what became of the filters that it looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Targets that were looked at: those that changed lately, or all.
     pub looked_at: u64,
-    /// Filters that were built.
     pub built: u64,
-    /// Users who are in those.
     pub users: u64,
     /// Users who had been noted beside a filter, and are in its bits now.
     pub folded: u64,
     /// Filters that were taken away: the target has too few likes by now, or Redis may have lost some of it.
     pub dropped: u64,
-    /// Filters that could not be built: the next run tries again.
     pub left: u64,
     /// Why, where it is not of one filter alone.
     #[serde(default)]
     pub left_because: Option<String>,
-    /// The daemon was stopped before the run was through.
     pub stopped: bool,
 }
 
-/// What a run knew of Redis, and wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     /// Redis' data set and how filters are named in it, as a number.
     pub data_set: u64,
     /// The run since when this Redis is trusted.
     pub epoch: u64,
-    /// `[filter] likes_min`.
     pub likes_min: u64,
     /// `[filter] false_positive`, as Java writes it.
     pub false_positive: String,

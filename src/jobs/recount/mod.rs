@@ -67,16 +67,13 @@ const LOOKS: usize = 4;
 /// made before.
 const HELD_MAX: usize = 100_000;
 
-/// What a run shall do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Only look.
     pub dry_run: bool,
     /// Correct however much it is.
     pub force: bool,
 }
 
-/// What one `[[recount]]` stands on.
 pub struct Recounter {
     store: Store,
     broker: Broker,
@@ -99,7 +96,6 @@ struct Suspects {
     measured: Vec<Measured>,
 }
 
-/// One run on its way.
 struct Run<'a> {
     on: &'a Recounter,
     options: RunOptions,
@@ -111,7 +107,6 @@ struct Run<'a> {
     stop: &'a CancellationToken,
     /// By page, in order.
     suspects: Vec<Suspects>,
-    /// What is to be added.
     intents: Vec<Intent>,
     /// The largest of all corrections so far, without sign.
     largest: u64,
@@ -120,9 +115,6 @@ struct Run<'a> {
 
 impl Recounter {
     /// A recounter of that block.
-    ///
-    /// # Errors
-    /// The block names what there isn't: [`crate::config::load`] has refused that.
     pub fn new(config: &Config, recount: &Recount, store: Store, broker: Broker) -> Result<Self> {
         let kind = config.kinds.named(&recount.kind).context("the kind is not in [kinds]")?;
         let metric = config.metrics.named(&recount.metric).context("the metric is not in [metrics]")?;
@@ -365,7 +357,6 @@ impl Run<'_> {
 struct Page {
     checked: u64,
     off: Vec<Measured>,
-    /// Its last id.
     until: TargetId,
 }
 
@@ -383,11 +374,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let source = [include_str!("mod.rs"), include_str!("correct.rs")].concat();
-        for point in FAULT_POINTS {
-            assert_eq!(source.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(source.matches(&call).count(), FAULT_POINTS.len());
+        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("mod.rs"), include_str!("correct.rs")]);
     }
 }

@@ -19,7 +19,6 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// By how much `counter` is off.
     pub fn drift(&self) -> i64 {
         self.counted.saturating_sub(self.truth)
     }
@@ -99,7 +98,6 @@ mod tests {
         }
     }
 
-    /// What happens to one target: a comment more or less, its event applied at some later step.
     #[derive(Clone, Copy, Debug)]
     struct Happening {
         delta: i64,

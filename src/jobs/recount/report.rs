@@ -10,24 +10,19 @@ use crate::jobs::runner::{self, Outcome};
 use crate::runtime::progress::{RunProgress, rate};
 use tallyd_core::job_name::JobName;
 
-/// How a run ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum End {
-    /// All was compared.
     #[default]
     Done,
-    /// It was told to stop.
     Stopped,
     /// It would have corrected more than is allowed without `--force`.
     #[serde(rename = "braked")]
     LimitExceeded,
 }
 
-/// The result of one run, of one `[[recount]]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// `video:comment`.
     pub recount: String,
     /// Nothing was changed, only looked at.
     pub dry_run: bool,
@@ -47,9 +42,7 @@ pub struct Report {
     pub busy: u64,
     /// The sum of all drifts, without signs.
     pub drift_sum: u64,
-    /// How often the query ran.
     pub pages: u64,
-    /// Milliseconds that the looks took.
     pub look_ms: u64,
     /// Milliseconds that it waited for events on the way, with `publish_grace`.
     pub fence_ms: u64,
@@ -59,18 +52,13 @@ pub struct Report {
     pub ended_early: Option<String>,
     /// Why a run that is no dry run would correct nothing without `--force`, where it would not.
     pub would_brake: Option<String>,
-    /// The first targets that had drifted.
     pub targets: Vec<TargetReport>,
 }
 
-/// One target in numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TargetReport {
-    /// `video:42`.
     pub target: String,
-    /// What the query said.
     pub truth: i64,
-    /// What `counter` said.
     pub counter: i64,
     /// What was added to `counter`, or in a dry run would have been.
     pub added: i64,
@@ -120,7 +108,6 @@ impl fmt::Display for Report {
     }
 }
 
-/// How far a run has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     pub recount: String,

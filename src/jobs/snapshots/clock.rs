@@ -18,22 +18,15 @@ use tallyd_core::model::BoardPeriod;
 use tallyd_mysql::Store;
 use tallyd_redis::Cache;
 
-/// The shortest and the longest pause between two checks.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// A daemon's clock for snapshots.
 pub struct SnapshotClock {
-    /// The boards.
     pub live: ConfigHandle,
-    /// Where snapshots are.
     pub store: Store,
-    /// Where boards are.
     pub cache: Cache,
-    /// Made when a snapshot is due.
     pub request: Request,
 }
 
-/// What the last check found.
 #[derive(Default)]
 struct Seen {
     lost: BTreeSet<BoardPeriod>,
@@ -42,7 +35,6 @@ struct Seen {
 }
 
 impl SnapshotClock {
-    /// Checks until the stop.
     pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at boards");
         let mut seen = Seen::default();

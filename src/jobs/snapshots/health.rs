@@ -24,9 +24,7 @@ pub(super) struct Savable {
     every: Duration,
     /// In MySQL, complete or not.
     pub noted: Option<Snapshot>,
-    /// In Redis.
     pub mark: Option<u64>,
-    /// The live zset is there.
     pub live: bool,
 }
 
@@ -36,22 +34,18 @@ impl Savable {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
 
-    /// Whether Redis has lost the board since its last snapshot began.
     pub fn is_lost(&self) -> bool {
         self.snapshot().is_some_and(|snapshot| !snapshot.is_marked(self.mark))
     }
 
-    /// Whether snapshots are to be taken of it.
     pub fn is_on(&self) -> bool {
         !self.every.is_zero()
     }
 
-    /// Whether one is late by a whole `snapshot_every`.
     pub fn is_late(&self, now: Micros) -> bool {
         self.is_due(now) && self.noted.is_some_and(|noted| noted.began_at.after(self.every * 2) < now)
     }
 
-    /// Whether it is time for one.
     pub fn is_due(&self, now: Micros) -> bool {
         let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
         let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };

@@ -42,7 +42,6 @@ pub const FAULT_POINTS: [&str; 11] = [
     "restore:put",
 ];
 
-/// Takes snapshots, and puts boards back.
 #[derive(Clone)]
 pub struct Snapshots {
     store: Store,
@@ -52,7 +51,6 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    /// For the boards and the page size of `config`.
     pub fn new(config: &Config, store: Store, cache: Cache) -> Self {
         Self { store, cache, boards: config.boards.clone(), page_members: config.archive.page_members }
     }
@@ -74,9 +72,6 @@ impl Snapshots {
 
     /// Takes snapshots as the run that holds the job's lock: of all boards that are due; or of those in `scope`, due or not. With
     /// `force` even if Redis has lost the board, or most of it.
-    ///
-    /// # Errors
-    /// [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
     pub async fn save(
         &self,
         run: u64,
@@ -92,10 +87,6 @@ impl Snapshots {
         run.followed(to, saver.save_boards(&self.boards, scope)).await?
     }
 
-    /// Puts one period of a board back, as the run that holds the job's lock.
-    ///
-    /// # Errors
-    /// [`NotRestored`]; [`super::archive::ScopeError`]; a server doesn't answer; another run took over.
     pub async fn restore(
         &self,
         run: u64,
@@ -119,11 +110,6 @@ mod tests {
 
     #[test]
     fn every_fault_point_is_listed_once() {
-        let sources = [include_str!("save.rs"), include_str!("restore.rs")].concat();
-        for point in FAULT_POINTS {
-            assert_eq!(sources.matches(&format!("fault::point(\"{point}\")")).count(), 1, "{point}");
-        }
-        let call = ["fault::", "point(\""].concat();
-        assert_eq!(sources.matches(&call).count(), FAULT_POINTS.len());
+        crate::jobs::assert_fault_points(&FAULT_POINTS, &[include_str!("save.rs"), include_str!("restore.rs")]);
     }
 }

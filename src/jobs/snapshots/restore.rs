@@ -34,10 +34,8 @@ use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::boards::{BoardKeys, Changed};
 use tallyd_redis::snapshots::Restoring;
 
-/// The mode of such a run.
 pub const RESTORE_MODE: &str = "restore";
 
-/// A board can't be restored, or need not be.
 #[derive(Debug, thiserror::Error)]
 #[error("{at} is not restored: {reason}")]
 pub struct NotRestored {
@@ -45,10 +43,8 @@ pub struct NotRestored {
     reason: Reason,
 }
 
-/// How a board is put back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restore {
-    /// Change nothing, say what would be done.
     pub dry_run: bool,
     /// Add what Redis has now to the snapshot, even if it can be a part of the board and not what came since.
     pub add: bool,
@@ -75,12 +71,10 @@ impl Source {
         }
     }
 
-    /// Whether it becomes the live zset.
     fn is_live(self) -> bool {
         matches!(self, Self::Add(_) | Self::Raise(_))
     }
 
-    /// From where, for a person.
     fn words(self) -> String {
         let time = |at: Option<Micros>| at.map_or_else(|| "an unknown time".to_owned(), instant);
         match self {
@@ -98,7 +92,6 @@ pub(super) fn tag(snapshot: Snapshot) -> String {
     format!("s{}-{}", snapshot.number, snapshot.taken_at.map_or(0, |at| at.0))
 }
 
-/// Puts one board back.
 pub(super) struct Restorer<'a> {
     pub run: &'a BoardRun<'a>,
     pub page_members: usize,
@@ -106,7 +99,6 @@ pub(super) struct Restorer<'a> {
 }
 
 impl Restorer<'_> {
-    /// Shows meanwhile how far it is.
     pub async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
         let Restore { dry_run, .. } = self.how;
         let at = candidate.at.clone();

@@ -31,13 +31,11 @@ use tallyd_mysql::snapshots::Saved as SavedMember;
 use tallyd_redis::score::Rule;
 use tallyd_redis::snapshots::Scanned;
 
-/// The mode of such a run.
 pub const SNAPSHOT_MODE: &str = "snapshot";
 
 /// After this time a run begins no other board, so that other runs get the lock.
 const RUN_MAX: Duration = Duration::from_secs(10);
 
-/// Members that one scan reads.
 const SCAN_MEMBERS: usize = 250;
 
 /// Members that are searched in one statement: MariaDB makes a join of a longer list.
@@ -46,7 +44,6 @@ const NEW_MEMBERS: usize = 900;
 /// Boards of fewer members can lose more than half of them.
 const FEW_MEMBERS: u64 = 10;
 
-/// Takes the snapshots of one run.
 pub(super) struct Saver<'a> {
     pub run: &'a BoardRun<'a>,
     /// Even if Redis has lost the board, or most of it.
@@ -56,7 +53,6 @@ pub(super) struct Saver<'a> {
 /// What is known of a board's members.
 #[derive(Clone, Copy)]
 struct Known {
-    /// How many MySQL has.
     saved: u64,
     /// With fewer in Redis the board was evicted, or deleted.
     members_min: u64,
@@ -253,18 +249,15 @@ impl Saver<'_> {
     }
 }
 
-fn log_saved(BoardPeriod { board, period }: &BoardPeriod, saved: &PeriodReport, took: Duration) {
-    let members = saved.members;
-    let seconds = took.as_secs_f32();
-    if saved.outcome == Outcome::Saved {
-        info!(
-            event = "board-saved",
-            board,
-            period,
-            members,
-            seconds,
-            "{board} {period}: a snapshot of {members} members was taken in {seconds:.1} s"
-        );
+fn log_saved(
+    BoardPeriod { board, period }: &BoardPeriod,
+    &PeriodReport { outcome, members, .. }: &PeriodReport,
+    took: Duration,
+) {
+    if outcome == Outcome::Saved {
+        let seconds = took.as_secs_f32();
+        let said = format!("a snapshot of {members} members was taken in {seconds:.1} s");
+        info!(event = "board-saved", board, period, members, seconds, "{board} {period}: {said}");
     }
 }
 
@@ -277,7 +270,6 @@ fn page_of<T>(scanned: Scanned<T>) -> Step<Option<T>> {
     }
 }
 
-/// As rows, in the order of their key, each member once.
 fn saved_members(mut members: Vec<BoardMember>, rule: Rule) -> Step<Vec<SavedMember>> {
     let mut seen = HashSet::new();
     members.retain(|member| seen.insert(member.member.clone()));

@@ -27,7 +27,6 @@ fn label(config: &Config, board: &config::Board) -> String {
     }
 }
 
-/// A year.
 const VERY_OLD_S: u64 = 31_536_000;
 
 fn sum(board: String, grace_s: u64, listed: &[Listed], now: Micros) -> Board {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use anyhow::Result;
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::runtime::cron;
 use crate::telemetry::status::{Ended, Job, Outcome, Reconciled, Run};
@@ -27,28 +27,13 @@ struct Last {
     asked: bool,
 }
 
-/// A run with what of its report is shown.
+/// A run, and what its report says if it is a reconcile's.
 struct Read {
     ended: Ended,
-    found: Found,
-}
-
-/// What of a report is shown; reports of other jobs have other fields.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Found {
-    error: Option<String>,
-    ended_early: Option<String>,
-    checked: u64,
-    drifted: u64,
-    repaired: u64,
-    transient: u64,
-    unknown: u64,
-    busy: u64,
+    found: Reconciled,
 }
 
 impl Runs {
-    /// Reads what is new of these modes, and says how each stands.
     pub async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();
@@ -75,27 +60,21 @@ impl Runs {
         Ok(jobs)
     }
 
-    /// What the last run of each mode found.
     pub fn last_reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
-        of.filter_map(|((_, mode), last)| last.last(mode)).collect()
+        of.filter_map(|(_, last)| Some(last.runs.back()?.found.clone())).collect()
     }
 
-    /// What the reconciler's last runs found, the oldest first.
     pub fn reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         let mut all: Vec<Reconciled> =
-            of.flat_map(|((_, mode), last)| last.runs.iter().map(|read| reconciled(mode, read))).collect();
+            of.flat_map(|(_, last)| last.runs.iter().map(|read| read.found.clone())).collect();
         all.sort_by_key(|run| (run.ended_at, run.run));
         all.split_off(all.len().saturating_sub(RUNS_MAX as usize))
     }
 }
 
 impl Last {
-    fn last(&self, mode: &str) -> Option<Reconciled> {
-        self.runs.back().map(|read| reconciled(mode, read))
-    }
-
     async fn read(&mut self, store: &Store, job: &str, mode: &str) -> Result<()> {
         // Of the same microsecond, too: a run that was read already is passed over.
         let since = self.runs.back().map_or(0, |read| read.ended.ended_at);
@@ -107,7 +86,7 @@ impl Last {
             if row.outcome == "done" {
                 self.success = self.success.max(Some(row.finished_at));
             }
-            self.runs.push_back(read(row));
+            self.runs.push_back(read(mode, row));
         }
         while self.runs.len() as u64 > RUNS_MAX {
             self.runs.pop_front();
@@ -135,27 +114,15 @@ fn run(row: &RunningRow) -> Run {
     }
 }
 
-fn read(row: RunRow) -> Read {
-    // A report of another version may have other fields.
-    let found: Found = serde_json::from_str(&row.report).unwrap_or_default();
+fn read(mode: &str, row: RunRow) -> Read {
+    // A report of another job, or version, may have other fields.
+    let report: Value = serde_json::from_str(&row.report).unwrap_or_default();
+    let reason = ["error", "ended_early"].into_iter().find_map(|field| report[field].as_str()).map(str::to_owned);
     let RunRow { run, owner, started_at, finished_at, outcome, .. } = row;
-    let outcome = Outcome::of(&outcome);
-    let reason = found.error.clone().or_else(|| found.ended_early.clone());
-    let ended = Ended { run, owner, started_at: started_at.0, ended_at: finished_at.0, outcome, reason };
-    Read { ended, found }
-}
-
-fn reconciled(mode: &str, Read { ended, found }: &Read) -> Reconciled {
-    Reconciled {
-        run: ended.run,
-        mode: mode.to_owned(),
-        ended_at: ended.ended_at,
-        outcome: ended.outcome,
-        checked: found.checked,
-        drifted: found.drifted,
-        repaired: found.repaired,
-        transient: found.transient,
-        unknown: found.unknown,
-        busy: found.busy,
+    let (mode, outcome, ended_at) = (mode.to_owned(), Outcome::of(&outcome), finished_at.0);
+    let found = serde_json::from_value(report).unwrap_or_default();
+    Read {
+        found: Reconciled { run, mode, ended_at, outcome, ..found },
+        ended: Ended { run, owner, started_at: started_at.0, ended_at, outcome, reason },
     }
 }

@@ -30,7 +30,6 @@ use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
 
-/// How often servers, queues and partitions are asked for.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// The same of jobs, which cost some reads of MySQL.
@@ -39,7 +38,6 @@ const JOBS_EVERY: Duration = Duration::from_secs(10);
 /// The same of boards, which cost some more.
 const BOARDS_EVERY: Duration = Duration::from_secs(30);
 
-/// How often open dead letters are counted.
 const LETTERS_EVERY: Duration = Duration::from_secs(10);
 
 /// How much later the next count is made if the last one was [`SLOW`], because there are many.
@@ -52,13 +50,11 @@ const SLOW: Duration = Duration::from_millis(500);
 /// A server that has not answered within this time counts as away.
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// The task that asks.
 pub(crate) struct Observer {
     live: ConfigHandle,
     store: Store,
     cache: Cache,
     queues: Queues,
-    /// The jobs that a configuration has.
     modes: fn(&Config) -> Vec<JobMode>,
     runs: Runs,
     failing: Failing,
@@ -68,7 +64,6 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    /// The task, and where it will show what it has seen.
     pub fn new(
         live: &ConfigHandle,
         store: Store,
@@ -94,7 +89,6 @@ impl Observer {
         (observer, sight)
     }
 
-    /// Asks until the stop.
     pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
@@ -123,40 +117,34 @@ impl Observer {
         }
     }
 
-    /// Asks all servers at the same time.
     async fn look(&mut self, config: &Config) {
         let Self { store, cache, queues, seen, .. } = self;
         // Other daemons may have more.
         let partitions = seen.noted_partitions.unwrap_or_default().max(config.amqp.partitions);
-        let ((mysql, owners), redis, (rabbitmq, depths)) = tokio::join!(
+        let (((owners, took), rows), redis, (rabbitmq, depths)) = tokio::join!(
             async {
-                let asked =
-                    timed(async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) }).await;
-                let behind = timed(async { Ok(store.outbox_rows().await?) }).await.0;
-                ((asked.0.as_ref().map(drop).map_err(|error| format!("{error:#}")), asked.1), (asked.0, behind))
+                let owners = async { Ok((store.partition_owners().await?, store.noted_partitions().await?)) };
+                (timed(owners).await, timed(async { Ok(store.outbox_rows().await?) }).await.0)
             },
+            timed(async { Ok(cache.ping().await?) }),
             async {
-                let (asked, took) = timed(async { Ok(cache.ping().await?) }).await;
-                (asked.map_err(|error| format!("{error:#}")), took)
-            },
-            async {
-                let (asked, took) = timed(queues.ask()).await;
-                let depths = match &asked {
+                let asked = timed(queues.ask()).await;
+                let depths = match &asked.0 {
                     Ok(()) => Some(timed(queues.look(partitions)).await.0),
                     Err(_) => None,
                 };
-                ((asked.map_err(|error| format!("{error:#}")), took), depths)
+                (asked, depths)
             },
         );
-        self.note(Server::Mysql, mysql);
-        self.note(Server::Redis, redis);
-        self.note(Server::Rabbitmq, rabbitmq);
-        if let (Ok((owners, noted)), Ok(rows)) = owners {
+        self.note(Server::Mysql, &owners, took);
+        self.note(Server::Redis, &redis.0, redis.1);
+        self.note(Server::Rabbitmq, &rabbitmq.0, rabbitmq.1);
+        if let (Ok((owners, noted)), Ok(rows)) = (owners, rows) {
             (self.seen.owners, self.seen.outbox_rows) = (owners, Some(rows));
             self.seen.noted_partitions = noted.map(|noted| noted.partitions);
         }
         // If the broker is away, nobody knows how full its queues are.
-        let depths = depths.and_then(|depths| self.failing.told(depths, |failing| &mut failing.queues));
+        let depths = depths.and_then(|depths| self.failing.told("looking at queues for the status", depths));
         let depths = depths.unwrap_or_default();
         (self.seen.queues, self.seen.returned) = (depths.queues, depths.returned);
     }
@@ -165,19 +153,19 @@ impl Observer {
         self.seen.servers.iter().any(|seen| seen.server == server && seen.up)
     }
 
-    /// Notes whether a server answers.
-    fn note(&mut self, server: Server, (asked, took): (Result<(), String>, Duration)) {
+    fn note<T>(&mut self, server: Server, asked: &Result<T>, took: Duration) {
         let before = self.seen.servers.iter().position(|seen| seen.server == server);
         let before = before.map(|place| self.seen.servers.remove(place));
         let since = before.filter(|before| before.up == asked.is_ok()).map_or(clock::now().0, |before| before.since);
         let (up, look_s) = (asked.is_ok(), took.as_secs_f64());
         // In the order in which they are asked.
-        self.seen.servers.push(ServerStatus { server, up, reason: asked.err(), since, look_s });
+        let reason = asked.as_ref().err().map(|error| format!("{error:#}"));
+        self.seen.servers.push(ServerStatus { server, up, reason, since, look_s });
     }
 
     async fn look_at_jobs(&mut self, config: &Config) {
         let (jobs, _) = timed(self.runs.look(&self.store, (self.modes)(config), clock::now())).await;
-        if let Some(jobs) = self.failing.told(jobs, |failing| &mut failing.jobs) {
+        if let Some(jobs) = self.failing.told("looking at jobs for the status", jobs) {
             self.seen.jobs = jobs;
             self.seen.reconciles = self.runs.reconciles();
             self.seen.last_reconciles = self.runs.last_reconciles();
@@ -185,7 +173,7 @@ impl Observer {
         if self.letters.is_over(LETTERS_EVERY) {
             let (open, took) = timed(async { Ok(self.store.open_dead_letters().await?) }).await;
             self.letters.pause(pause_of_letters(open.is_ok(), took));
-            if let Some(open) = self.failing.told(open, |failing| &mut failing.letters) {
+            if let Some(open) = self.failing.told("looking at dead letters for the status", open) {
                 self.see_letters(config, &open);
             }
         }
@@ -205,35 +193,19 @@ impl Observer {
 
     async fn look_at_boards(&mut self, config: &Config) {
         let (boards, _) = timed(boards::look(config, &self.store, &self.cache, clock::now())).await;
-        if let Some(boards) = self.failing.told(boards, |failing| &mut failing.boards) {
+        if let Some(boards) = self.failing.told("looking at boards for the status", boards) {
             self.seen.boards = boards;
         }
     }
 }
 
 /// Questions that fail though their servers answer: they are logged, and are among what fails and is tried again.
-struct Failing {
-    queues: Outage,
-    jobs: Outage,
-    letters: Outage,
-    boards: Outage,
-}
-
-impl Default for Failing {
-    fn default() -> Self {
-        Self {
-            queues: Outage::new("looking at queues for the status"),
-            jobs: Outage::new("looking at jobs for the status"),
-            letters: Outage::new("looking at dead letters for the status"),
-            boards: Outage::new("looking at boards for the status"),
-        }
-    }
-}
+#[derive(Default)]
+struct Failing(BTreeMap<&'static str, Outage>);
 
 impl Failing {
-    /// The answer, if there is one.
-    fn told<T>(&mut self, asked: Result<T>, of: fn(&mut Self) -> &mut Outage) -> Option<T> {
-        let outage = of(self);
+    fn told<T>(&mut self, what: &'static str, asked: Result<T>) -> Option<T> {
+        let outage = self.0.entry(what).or_insert_with(|| Outage::new(what));
         match asked {
             Ok(told) => {
                 outage.over();
@@ -247,12 +219,10 @@ impl Failing {
     }
 }
 
-/// When something was last done.
 #[derive(Default)]
 struct Rest(Option<Instant>);
 
 impl Rest {
-    /// Whether it is time to do it again; it is done then.
     fn is_over(&mut self, every: Duration) -> bool {
         // The loop may come a moment early.
         let over = self.0.is_none_or(|done| done.elapsed() + Duration::from_millis(100) >= every);
@@ -262,13 +232,11 @@ impl Rest {
         over
     }
 
-    /// It is done again so much later.
     fn pause(&mut self, more: Duration) {
         self.0 = self.0.map(|done| done + more);
     }
 }
 
-/// How much later than usual dead letters are counted again.
 fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
     if !is_answered {
         LETTERS_AFTER_FAILURE
@@ -279,7 +247,6 @@ fn pause_of_letters(is_answered: bool, took: Duration) -> Duration {
     }
 }
 
-/// The answer, if it came in time, and how long it took.
 async fn timed<T>(ask: impl Future<Output = Result<T>>) -> (Result<T>, Duration) {
     let began = Instant::now();
     let asked = tokio::time::timeout(ANSWER_MAX, ask).await;

@@ -11,7 +11,6 @@ use tallyd_rabbitmq::{self as rabbitmq, Broker, Publisher};
 /// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
 
-/// The broker, as it is asked for its queues.
 pub(super) struct Queues {
     broker: Broker,
     /// Taken out for each question and put back after an answer, so that one that failed is replaced.
@@ -22,9 +21,7 @@ pub(super) struct Queues {
 
 #[derive(Default)]
 pub(super) struct Depths {
-    /// Messages and consumers of each partition's queue.
     pub queues: BTreeMap<u16, (u64, u64)>,
-    /// Messages that the broker has given up on.
     pub returned: Option<u64>,
 }
 
@@ -33,7 +30,6 @@ impl Queues {
         Self { broker, link: None, missing: BTreeSet::new(), again: Rest::default() }
     }
 
-    /// Whether the broker answers.
     pub async fn ask(&mut self) -> Result<()> {
         let open = self.open().await?;
         open.answers().await?;
@@ -41,7 +37,6 @@ impl Queues {
         Ok(())
     }
 
-    /// Asks for each queue.
     pub async fn look(&mut self, partitions: u16) -> Result<Depths> {
         if self.again.is_over(AGAIN_AFTER) {
             self.missing.clear();

@@ -4,133 +4,97 @@
 //! server that is away leaves what was known of it as it was, and is `up: false` with its reason. What a daemon of another
 //! version doesn't tell is read as nothing.
 
-mod observed;
 mod report;
 mod text;
 mod troubles;
 mod words;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
-pub(crate) use observed::{Observed, Sight};
 pub(crate) use text::{Text, printable};
 pub(crate) use troubles::Trouble;
 pub(crate) use words::{Outcome, Standing, State};
 
 use super::{Point, Server, WaitsFor};
-use crate::runtime::waits::Work;
+pub(crate) use crate::runtime::waits::Wait;
+use tallyd_core::model::Micros;
+use tallyd_mysql::partitions::Owner;
 
-/// A daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {
     pub version: String,
     /// Host and process: what holds a lock or a partition.
     pub owner: String,
-    /// When the process began to work.
     pub started_at: i64,
     /// When this was told, by the daemon's clock.
     pub now: i64,
     /// `starting`, `running` or `draining`.
     pub state: State,
-    /// Whether events are written: what `/readyz` says.
     pub ready: bool,
-    /// Why not, a sentence for each reason.
     pub not_ready: Vec<String>,
-    /// What somebody should look at, the worst first.
     pub troubles: Vec<Trouble>,
-    /// The last reload, where it was refused: when, and what is wrong with the configuration.
     pub reload_refused: Option<(i64, String)>,
-    /// The last ten seconds.
     pub rate: Option<Point>,
-    /// Events whose effect this process has committed.
     pub events_committed: u64,
-    /// Bytes of memory.
     pub memory_bytes: u64,
-    /// When the servers were last asked.
     pub observed_at: Option<i64>,
-    /// MySQL, Redis, RabbitMQ.
     pub servers: Vec<ServerStatus>,
     /// By number: those of this daemon's configuration, and more where other daemons have more.
     pub partitions: Vec<Partition>,
-    /// How many are in use, over all daemons.
     pub partitions_in_use: Option<u16>,
-    /// Rows of the outbox that are not in Redis yet.
     pub outbox_rows: Option<u64>,
-    /// When MySQL was last seen to lack what Redis has: it went back to an older state.
     pub mysql_went_back_at: Option<i64>,
-    /// Every job and mode that is configured.
     pub jobs: Vec<Job>,
-    /// The last runs of the reconciler, the oldest first: drift over time.
     pub reconciles: Vec<Reconciled>,
     pub boards: Vec<Board>,
-    /// Open dead letters by reason.
     pub dead_letters: Option<BTreeMap<String, u64>>,
     /// Those of the fullest partition, by how many it may have: 1 is full.
     pub dead_letters_full: Option<f64>,
-    /// Messages in the queue of what the broker has given up on.
     pub returned: Option<u64>,
-    /// What fails now and is tried again.
     pub waits: Vec<Wait>,
 }
 
-/// A server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerStatus {
     pub server: Server,
-    /// It answers.
     pub up: bool,
-    /// Why it doesn't.
     pub reason: Option<String>,
-    /// Since when it has been so.
     pub since: i64,
-    /// Seconds that it took to answer the last time.
     pub look_s: f64,
 }
 
-/// A partition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Partition {
     pub partition: u16,
     pub queue: String,
-    /// How it stands in this daemon.
     pub standing: Standing,
     /// Who wrote it last and has not given it back, over all daemons.
     pub owner: Option<String>,
     /// How often it was taken, by any daemon; none where it never was.
     pub epoch: Option<u64>,
-    /// When it was taken the last time.
     pub taken_at: Option<i64>,
-    /// Messages that wait in its queue.
     pub messages: Option<u64>,
-    /// Its consumers, over all daemons.
     pub consumers: Option<u64>,
-    /// Seconds since the oldest message came here that is not acknowledged.
     pub oldest_unacked_s: f64,
 }
 
-/// A job's mode, over all daemons and shells.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Job {
-    /// Its name: `reconcile`.
     pub job: String,
-    /// Its mode: `full`.
     pub mode: String,
-    /// Who runs it now.
     pub running: Option<Run>,
-    /// How its last run ended.
     pub last: Option<Ended>,
-    /// When a run of it was last done.
     pub last_success_at: Option<i64>,
-    /// When the next one is due by its schedule.
     pub next_at: Option<i64>,
 }
 
-/// A run that is under way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
@@ -141,11 +105,9 @@ pub(crate) struct Run {
     /// How much is done, from 0 to 1; none where nobody knows, or it runs elsewhere.
     pub progress: Option<f64>,
     pub waits: Option<WaitsFor>,
-    /// Why it waits, in words.
     pub waits_words: Option<String>,
 }
 
-/// A run that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Ended {
@@ -154,11 +116,9 @@ pub(crate) struct Ended {
     pub started_at: i64,
     pub ended_at: i64,
     pub outcome: Outcome,
-    /// Why it failed, or ended early.
     pub reason: Option<String>,
 }
 
-/// What a run of the reconciler found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Reconciled {
@@ -166,11 +126,8 @@ pub(crate) struct Reconciled {
     pub mode: String,
     pub ended_at: i64,
     pub outcome: Outcome,
-    /// Counters that were compared.
     pub checked: u64,
-    /// Of those, how many had drifted.
     pub drifted: u64,
-    /// Of those, how many were repaired.
     pub repaired: u64,
     /// Off at the first look alone: events on the way.
     pub transient: u64,
@@ -180,36 +137,42 @@ pub(crate) struct Reconciled {
     pub busy: u64,
 }
 
-/// A board.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Board {
     /// Its name, and with several lengths of period its period's length: `likes`, `likes/week`.
     pub board: String,
-    /// The current period.
     pub period: String,
     /// `open`, or `lost`: Redis has lost it since its snapshot.
     pub state: String,
     pub members: u64,
-    /// When the period ends; none of one that never does.
     pub ends_at: Option<i64>,
     /// Periods that Redis has lost since their snapshots, the current one among them.
     pub lost: Vec<String>,
     /// Periods that are closed, past `archive_grace`, and not archived; not those that Redis has lost.
     pub unarchived: Vec<String>,
-    /// The end of the oldest of them.
     pub oldest_unarchived_at: Option<i64>,
     /// The last period that is archived, and its rows.
     pub archived: Option<(String, u64)>,
 }
 
-/// Something that fails and is tried again.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Wait {
-    pub what: Work,
-    /// Why it failed the last time.
-    pub reason: String,
-    pub since: i64,
-    pub tries: u64,
+/// How the servers, queues, jobs and boards stood when they were last asked. What has no answer yet is empty or `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Observed {
+    pub at: Option<Micros>,
+    pub servers: Vec<ServerStatus>,
+    pub queues: BTreeMap<u16, (u64, u64)>,
+    pub returned: Option<u64>,
+    pub owners: Vec<Owner>,
+    pub noted_partitions: Option<u16>,
+    pub outbox_rows: Option<u64>,
+    pub jobs: Vec<Job>,
+    pub reconciles: Vec<Reconciled>,
+    pub last_reconciles: Vec<Reconciled>,
+    pub boards: Vec<Board>,
+    pub dead_letters: Option<BTreeMap<String, u64>>,
+    /// Those of the fullest partition, divided by how many it can have.
+    pub dead_letters_full: Option<f64>,
 }
+
+pub(crate) type Sight = watch::Receiver<Arc<Observed>>;

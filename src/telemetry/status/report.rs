@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::troubles::troubles;
 use super::{Observed, Partition, ServerStatus, Standing, State, Status, Wait};
 use crate::config::Config;
-use crate::runtime::waits::{self, Work};
+use crate::runtime::waits::{Work, waits};
 use crate::telemetry::{PartitionState, Process, Server, Telemetry};
 use tallyd_core::model::Micros;
 
@@ -14,7 +14,6 @@ use tallyd_core::model::Micros;
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
-    /// How this daemon stands.
     pub fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,7 +40,7 @@ impl Status {
             dead_letters: seen.dead_letters.clone(),
             dead_letters_full: seen.dead_letters_full,
             returned: seen.returned,
-            waits: waits::waits().open().into_iter().map(wait).collect(),
+            waits: waits().open(),
         };
         let reasons = not_ready(&status);
         let (not_ready, troubles) = (reasons.iter().map(ToString::to_string).collect(), troubles(&status, &reasons));
@@ -75,11 +74,6 @@ fn partitions(config: &Config, telemetry: &Telemetry, seen: &Observed, now: Micr
     here.into_iter().map(|(number, it)| (number, Some(it))).chain(more).map(of).collect()
 }
 
-fn wait(waits::Wait { what, reason, since, tries }: waits::Wait) -> Wait {
-    Wait { what, reason, since: since.0, tries }
-}
-
-/// A reason why events are not written, or may not be.
 pub(super) enum NotReady<'a> {
     Starting,
     Draining,
@@ -134,7 +128,6 @@ impl fmt::Display for NotReady<'_> {
 }
 
 impl ServerStatus {
-    /// Why it does not answer.
     pub(crate) fn why(&self) -> &str {
         self.reason.as_deref().unwrap_or("no reason is known")
     }
@@ -142,31 +135,25 @@ impl ServerStatus {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn what_keeps_events_from_being_written_is_told_with_its_reason() {
-        let partition = |partition, standing| Partition { partition, standing, ..Partition::default() };
-        let server = |server, reason: Option<&str>| ServerStatus {
-            server,
-            up: reason.is_none(),
-            reason: reason.map(str::to_owned),
-            since: 0,
-            look_s: 0.0,
-        };
-        let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
-        let mut status = Status {
-            state: State::Running,
-            now: FAILS_MAX + 1,
-            partitions: vec![partition(0, Standing::Writing), partition(1, Standing::Connecting)],
-            servers: vec![
-                server(Server::Mysql, None),
-                server(Server::Redis, Some("gone")),
-                server(Server::Rabbitmq, Some("refused")),
+        let mut status: Status = serde_json::from_value(json!({
+            "state": "running",
+            "now": FAILS_MAX + 1,
+            "partitions": [{ "standing": "writing" }, { "partition": 1, "standing": "connecting" }],
+            "servers": [
+                { "server": "mysql", "up": true, "since": 0, "look_s": 0.0 },
+                { "server": "redis", "up": false, "reason": "gone", "since": 0, "look_s": 0.0 },
+                { "server": "rabbitmq", "up": false, "reason": "refused", "since": 0, "look_s": 0.0 },
             ],
-            waits: vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")],
-            ..Status::default()
-        };
+        }))
+        .unwrap();
+        let wait = |what, reason: &str| Wait { what, reason: reason.to_owned(), ..Wait::default() };
+        status.waits = vec![wait(Work::Consuming(1), "refused"), wait(Work::Writing(0), "read-only")];
         let words = |status: &Status| not_ready(status).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = [
             "rabbitmq is away: refused",

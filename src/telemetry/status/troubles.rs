@@ -15,16 +15,13 @@ const NEARLY_FULL: f64 = 0.8;
 /// What was seen of the servers is old after so many microseconds: they are looked at every five seconds, and a look may take four.
 const LOOK_MAX: i64 = 30_000_000;
 
-/// Something that somebody should look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Trouble {
     /// Events are not written, or something may be lost. Otherwise it can wait for the morning.
     pub grave: bool,
     pub what: String,
-    /// Since when, where that is known.
     pub since: Option<i64>,
-    /// The command that shows more of it, or mends it.
     pub command: Option<String>,
 }
 
@@ -42,7 +39,6 @@ impl Trouble {
     }
 }
 
-/// All there is, in the order in which it should be looked at.
 pub(super) fn troubles(status: &Status, not_ready: &[NotReady<'_>]) -> Vec<Trouble> {
     let mut found = of_readiness(status.state, not_ready);
     found.extend(status.servers.iter().filter(|server| !server.up && server.server == Server::Redis).map(|redis| {
@@ -192,56 +188,46 @@ fn of_messages(status: &Status) -> Vec<Trouble> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use serde_json::{Value, json};
 
     use super::*;
-    use crate::runtime::waits::Work;
-    use crate::telemetry::status::{Ended, Partition, ServerStatus, Wait, report};
+    use crate::telemetry::status::report;
 
-    fn server(server: Server, reason: Option<&str>) -> ServerStatus {
-        ServerStatus { server, up: reason.is_none(), reason: reason.map(str::to_owned), since: 5, look_s: 0.0 }
+    fn all(status: Value) -> Vec<Trouble> {
+        let status: Status = serde_json::from_value(status).unwrap();
+        troubles(&status, &report::not_ready(&status))
     }
 
-    fn ended(outcome: Outcome) -> Job {
-        let last = Ended { outcome, reason: Some("refused".to_owned()), ended_at: 7, ..Ended::default() };
-        Job { job: "archive".to_owned(), mode: "closed".to_owned(), last: Some(last), ..Job::default() }
-    }
-
-    fn all(status: &Status) -> Vec<Trouble> {
-        troubles(status, &report::not_ready(status))
-    }
-
-    fn sentences(status: &Status) -> Vec<String> {
+    fn sentences(status: Value) -> Vec<String> {
         all(status).into_iter().map(|trouble| trouble.what).collect()
+    }
+
+    fn server(server: &str, reason: Option<&str>) -> Value {
+        json!({ "server": server, "up": reason.is_none(), "reason": reason, "since": 5, "look_s": 0.0 })
+    }
+
+    fn ended(outcome: &str) -> Value {
+        let last = json!({ "outcome": outcome, "reason": "refused", "ended_at": 7 });
+        json!({ "job": "archive", "mode": "closed", "last": last })
     }
 
     #[test]
     fn what_is_grave_comes_first() {
-        let status = Status {
-            now: 100_000_000,
-            state: State::Running,
-            observed_at: Some(99_000_000),
-            servers: vec![
-                server(Server::Mysql, Some("gone")),
-                server(Server::Redis, Some("full")),
-                server(Server::Rabbitmq, None),
-            ],
-            waits: vec![Wait { what: Work::Writing(0), since: 99_000_000, ..Wait::default() }],
-            jobs: vec![ended(Outcome::Failed), ended(Outcome::Done)],
-            boards: vec![Board {
-                board: "likes/week".to_owned(),
-                period: "2026-W47".to_owned(),
-                state: "lost".to_owned(),
-                lost: vec!["2026-W47".to_owned()],
-                unarchived: vec!["2026-W46".to_owned()],
-                ..Board::default()
+        let found = all(json!({
+            "now": 100_000_000,
+            "state": "running",
+            "observed_at": 99_000_000,
+            "servers": [server("mysql", Some("gone")), server("redis", Some("full")), server("rabbitmq", None)],
+            "waits": [{ "what": "writing partition 0", "since": 99_000_000 }],
+            "jobs": [ended("failed"), ended("done")],
+            "boards": [{
+                "board": "likes/week", "period": "2026-W47", "state": "lost",
+                "lost": ["2026-W47"], "unarchived": ["2026-W46"],
             }],
-            dead_letters: Some(BTreeMap::from([("malformed-json".to_owned(), 2)])),
-            dead_letters_full: Some(0.81),
-            partitions: vec![Partition { oldest_unacked_s: 61.0, standing: Standing::Writing, ..Partition::default() }],
-            ..Status::default()
-        };
-        let found = all(&status);
+            "dead_letters": { "malformed-json": 2 },
+            "dead_letters_full": 0.81,
+            "partitions": [{ "oldest_unacked_s": 61.0, "standing": "writing" }],
+        }));
         let words: Vec<(&str, bool)> = found.iter().map(|it| (it.what.split(':').next().unwrap(), it.grave)).collect();
         let expected = [
             ("mysql is away", true),
@@ -260,74 +246,56 @@ mod tests {
 
     #[test]
     fn a_daemon_that_knows_of_fewer_partitions_says_so() {
-        let partition = |standing| Partition { standing, ..Partition::default() };
-        let mut status = Status {
-            partitions: vec![
-                partition(Standing::Writing),
-                partition(Standing::Elsewhere),
-                partition(Standing::Elsewhere),
-            ],
-            partitions_in_use: Some(3),
-            ..Status::default()
-        };
-        let found = all(&status);
+        let (here, elsewhere) = (json!({ "standing": "writing" }), json!({ "standing": "elsewhere" }));
+        let of = |partitions: &[&Value]| all(json!({ "partitions": partitions, "partitions_in_use": 3 }));
+        let found = of(&[&here, &elsewhere, &elsewhere]);
         assert!(found[0].what.starts_with("[amqp] partitions is 1 here, and 3 are in use"), "{}", found[0].what);
-        // Of the last one nobody is there.
-        status.partitions[1].consumers = Some(1);
-        status.partitions[2] = Partition { partition: 2, consumers: Some(0), ..partition(Standing::Elsewhere) };
-        let found = all(&status);
+        let other = json!({ "standing": "elsewhere", "consumers": 1 });
+        let nobodys = json!({ "partition": 2, "standing": "elsewhere", "consumers": 0 });
+        let found = of(&[&here, &other, &nobodys]);
         assert!(found[0].grave && found[0].what.contains("partitions 2: their events wait"), "{}", found[0].what);
         assert_eq!(found.len(), 2);
-        status.partitions.truncate(1);
-        assert_eq!(all(&status), []);
+        assert_eq!(of(&[&here]), []);
     }
 
     #[test]
     fn what_fails_is_told_where_no_server_explains_it() {
-        let wait = Wait { what: Work::Writing(0), reason: "read-only".to_owned(), ..Wait::default() };
-        let status = Status { servers: vec![server(Server::Mysql, None)], waits: vec![wait], ..Status::default() };
-        assert_eq!(sentences(&status), ["writing partition 0 fails and is tried again: read-only"]);
+        let wait = json!({ "what": "writing partition 0", "reason": "read-only" });
+        let said = sentences(json!({ "servers": [server("mysql", None)], "waits": [wait] }));
+        assert_eq!(said, ["writing partition 0 fails and is tried again: read-only"]);
     }
 
     #[test]
     fn a_mysql_that_went_back_is_told_until_a_full_reconcile() {
-        let full = |started_at, outcome| {
-            let last = Ended { outcome, started_at, ..Ended::default() };
-            Job { job: "reconcile".to_owned(), mode: "full".to_owned(), last: Some(last), ..Job::default() }
+        let after = |mode: &str, started_at: i64, outcome: &str| {
+            let last = json!({ "outcome": outcome, "started_at": started_at });
+            all(json!({ "mysql_went_back_at": 5, "jobs": [{ "job": "reconcile", "mode": mode, "last": last }] }))
         };
-        let status = |job| Status { mysql_went_back_at: Some(5), jobs: vec![job], ..Status::default() };
-        for job in [
-            full(4, Outcome::Done),
-            full(6, Outcome::Stopped),
-            Job { mode: "changed".to_owned(), ..full(6, Outcome::Done) },
-        ] {
-            let found = all(&status(job));
+        for found in [after("full", 4, "done"), after("full", 6, "stopped"), after("changed", 6, "done")] {
             assert_eq!(found[0].command.as_deref(), Some("tallyd reconcile --full"), "{found:?}");
         }
-        assert_eq!(all(&status(full(6, Outcome::Done))), []);
+        assert_eq!(after("full", 6, "done"), []);
     }
 
     #[test]
     fn a_daemon_that_starts_or_stops_has_no_trouble_by_that() {
-        for state in [State::Starting, State::Draining] {
-            let status = Status { state, ..Status::default() };
-            assert_eq!(sentences(&status), Vec::<String>::new());
+        for state in ["starting", "draining"] {
+            assert_eq!(sentences(json!({ "state": state })), Vec::<String>::new());
         }
     }
 
     #[test]
     fn a_daemon_that_goes_by_what_is_old_says_so() {
-        let status = Status {
-            now: 40_000_000,
-            observed_at: Some(1),
-            reload_refused: Some((2, "[kinds] is empty".to_owned())),
-            jobs: vec![ended(Outcome::Done)],
-            ..Status::default()
-        };
+        let said = sentences(json!({
+            "now": 40_000_000,
+            "observed_at": 1,
+            "reload_refused": [2, "[kinds] is empty"],
+            "jobs": [ended("done")],
+        }));
         let expected = [
             "the last reload was refused, the configuration before it is in force: [kinds] is empty",
             "the servers were not looked at lately: what is told of them is old",
         ];
-        assert_eq!(sentences(&status), expected);
+        assert_eq!(said, expected);
     }
 }

@@ -4,31 +4,23 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a daemon is in its life.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// It waits for MySQL, to compare its names.
     #[default]
     Starting,
-    /// The tasks run.
     Running,
-    /// It was told to stop.
     Draining,
 }
 
-/// How a partition's consumer stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Standing {
-    /// It connects, or waits for a server.
     #[default]
     Connecting,
     /// It listens. The broker gives the messages to another daemon, or there were none.
     Listening,
-    /// It has written, and the partition is its own.
     Writing,
-    /// It has ended.
     Stopped,
     /// This daemon's configuration does not have the partition.
     Elsewhere,
@@ -47,16 +39,12 @@ impl fmt::Display for Standing {
     }
 }
 
-/// How a run of a job ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Outcome {
     Done,
-    /// It was told to stop, or had no more time.
     Stopped,
-    /// It would have changed more than its limits allow.
     Braked,
-    /// It can't be run as it is configured.
     Refused,
     #[default]
     #[serde(other)]
@@ -64,7 +52,6 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// Of the word in `job_run.outcome`.
     pub fn of(word: &str) -> Self {
         serde_json::from_value(word.into()).unwrap_or_default()
     }

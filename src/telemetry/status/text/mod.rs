@@ -5,17 +5,14 @@ mod table;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
-use super::{Board, Job, Outcome, Partition, Run, ServerStatus, State, Status, Wait};
+use super::{Job, Outcome, Run, ServerStatus, State, Status, Wait};
 use crate::runtime::progress::spoken;
 use table::{Cell, Style, Table};
 
-/// Runs of the reconciler that are shown.
 const RECONCILES_SHOWN: usize = 5;
 
-/// A status as text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text<'a> {
-    /// What is shown.
     pub status: &'a Status,
     /// Whether a terminal's colours say again what the words say.
     pub colour: bool,
@@ -105,140 +102,105 @@ impl Text<'_> {
     }
 }
 
-/// The tables, one for each kind of thing.
 impl Status {
     fn servers(&self) -> Table {
-        let mut table = Table::new(["SERVER", "STANDS", "FOR", "ANSWERS IN", "REASON"]);
-        for ServerStatus { server, up, reason, since, look_s } in &self.servers {
-            let stands = if *up { Cell::new("up") } else { Cell::new("AWAY").style(Style::Grave) };
-            let answers = if *up { seconds(*look_s) } else { "-".to_owned() };
-            let reason = reason.as_deref().unwrap_or("");
-            table.row([
+        let rows = self.servers.iter().map(|ServerStatus { server, up, reason, since, look_s }| {
+            [
                 Cell::new(server.name()),
-                stands,
+                Cell::new(if *up { "up" } else { "AWAY" }).style_if(!up, Style::Grave),
                 Cell::new(self.ago(*since)),
-                Cell::new(answers),
-                Cell::new(reason),
-            ]);
-        }
-        table
+                Cell::or(up.then(|| seconds(*look_s)), "-"),
+                Cell::or(reason.as_ref(), ""),
+            ]
+        });
+        Table::new(["SERVER", "STANDS", "FOR", "ANSWERS IN", "REASON"], rows)
     }
 
     fn partitions(&self) -> Table {
         let header = ["PARTITION", "STANDS", "QUEUED", "CONSUMERS", "OLDEST UNACKED", "WRITTEN BY", "FOR", "EPOCH"];
-        let mut table = Table::new(header);
-        for one in &self.partitions {
-            let Partition {
-                partition, standing, owner, epoch, taken_at, messages, consumers, oldest_unacked_s, ..
-            } = one;
-            let known =
-                |count: &Option<u64>| Cell::new(count.map_or_else(|| "?".to_owned(), |count| count.to_string()));
-            let stands =
-                Cell::new(standing.to_string()).style(if standing.is_well() { Style::Plain } else { Style::Grave });
-            let oldest = if *oldest_unacked_s > 0.0 { seconds(*oldest_unacked_s) } else { "-".to_owned() };
+        let rows = self.partitions.iter().map(|it| {
+            let oldest = Some(it.oldest_unacked_s).filter(|oldest| *oldest > 0.0);
             // Nobody has one that was given back in order: since when, nobody has noted.
-            let since = taken_at.filter(|_| owner.is_some()).map_or_else(|| "-".to_owned(), |at| self.ago(at));
-            let epoch = epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string());
-            let owner = owner.as_deref().unwrap_or("nobody");
-            table.row([
-                Cell::new(partition.to_string()),
-                stands,
-                known(messages),
-                known(consumers),
-                Cell::new(oldest),
-                Cell::new(owner),
-                Cell::new(since),
-                Cell::new(epoch),
-            ]);
-        }
-        table
+            let since = it.taken_at.filter(|_| it.owner.is_some());
+            [
+                Cell::new(it.partition),
+                Cell::new(it.standing).style_if(!it.standing.is_well(), Style::Grave),
+                Cell::or(it.messages, "?"),
+                Cell::or(it.consumers, "?"),
+                Cell::or(oldest.map(seconds), "-"),
+                Cell::or(it.owner.as_ref(), "nobody"),
+                Cell::or(since.map(|at| self.ago(at)), "-"),
+                Cell::or(it.epoch, "-"),
+            ]
+        });
+        Table::new(header, rows)
     }
 
     fn jobs(&self) -> Table {
-        let mut table = Table::new(["JOB", "NOW", "LAST RUN", "LAST DONE", "NEXT RUN"]);
-        for Job { job, mode, running, last, last_success_at, next_at } in &self.jobs {
-            let now = running.as_ref().map_or_else(
-                || "-".to_owned(),
-                |run| {
-                    let progress = run.progress.map_or_else(String::new, |part| format!(", {:.0} %", part * 100.0));
-                    let waits = run.waits_words.as_ref().map_or_else(String::new, |words| format!(", waits: {words}"));
-                    let Run { run, owner, started_at, .. } = run;
-                    format!("run {run} for {}{progress} on {owner}{waits}", self.ago(*started_at))
-                },
-            );
-            let last = last.as_ref().map_or_else(
-                || Cell::new("never"),
-                |last| {
-                    let took = seconds(between(last.started_at, last.ended_at).as_secs_f64());
-                    let said = format!("{} {} ago, took {took}", last.outcome, self.ago(last.ended_at));
-                    Cell::new(said).style(if last.outcome == Outcome::Done { Style::Plain } else { Style::Mild })
-                },
-            );
-            let done = last_success_at.map_or_else(|| "never".to_owned(), |at| format!("{} ago", self.ago(at)));
-            let next = next_at.map_or_else(|| "no schedule".to_owned(), |at| format!("in {}", self.until(at)));
-            table.row([Cell::new(format!("{job} {mode}")), Cell::new(now), last, Cell::new(done), Cell::new(next)]);
-        }
-        table
+        let rows = self.jobs.iter().map(|Job { job, mode, running, last, last_success_at, next_at }| {
+            let now = running.as_ref().map(|run| {
+                let progress = run.progress.map_or_else(String::new, |part| format!(", {:.0} %", part * 100.0));
+                let waits = run.waits_words.as_ref().map_or_else(String::new, |words| format!(", waits: {words}"));
+                let Run { run, owner, started_at, .. } = run;
+                format!("run {run} for {}{progress} on {owner}{waits}", self.ago(*started_at))
+            });
+            let ended = last.as_ref().map(|last| {
+                let took = seconds(between(last.started_at, last.ended_at).as_secs_f64());
+                format!("{} {} ago, took {took}", last.outcome, self.ago(last.ended_at))
+            });
+            let was_done = last.as_ref().is_none_or(|last| last.outcome == Outcome::Done);
+            [
+                Cell::new(format!("{job} {mode}")),
+                Cell::or(now, "-"),
+                Cell::or(ended, "never").style_if(!was_done, Style::Mild),
+                Cell::or(last_success_at.map(|at| format!("{} ago", self.ago(at))), "never"),
+                Cell::or(next_at.map(|at| format!("in {}", self.until(at))), "no schedule"),
+            ]
+        });
+        Table::new(["JOB", "NOW", "LAST RUN", "LAST DONE", "NEXT RUN"], rows)
     }
 
     fn boards(&self) -> Table {
-        let mut table = Table::new(["BOARD", "PERIOD", "STANDS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"]);
-        for Board { board, period, state, members, ends_at, lost, unarchived, archived, .. } in &self.boards {
-            let ends = ends_at.map_or_else(|| "never".to_owned(), |at| format!("in {}", self.until(at)));
-            let archived =
-                archived.as_ref().map_or_else(|| "-".to_owned(), |(period, rows)| format!("{period}, {rows} rows"));
-            table.row([
-                Cell::new(board),
-                Cell::new(period),
-                Cell::new(state).style(if lost.contains(period) { Style::Grave } else { Style::Plain }),
-                Cell::new(members.to_string()),
-                Cell::new(ends),
-                Cell::new(archived),
-                Cell::new(unarchived.join(", ")).style(Style::Mild),
-            ]);
-        }
-        table
+        let header = ["BOARD", "PERIOD", "STANDS", "MEMBERS", "ENDS", "LAST ARCHIVED", "NOT ARCHIVED"];
+        let rows = self.boards.iter().map(|it| {
+            let archived = it.archived.as_ref().map(|(period, rows)| format!("{period}, {rows} rows"));
+            [
+                Cell::new(&it.board),
+                Cell::new(&it.period),
+                Cell::new(&it.state).style_if(it.lost.contains(&it.period), Style::Grave),
+                Cell::new(it.members),
+                Cell::or(it.ends_at.map(|at| format!("in {}", self.until(at))), "never"),
+                Cell::or(archived, "-"),
+                Cell::new(it.unarchived.join(", ")).style(Style::Mild),
+            ]
+        });
+        Table::new(header, rows)
     }
 
     fn reconciles(&self) -> Table {
-        let mut table = Table::new(["DRIFT", "ENDED", "OUTCOME", "CHECKED", "DRIFTED", "REPAIRED"]);
-        for run in self.reconciles.iter().rev().take(RECONCILES_SHOWN) {
-            let drifted = if run.drifted > 0 { Style::Mild } else { Style::Plain };
-            table.row([
+        let rows = self.reconciles.iter().rev().take(RECONCILES_SHOWN).map(|run| {
+            [
                 Cell::new(&run.mode),
                 Cell::new(format!("{} ago", self.ago(run.ended_at))),
-                Cell::new(run.outcome.to_string()).style(if run.outcome == Outcome::Done {
-                    Style::Plain
-                } else {
-                    Style::Mild
-                }),
-                Cell::new(run.checked.to_string()),
-                Cell::new(run.drifted.to_string()).style(drifted),
-                Cell::new(run.repaired.to_string()),
-            ]);
-        }
-        table
+                Cell::new(run.outcome).style_if(run.outcome != Outcome::Done, Style::Mild),
+                Cell::new(run.checked),
+                Cell::new(run.drifted).style_if(run.drifted > 0, Style::Mild),
+                Cell::new(run.repaired),
+            ]
+        });
+        Table::new(["DRIFT", "ENDED", "OUTCOME", "CHECKED", "DRIFTED", "REPAIRED"], rows)
     }
 
     fn dead_letters(&self) -> Table {
-        let mut table = Table::new(["OPEN DEAD LETTERS", "COUNT"]);
-        for (reason, count) in self.dead_letters.iter().flatten() {
-            table.row([Cell::new(reason), Cell::new(count.to_string())]);
-        }
-        table
+        let rows = self.dead_letters.iter().flatten().map(|(reason, count)| [Cell::new(reason), Cell::new(count)]);
+        Table::new(["OPEN DEAD LETTERS", "COUNT"], rows)
     }
 
     fn waits(&self) -> Table {
-        let mut table = Table::new(["FAILS, IS TRIED AGAIN", "FOR", "TRIES", "REASON"]);
-        for Wait { what, reason, since, tries } in &self.waits {
-            table.row([
-                Cell::new(what.to_string()).style(Style::Mild),
-                Cell::new(self.ago(*since)),
-                Cell::new(tries.to_string()),
-                Cell::new(reason),
-            ]);
-        }
-        table
+        let rows = self.waits.iter().map(|Wait { what, reason, since, tries }| {
+            [Cell::new(what).style(Style::Mild), Cell::new(self.ago(*since)), Cell::new(tries), Cell::new(reason)]
+        });
+        Table::new(["FAILS, IS TRIED AGAIN", "FOR", "TRIES", "REASON"], rows)
     }
 
     fn ago(&self, then: i64) -> String {
@@ -270,60 +232,33 @@ pub(crate) fn printable(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::telemetry::Server;
-    use crate::telemetry::status::{Ended, Standing, Trouble};
 
     fn status() -> Status {
-        let second = 1_000_000;
-        Status {
-            version: "1".to_owned(),
-            owner: "host:1".to_owned(),
-            now: 100 * second,
-            state: State::Running,
-            troubles: vec![
-                Trouble { grave: true, what: "mysql is away: no\u{1b}".to_owned(), since: Some(0), command: None },
-                Trouble { command: Some("tallyd dead list --open".to_owned()), ..Trouble::default() },
+        serde_json::from_value(json!({
+            "version": "1",
+            "owner": "host:1",
+            "now": 100_000_000,
+            "state": "running",
+            "troubles": [
+                { "grave": true, "what": "mysql is away: no\u{1b}", "since": 0 },
+                { "command": "tallyd dead list --open" },
             ],
-            servers: vec![ServerStatus {
-                server: Server::Mysql,
-                up: false,
-                reason: Some("no\u{1b}".to_owned()),
-                since: 0,
-                look_s: 0.0,
-            }],
-            partitions: vec![
-                Partition {
-                    standing: Standing::Writing,
-                    owner: Some("host:1".to_owned()),
-                    epoch: Some(7),
-                    taken_at: Some(60 * second),
-                    messages: Some(3),
-                    ..Partition::default()
-                },
-                Partition {
-                    partition: 1,
-                    standing: Standing::Elsewhere,
-                    epoch: Some(2),
-                    taken_at: Some(60 * second),
-                    ..Partition::default()
-                },
+            "servers": [{ "server": "mysql", "up": false, "reason": "no\u{1b}", "since": 0, "look_s": 0.0 }],
+            "partitions": [
+                { "standing": "writing", "owner": "host:1", "epoch": 7, "taken_at": 60_000_000, "messages": 3 },
+                { "partition": 1, "standing": "elsewhere", "epoch": 2, "taken_at": 60_000_000 },
             ],
-            jobs: vec![Job {
-                job: "reconcile".to_owned(),
-                mode: "full".to_owned(),
-                last: Some(Ended { outcome: Outcome::Failed, ended_at: 90 * second, ..Ended::default() }),
-                next_at: Some(160 * second),
-                ..Job::default()
+            "jobs": [{
+                "job": "reconcile", "mode": "full", "next_at": 160_000_000,
+                "last": { "outcome": "failed", "ended_at": 90_000_000 },
             }],
-            boards: vec![Board {
-                board: "likes".to_owned(),
-                unarchived: vec!["2026-W46".to_owned()],
-                ..Board::default()
-            }],
-            waits: vec![Wait { what: "writing".into(), reason: "refused".to_owned(), since: 40 * second, tries: 7 }],
-            ..Status::default()
-        }
+            "boards": [{ "board": "likes", "unarchived": ["2026-W46"] }],
+            "waits": [{ "what": "writing", "reason": "refused", "since": 40_000_000, "tries": 7 }],
+        }))
+        .unwrap()
     }
 
     #[test]

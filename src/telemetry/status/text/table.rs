@@ -1,10 +1,9 @@
 //! A table for terminals: columns as wide as what they hold, numbers to the right.
 
-use std::fmt::{self, Formatter};
+use std::fmt::{self, Display, Formatter};
 
 use super::printable;
 
-/// How a cell's text stands out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Style {
     #[default]
@@ -36,12 +35,20 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    pub(super) fn new(text: impl AsRef<str>) -> Self {
-        Self { text: printable(text.as_ref()), style: Style::Plain }
+    pub(super) fn new(text: impl Display) -> Self {
+        Self { text: printable(&text.to_string()), style: Style::Plain }
+    }
+
+    pub(super) fn or(text: Option<impl Display>, none: &str) -> Self {
+        text.map_or_else(|| Self::new(none), Self::new)
     }
 
     pub(super) fn style(self, style: Style) -> Self {
         Self { style, ..self }
+    }
+
+    pub(super) fn style_if(self, condition: bool, style: Style) -> Self {
+        if condition { self.style(style) } else { self }
     }
 
     pub(super) fn shown(&self, colour: bool) -> String {
@@ -60,7 +67,6 @@ impl Cell {
     }
 }
 
-/// A header and rows.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     header: Vec<Cell>,
@@ -68,12 +74,9 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new<const N: usize>(header: [&str; N]) -> Self {
-        Self { header: header.map(|text| Cell::new(text).style(Style::Header)).into(), rows: Vec::new() }
-    }
-
-    pub(super) fn row<const N: usize>(&mut self, cells: [Cell; N]) {
-        self.rows.push(cells.into());
+    pub(super) fn new<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [Cell; N]>) -> Self {
+        let header = header.map(|text| Cell::new(text).style(Style::Header)).into();
+        Self { header, rows: rows.map(Vec::from).collect() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -93,7 +96,6 @@ impl Table {
         Ok(())
     }
 
-    /// How wide it is, and whether it holds numbers alone.
     fn column(&self, place: usize, head: &Cell) -> (usize, bool) {
         let cells = || self.rows.iter().filter_map(|row| row.get(place));
         let width = cells().map(Cell::width).chain([head.width()]).max().unwrap_or(0);

@@ -1,13 +1,18 @@
-//! What commands print: reports, and how far a run is.
+//! What several commands take and print: times and targets, reports, and how far a run is.
 
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde::Serialize;
 
+use super::Usage;
+use crate::config::{self, Kinds};
 use crate::jobs::runner::Ran;
 use crate::runtime::progress::ProgressSink;
+use tallyd_core::event::ID_MAX;
+use tallyd_core::model::{Target, TargetId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
@@ -26,7 +31,6 @@ pub(super) fn print(report: &(impl Serialize + std::fmt::Display), format: Forma
     writeln!(std::io::stdout(), "{text}").context("print the report")
 }
 
-/// The report of a run that ended; says who holds the lock where another one runs.
 pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     match ran {
         Ran::Ended(report) => Ok(Some(report)),
@@ -39,7 +43,24 @@ pub(super) fn ended<R>(ran: Ran<R>) -> Result<Option<R>> {
     }
 }
 
-/// A bar for someone at a terminal, else lines in the log.
 pub(super) fn progress_sink() -> ProgressSink {
     if std::io::stderr().is_terminal() { ProgressSink::Bar } else { ProgressSink::Log }
+}
+
+/// `90s`, `30m`, `2h`.
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
+    config::parse_pause(text).map(|pause| pause.0).map_err(|error| format!("write it as 90s, 30m or 2h ({error})"))
+}
+
+/// `video:42`.
+pub(super) fn parse_target(text: &str, kinds: &Kinds) -> Result<Target> {
+    let target = text.split_once(':').and_then(|(kind, id)| {
+        let id = id.parse().ok().filter(|id| (1..=ID_MAX).contains(id))?;
+        Some(Target { kind: kinds.named(kind)?, id: TargetId(id) })
+    });
+    target.ok_or_else(|| {
+        let known: Vec<&str> = kinds.0.keys().map(String::as_str).collect();
+        Usage(format!("{text} is no target: write KIND:ID, for instance video:42; the kinds are {}", known.join(", ")))
+            .into()
+    })
 }
