@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{Client, OnBoard};
-use crate::boards::{Read, read};
+use crate::boards::NotShown;
 use crate::config::Board;
 use crate::runtime::clock;
 use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Period, PeriodKind};
+use tallyd_mysql::archive_rows::Archived;
 use tallyd_redis::Call;
 use tallyd_redis::boards::{Part, Zset};
 use tallyd_redis::feed::Gain;
@@ -118,7 +119,15 @@ impl Client {
         let kind = period.parse::<Period>()?.kind();
         let rule = self.board(board, kind)?.rule();
         let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
-        let Read { members, placed, .. } = read(&self.store, &self.cache, &at, from - 1, count, ranking).await?;
+        let is_frozen = match self.store.read_archived(&at, from - 1, count, ranking).await? {
+            Archived::Page { members, placed } => return Ok(Page { members, entries: entries(placed, rule) }),
+            Archived::Pruned => return Err(NotShown::Pruned(at).into()),
+            Archived::Frozen => true,
+            Archived::Absent => false,
+        };
+        let part = Part::Page { after: from - 1, count };
+        let read = self.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
+        let (members, placed) = read.ok_or(NotShown::Lost(at))?;
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
