@@ -5,6 +5,7 @@
 pub mod bloom;
 pub mod board;
 pub mod chain;
+pub mod click_limits;
 pub mod event;
 pub mod job_name;
 pub mod keys;

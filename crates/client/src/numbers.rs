@@ -5,10 +5,11 @@ use std::future::Future;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use tracing::{debug, warn};
 
-use super::Client;
+use super::error::require;
+use super::{Client, Result};
+use tallyd_core::chain::Chain;
 use tallyd_core::model::{Metric, Target};
 use tallyd_redis::read::Found;
 
@@ -36,6 +37,7 @@ pub enum Source {
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
+    /// Never below zero, unless its rule says `below_zero`.
     pub value: i64,
     /// Who knows it.
     pub source: Source,
@@ -61,13 +63,14 @@ impl Client {
     /// # Errors
     /// More targets; Redis is away.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
-        anyhow::ensure!(targets.len() <= READ_TARGETS_MAX, "at most {READ_TARGETS_MAX} targets are read at once");
+        let in_range = targets.len() <= READ_TARGETS_MAX;
+        require(in_range, || format!("at most {READ_TARGETS_MAX} targets are read at once"))?;
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
             // A hint: who reads must not fail for it, for instance on a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
-                debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
+                debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
         }
         let unknown = targets.iter().zip(&found).filter(|(_, found)| !matches!(found, Found::Known(_)));
@@ -110,7 +113,7 @@ impl Client {
                 away(None);
                 return Some(answer);
             }
-            Ok(Err(error)) => say_unasked(is_away, &format!("{:#}", anyhow::Error::from(error))),
+            Ok(Err(error)) => say_unasked(is_away, &Chain(&error).to_string()),
             Err(_) => say_unasked(is_away, "it has not answered in time"),
         }
         away(Some(Instant::now() + AWAY_FOR));

@@ -1,15 +1,17 @@
 //! Likes: counted where they change what the user likes, published, and taken back where that fails.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use redis::Value;
 use tracing::{debug, warn};
 
-use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
-use crate::config::LIKE;
+use super::error::require;
+use super::{Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
+use tallyd_core::chain::Chain;
 use tallyd_core::event::LikeEvent;
+use tallyd_core::kinds::LIKE;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_mysql::status::LastClick;
 use tallyd_redis::bloom::Shape;
@@ -19,6 +21,9 @@ use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 
 /// What the row of a user who never clicked would say.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
+
+/// like.lua never returns it.
+const OTHER: ClientError = ClientError::Answer("like.lua returned something else");
 
 /// Targets whose status is asked for at most: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
@@ -45,27 +50,27 @@ impl Client {
     /// MySQL is away, a click counts without being asked about; a reconcile finds those that should not have.
     ///
     /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+    /// [`LikeError`] says how far it came.
+    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
     /// The user likes the target no longer.
     ///
     /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+    /// [`LikeError`] says how far it came.
+    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
 
-    async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
-        let (clicked, counted) = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
+    async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
+        let (clicked, counted) = match self.click(wish, boards).await.map_err(LikeError::NotCounted)? {
             (clicked, Some(counted)) => (clicked, counted),
             (clicked, None) => return Ok(clicked),
         };
         // The same event twice changes nothing: perhaps it was a connection that had broken.
-        let first = self.publish(&counted).await;
-        let Err(source) = (if first.is_err() { self.publish(&counted).await } else { first }) else {
+        let first = self.publish_like(&counted).await;
+        let Err(source) = (if first.is_err() { self.publish_like(&counted).await } else { first }) else {
             return Ok(clicked);
         };
         let taken_back = match self.take_back(&counted, boards).await {
@@ -73,7 +78,7 @@ impl Client {
             Ok(false) => TakenBack::Overtaken,
             Err(_) => TakenBack::Unknown,
         };
-        Err(ClientError::NotPublished { counted, taken_back, source })
+        Err(LikeError::NotPublished { counted, taken_back, source })
     }
 
     /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
@@ -103,7 +108,9 @@ impl Client {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
                 Ok((Clicked::Same { count, at }, Some(counted)))
             }
-            Answer::Unknown(_) => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
+            Answer::Unknown(_) => {
+                Err(ClientError::Answer("like.lua was told what the user likes, and says that this is unknown"))
+            }
         }
     }
 
@@ -125,12 +132,12 @@ impl Client {
             calls.push(self.like_call(also, target, liked)?);
         }
         let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
-        let answer = answers.next().context("like.lua was not called")??;
+        let answer = answers.next().ok_or(OTHER)??;
         let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
-            anyhow::bail!("like.lua returned something else");
+            return Err(OTHER);
         };
         // The like counts and must be published, whatever became of the boards.
-        let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?.into())));
+        let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?)));
         let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
         note_also(answers.next());
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
@@ -158,10 +165,8 @@ impl Client {
     /// # Errors
     /// More targets; Redis or MySQL is away.
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
-        anyhow::ensure!(
-            targets.len() <= STATUS_TARGETS_MAX,
-            "at most {STATUS_TARGETS_MAX} targets are asked for at once"
-        );
+        let in_range = targets.len() <= STATUS_TARGETS_MAX;
+        require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
         let known = self.known_to_redis(user, targets).await?;
         let unknown: Vec<Target> =
             targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
@@ -183,13 +188,12 @@ impl Client {
         }
         let call = Call::new(&LIMIT, self.cache.keys.limit(user)).number(max);
         let call = call.number(self.limits.rate_window.0.as_millis());
-        match self.cache.eval("look at a user's limit", &[call]).await?.pop() {
-            Some(Value::Array(parts)) => match parts.as_slice() {
-                [Value::Int(1), _] => Ok(None),
-                [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
-                _ => anyhow::bail!("limit.lua returned something else"),
-            },
-            _ => anyhow::bail!("limit.lua returned something else"),
+        let answer = self.cache.eval("look at a user's limit", &[call]).await?.pop();
+        let parts = if let Some(Value::Array(parts)) = &answer { parts.as_slice() } else { &[] };
+        match parts {
+            [Value::Int(1), _] => Ok(None),
+            [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
+            _ => Err(ClientError::Answer("limit.lua returned something else")),
         }
     }
 
@@ -209,12 +213,12 @@ impl Client {
         let call = self.filtered_call(wish, known).await?;
         let answer = match self.cache.eval("count a like", &[call]).await {
             Err(error) if error.is_of_a_moving_slot() => {
-                debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
+                debug!(event = "slot-moving", "{}", Chain(&error));
                 self.count_while_moving(wish).await?
             }
             answer => answer?.pop().unwrap_or(Value::Nil),
         };
-        read_answer(&answer).context("like.lua returned something else")
+        read_answer(&answer).ok_or(OTHER)
     }
 
     /// The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
@@ -279,7 +283,7 @@ impl Client {
 
     fn place(&self, cache: &Cache, target: Target) -> Result<Place> {
         let kind = self.names.get(target.kind);
-        let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
+        let kind = kind.ok_or(ClientError::NoKind(target.kind))?;
         Ok(cache.keys.place(kind, target, self.metric))
     }
 
@@ -302,14 +306,13 @@ impl Client {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
                 for (on, answer) in called.iter().zip(answers.by_ref()) {
-                    failed += answer.err().map_or(0, |error| note_board(on, &error.into()));
+                    failed += answer.err().map_or(0, |error| note_board(on, &error));
                 }
                 note_also(answers.next());
             }
             Err(error) => {
-                let error = anyhow::Error::from(error);
                 failed += called.iter().map(|on| note_board(on, &error)).sum::<usize>();
-                debug!(event = "also-uncounted", "{error:#}");
+                debug!(event = "also-uncounted", "{}", Chain(&error));
             }
         }
         failed
@@ -319,13 +322,13 @@ impl Client {
 /// It counts all the same, and `tallyd layout migrate` finds what the second layout lacks.
 pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     if let Some(Err(error)) = answer {
-        debug!(event = "also-uncounted", "{:#}", anyhow::Error::from(error));
+        debug!(event = "also-uncounted", "{}", Chain(&error));
     }
 }
 
 /// The like counts all the same.
-fn note_board(on: &OnBoard<'_>, error: &anyhow::Error) -> usize {
-    let (board, error) = (on.board, format!("{error:#}"));
+fn note_board(on: &OnBoard<'_>, error: &(dyn Error + 'static)) -> usize {
+    let (board, error) = (on.board, Chain(error).to_string());
     warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
     1
 }

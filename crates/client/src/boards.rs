@@ -2,18 +2,15 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-
-use super::{Client, OnBoard};
-use crate::boards::NotShown;
-use crate::config::Board;
-use crate::runtime::clock;
+use super::error::require;
+use super::{Client, ClientError, OnBoard, Result, now};
+use tallyd_core::board::Board;
 use tallyd_core::model::BoardPeriod;
 use tallyd_core::period::{Period, PeriodKind};
 use tallyd_mysql::archive_rows::Archived;
 use tallyd_redis::Call;
 use tallyd_redis::boards::{Part, Zset};
-use tallyd_redis::feed::Gain;
+use tallyd_redis::feed::{Gain, GainError};
 use tallyd_redis::ranks::{Placed, Ranking};
 use tallyd_redis::score::{Columns, Rule};
 
@@ -46,13 +43,13 @@ impl Client {
     /// Redis is away; the board or the column is not in the configuration; a number no longer fits into its score.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
-        self.cache.eval("add to a board", &[call]).await.with_context(|| format!("board {}", on.board))?;
-        Ok(())
+        let added = self.cache.eval("add to a board", &[call]).await;
+        added.map(drop).map_err(|source| ClientError::NotAdded { board: on.board.to_owned(), source })
     }
 
     pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
         let OnBoard { board, member } = *on;
-        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: clock::now() }, None)?)
+        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() }, None)?)
     }
 
     /// A page of the current period: `count` members from place `from` (1 is the best) on.
@@ -66,9 +63,9 @@ impl Client {
         count: u64,
         ranking: Ranking,
     ) -> Result<Page> {
-        ensure!(from > 0, "places begin with 1");
+        let after = after(from)?;
         let (at, rule) = self.current(board, period)?;
-        self.read_part(&at, Part::Page { after: from - 1, count }, rule, ranking).await
+        self.read_part(&at, Part::Page { after, count }, rule, ranking).await
     }
 
     /// A member of the current period with up to `count` neighbours on each side; an empty page where it isn't on the
@@ -115,19 +112,19 @@ impl Client {
         count: u64,
         ranking: Ranking,
     ) -> Result<Page> {
-        ensure!(from > 0, "places begin with 1");
+        let after = after(from)?;
         let kind = period.parse::<Period>()?.kind();
         let rule = self.board(board, kind)?.rule();
         let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
-        let is_frozen = match self.store.read_archived(&at, from - 1, count, ranking).await? {
+        let is_frozen = match self.store.read_archived(&at, after, count, ranking).await? {
             Archived::Page { members, placed } => return Ok(Page { members, entries: entries(placed, rule) }),
-            Archived::Pruned => return Err(NotShown::Pruned(at).into()),
+            Archived::Pruned => return Err(ClientError::Pruned(at)),
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        let part = Part::Page { after: from - 1, count };
+        let part = Part::Page { after, count };
         let read = self.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
-        let (members, placed) = read.ok_or(NotShown::Lost(at))?;
+        let (members, placed) = read.ok_or(ClientError::Lost(at))?;
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
@@ -137,7 +134,7 @@ impl Client {
     /// There is no such board.
     pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
         let board = self.board(board, period)?;
-        let (calendar, now) = (board.calendar()?, clock::now());
+        let (calendar, now) = (board.calendar().map_err(GainError::from)?, now());
         let ends = Period::containing(period, now, &calendar).end(&calendar);
         let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
         Ok(if period == PeriodKind::Total { None } else { Some(left) })
@@ -145,12 +142,12 @@ impl Client {
 
     fn board(&self, name: &str, period: PeriodKind) -> Result<&Board> {
         let found = self.boards.iter().find(|board| board.name == name && board.period == period);
-        found.with_context(|| format!("no [[board]] is named {name} and has period \"{period}\""))
+        found.ok_or_else(|| ClientError::NoBoard { board: name.to_owned(), period })
     }
 
     fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
         let board = self.board(name, period)?;
-        let current = Period::containing(period, clock::now(), &board.calendar()?);
+        let current = Period::containing(period, now(), &board.calendar().map_err(GainError::from)?);
         Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
     }
 
@@ -158,6 +155,12 @@ impl Client {
         let (members, placed) = self.cache.read_board(at, Zset::Live, part, ranking).await?;
         Ok(Page { members, entries: entries(placed, rule) })
     }
+}
+
+/// How many members are before a place.
+fn after(place: u64) -> Result<u64> {
+    require(place > 0, || "places begin with 1".to_owned())?;
+    Ok(place - 1)
 }
 
 fn entries(placed: Vec<Placed>, rule: Rule) -> Vec<Entry> {

@@ -1,29 +1,45 @@
-//! The API servers' side, for Rust: counts a like in Redis at once, once, and publishes its event; other numbers likewise.
+//! The API servers' side of tallyd: counts a like in Redis immediately, counts it once, and publishes its event; the same for other numbers.
 //!
-//! A thin layer over the scripts in lua/, which any language can call: docs/events.md has the contract. The
+//! [`Client`] is a thin layer over the scripts in lua/, which any language can call: docs/events.md has the contract. The
 //! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
+//!
+//! Ids, targets and instants are types of `tallyd_core::model`. Every call can be cancelled by dropping it, like a lost connection: then it may
+//! have counted, and a reconcile finds it.
+
+#![warn(missing_docs)]
 
 pub mod boards;
 pub mod counts;
+mod error;
 mod filtered;
 mod likes;
 mod numbers;
+mod settings;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use anyhow::Result;
 use tokio::sync::{Mutex, Semaphore};
 
-use crate::config::{self, Board, Config, Kinds, PartitionBy, Rules};
+pub use error::{BrokerError, ClientError, CountError, LikeError};
+pub use likes::STATUS_TARGETS_MAX;
 use numbers::Unasked;
 pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
+pub use settings::Settings;
+use tallyd_core::board::Board;
+use tallyd_core::click_limits::ClickLimits;
 use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::kinds::Kinds;
 use tallyd_core::model::{Metric, Micros};
+use tallyd_core::partition::PartitionBy;
+use tallyd_core::rules::Rules;
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
+
+/// The result of a call.
+pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
 /// Connections to MySQL at most.
 const CONNECTIONS: u32 = 16;
@@ -31,7 +47,8 @@ const CONNECTIONS: u32 = 16;
 /// Of these for pages whose numbers Redis doesn't know.
 const READS: usize = 4;
 
-/// Counts and publishes likes and other numbers. Cheap to share: one connection to Redis, one to RabbitMQ, many likes on the way at once.
+/// Counts and publishes likes and other numbers. Share one between all requests of a process, in an [`Arc`]: it has one connection to Redis
+/// (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL, and serves many calls at the same time.
 pub struct Client {
     cache: Cache,
     /// A second layout, in which everything is counted too.
@@ -54,7 +71,7 @@ pub struct Client {
     reads_unasked: Unasked,
     /// Pages that ask it at once.
     reads: Semaphore,
-    limits: config::Client,
+    limits: ClickLimits,
     /// What filters look like; none where there are no filters.
     shapes: Option<filtered::Shapes>,
 }
@@ -118,47 +135,32 @@ pub enum TakenBack {
     Unknown,
 }
 
-/// Why a like was not counted, or not published.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// Redis didn't count it, or the answer was lost on the way. Nothing was published.
-    #[error("count the like")]
-    NotCounted(#[source] anyhow::Error),
-    /// It counted in Redis, but the broker didn't confirm the event, twice.
-    #[error("publish the like")]
-    NotPublished {
-        /// What was counted.
-        counted: Counted,
-        /// What became of it.
-        taken_back: TakenBack,
-        /// Why the broker didn't take it.
-        #[source]
-        source: anyhow::Error,
-    },
-}
-
 impl Client {
-    /// A client of the servers that `config` names. Connects when first used.
-    pub fn new(config: &Config) -> Result<Self> {
-        let cache = Cache::new(&config.redis, &config.metrics)?;
+    /// A client of the servers in `settings`. It connects when it is first used, and again after each failure.
+    ///
+    /// # Errors
+    /// An address or a counter's key can't be read. No server is asked.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
+        let cache = Cache::new(redis, metrics)?;
         Ok(Self {
-            also: cache.also(&config.redis, &config.metrics)?,
+            also: cache.also(redis, metrics)?,
             cache,
-            broker: Broker::new(&config.amqp)?,
+            broker: Broker::new(amqp)?,
             publisher: Mutex::default(),
-            partition_by: config.amqp.partition_by,
-            kinds: config.kinds.clone(),
-            names: KindNames::new(&config.kinds),
-            metric: config.metrics.like(),
-            metrics: config.metrics.codes(),
-            boards: config.boards.clone(),
-            rules: Rules::from(config),
-            store: Store::new(&config.mysql, CONNECTIONS)?,
+            partition_by: amqp.partition_by,
+            kinds: kinds.clone(),
+            names: KindNames::new(kinds),
+            metric: metrics.like(),
+            metrics: metrics.codes(),
+            boards: boards.clone(),
+            rules: Rules::new(kinds, metrics, rules),
+            store: Store::new(mysql, CONNECTIONS)?,
             clicks_unasked: Unasked::default(),
             reads_unasked: Unasked::default(),
             reads: Semaphore::new(READS),
-            limits: config.client.clone(),
-            shapes: config.filter.is_on().then(filtered::Shapes::default),
+            limits: limits.clone(),
+            shapes: has_filters.then(filtered::Shapes::default),
         })
     }
 
@@ -166,15 +168,19 @@ impl Client {
     /// harmless: applying an event twice changes nothing.
     ///
     /// # Errors
-    /// The broker is away or didn't confirm.
+    /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
+        Ok(self.publish_like(counted).await?)
+    }
+
+    async fn publish_like(&self, counted: &Counted) -> Result<(), BrokerError> {
         let Counted { event, count, .. } = counted;
         let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
         let routing_key = self.partition_by.routing_key(event.target, event.user);
         self.publish_body(&routing_key, &body).await
     }
 
-    async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<()> {
+    async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<(), BrokerError> {
         let publisher = self.publisher().await?;
         let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
         if published.is_err() {
@@ -187,7 +193,7 @@ impl Client {
         published
     }
 
-    async fn publisher(&self) -> Result<Arc<Publisher>> {
+    async fn publisher(&self) -> Result<Arc<Publisher>, BrokerError> {
         let mut shared = self.publisher.lock().await;
         if let Some(publisher) = shared.as_ref() {
             return Ok(Arc::clone(publisher));
@@ -196,4 +202,9 @@ impl Client {
         *shared = Some(Arc::clone(&publisher));
         Ok(publisher)
     }
+}
+
+/// The time by this machine's clock.
+fn now() -> Micros {
+    Micros::from(SystemTime::now())
 }
