@@ -1,4 +1,6 @@
-//! Boards for the API side: adding to a member, and reading places, on all periods that now lies in.
+//! Boards: adding to a member in all current periods, and reading places.
+//!
+//! The current period is found with this machine's clock. A [`Ranking`] says how members with equal scores are placed.
 
 use std::time::Duration;
 
@@ -14,33 +16,34 @@ use tallyd_redis::feed::{Gain, GainError};
 use tallyd_redis::ranks::{Placed, Ranking};
 use tallyd_redis::score::{Columns, Rule};
 
-/// A member's place on a board, with its columns.
+/// A member and its place on a board.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// From 1.
+    /// The place, from 1.
     pub place: u64,
-    /// Any bytes.
+    /// The member, as it was added. Any bytes.
     pub member: Vec<u8>,
-    /// As the zset has it.
+    /// The score in Redis. It has both columns in one number where the board's `tie` packs them.
     pub score: f64,
-    /// Its columns, where the board's `tie` packs them.
+    /// The two columns of a packed score. `None` for a board whose `tie` is `member`.
     pub columns: Option<Columns>,
 }
 
 /// A part of a board.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// How many members the board has in all.
+    /// How many members the whole board has.
     pub members: u64,
-    /// The part, the first place first.
+    /// The part that was asked for, the first place first.
     pub entries: Vec<Entry>,
 }
 
 impl Client {
-    /// Adds to one of a member's numbers, which `column` names as `score` of the board does, in all of its current periods.
+    /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the board's `score`.
     ///
     /// # Errors
-    /// Redis is away; the board or the column is not in the configuration; a number no longer fits into its score.
+    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis could not be reached, or
+    /// refused it because a column would no longer fit into the score.
     pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
         let call = self.add_call(&on, column, delta)?;
         let added = self.cache.eval("add to a board", &[call]).await;
@@ -52,10 +55,10 @@ impl Client {
         Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() }, None)?)
     }
 
-    /// A page of the current period: `count` members from place `from` (1 is the best) on.
+    /// Reads up to `count` members of the current period, from place `from` on. The best place is 1.
     ///
     /// # Errors
-    /// Redis is away, or there is no such board.
+    /// [`ClientError::NoBoard`]; [`ClientError::Invalid`] where `from` is 0; [`ClientError::Redis`].
     pub async fn board_page(
         &self,
         (board, period): (&str, PeriodKind),
@@ -68,11 +71,11 @@ impl Client {
         self.read_part(&at, Part::Page { after, count }, rule, ranking).await
     }
 
-    /// A member of the current period with up to `count` neighbours on each side; an empty page where it isn't on the
-    /// board.
+    /// Reads a member of the current period with up to `count` neighbours on each side. The page is empty where the member is not on
+    /// the board.
     ///
     /// # Errors
-    /// Redis is away, or there is no such board.
+    /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
     pub async fn board_around(
         &self,
         (board, period): (&str, PeriodKind),
@@ -84,11 +87,11 @@ impl Client {
         self.read_part(&at, Part::Around { member, count }, rule, ranking).await
     }
 
-    /// Those of `members` that are on the current period's board, placed among themselves: a friends' board, which costs
-    /// one round trip and stores nothing.
+    /// Reads those of `members` that are on the board of the current period, and places them among themselves. So a friends' board
+    /// costs one round trip and stores nothing.
     ///
     /// # Errors
-    /// Redis is away, or there is no such board.
+    /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
     pub async fn board_of(
         &self,
         (board, period): (&str, PeriodKind),
@@ -100,11 +103,11 @@ impl Client {
         Ok(entries(placed, rule))
     }
 
-    /// A page of any period, by its name: `2026-W46`. One that is archived comes from MySQL, any other from Redis; MySQL is
-    /// asked which it is.
+    /// Reads a page as [`Client::board_page`] does, of any period by its name, for instance `2026-W46`. An archived period comes from
+    /// MySQL, any other from Redis. Each call asks MySQL whether the period is archived.
     ///
     /// # Errors
-    /// A server is away, there is no such board, or its archive was pruned.
+    /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
     pub async fn board_page_of(
         &self,
         (board, period): (&str, &str),
@@ -128,10 +131,10 @@ impl Client {
         Ok(Page { members, entries: entries(placed, rule) })
     }
 
-    /// How long the current period of the board lasts; none for all time.
+    /// How long it is until the current period of the board ends. `None` for a board of all time. No server is asked.
     ///
     /// # Errors
-    /// There is no such board.
+    /// [`ClientError::NoBoard`].
     pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
         let board = self.board(board, period)?;
         let (calendar, now) = (board.calendar().map_err(GainError::from)?, now());

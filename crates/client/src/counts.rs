@@ -1,4 +1,4 @@
-//! Numbers other than likes: changed in Redis where API servers count them, published, and taken back where that fails.
+//! Numbers other than likes. Their rule says who counts them in Redis: the client (`writer = "api"`) or the daemon.
 
 use redis::Value;
 use tracing::warn;
@@ -13,7 +13,7 @@ use tallyd_core::rules::Writes;
 use tallyd_redis::keys::Place;
 use tallyd_redis::{COUNT, Cache, Call, text};
 
-/// The largest number that is counted exactly, and without its sign the least.
+/// The largest number that is counted exactly: 2^53-1. The smallest is the same with a minus.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
 
 /// count.lua never returns it.
@@ -22,20 +22,20 @@ const OTHER: ClientError = ClientError::Answer("count.lua returned something els
 /// How a number changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// By so much, once for each id.
+    /// `delta` is added, in MySQL once for each `event_id`.
     Add {
-        /// -2^31 to 2^31.
+        /// The difference, from -2^31 to 2^31.
         delta: i64,
-        /// 1 to 64 characters; another one for each event of this number.
+        /// 1 to 64 characters, different for each event of this number.
         event_id: String,
     },
-    /// It becomes this.
+    /// The number becomes this, from -[`NUMBER_MAX`] to [`NUMBER_MAX`].
     Set(i64),
-    /// It becomes zero.
+    /// The number becomes zero.
     Reset,
 }
 
-/// A number that has changed, or will once the daemon has the event.
+/// A changed number. One that the daemon counts changes in Redis later, once the daemon has the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The target that the number belongs to.
@@ -44,9 +44,9 @@ pub struct Changed {
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
-    /// When: by Redis' clock where it was counted there, else by this machine's.
+    /// When it changed: by Redis' clock where it was counted there, otherwise by this machine's.
     pub at: Micros,
-    /// The number in Redis after it; none where that is unknown, or the daemon counts it there.
+    /// The number in Redis after the change. `None` where Redis has lost it, or the daemon counts it.
     pub count: Option<i64>,
     /// By how much it has changed in Redis; zero where the daemon counts it.
     added: i64,
@@ -55,35 +55,35 @@ pub struct Changed {
 /// What count.lua does: "add" or "set", and with which number. Of one that can be set also since when that must not have happened.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// It counts, and is published.
+    /// It counts, and its event is published.
     Counted(Changed),
-    /// It would have taken the number below zero, which its rule doesn't allow: nothing was changed or published.
+    /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
-        /// The number. Zero where Redis has it below that, which it may after a loss.
+        /// The number in Redis. Zero where Redis has it below zero, which can happen after a loss.
         count: i64,
     },
 }
 
 impl Counting {
-    /// What counts, where something does.
+    /// The change that was counted, if one was.
     pub fn counted(self) -> Option<Changed> {
         if let Self::Counted(changed) = self { Some(changed) } else { None }
     }
 }
 
 impl Client {
-    /// Adds `delta` to a number of the target: with `writer = "api"` in Redis at once, and then its event is published; with
-    /// `writer = "daemon"` it is only published, with an `at` of this machine's clock, which must therefore be right to within
+    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"` it adds in Redis and publishes the event. With
+    /// `writer = "daemon"` it only publishes, with an `at` of this machine's clock. That clock must not be ahead by more than
     /// `[consumer] future_max`.
     ///
-    /// MySQL adds it once for each `event_id`; Redis adds it with each call. So after an error don't call it again for the same happening,
-    /// but [`Client::republish`] with what the error holds.
+    /// MySQL adds it once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So after
+    /// [`CountError::NotPublished`] call [`Client::republish`] with the values in the error, and not this again.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn add(
         &self,
         target: Target,
@@ -94,27 +94,28 @@ impl Client {
         self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }, None).await
     }
 
-    /// Sets a number of the target, where its rule says `settable`; likewise. Of two that are set, the newer `at` wins.
+    /// Sets a number of the target to `value` (-[`NUMBER_MAX`] to [`NUMBER_MAX`]), as [`Client::add`] adds. Its rule must say
+    /// `settable`, and `below_zero` for a value below zero. The `set` with the newest `at` wins.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Set(value), None).await
     }
 
-    /// Sets a number of the target to zero; likewise.
+    /// Sets a number of the target to zero, as [`Client::set`] does.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes what [`CountError::NotPublished`] holds: the same event, which MySQL applies once even if it has arrived before. What was
-    /// taken back counts in Redis again.
+    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies it once, even if it arrived the
+    /// first time. A change that was taken back counts in Redis again.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted. It can be called again.
     pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
         if taken_back == TakenBack::Yes {
             return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;

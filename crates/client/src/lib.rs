@@ -1,10 +1,11 @@
-//! The API servers' side of tallyd: counts a like in Redis immediately, counts it once, and publishes its event; the same for other numbers.
+//! The API servers' side of tallyd, in Rust. A [`Client`] counts a like in Redis immediately, counts it once, and publishes its event for the
+//! daemon. It does the same for other numbers, reads both, and reads boards.
 //!
-//! [`Client`] is a thin layer over the scripts in lua/, which any language can call: docs/events.md has the contract. The
-//! event carries the `at` that the script returned; made up anywhere else it could lose against an older one.
+//! It is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract. An event carries
+//! the `at` that the script returned: an `at` of another clock could lose against an older event.
 //!
-//! Ids, targets and instants are types of `tallyd_core::model`. Every call can be cancelled by dropping it, like a lost connection: then it may
-//! have counted, and a reconcile finds it.
+//! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
+//! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
 
 #![warn(missing_docs)]
 
@@ -79,59 +80,59 @@ pub struct Client {
 /// A member of a board that a like counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnBoard<'a> {
-    /// The name of a `[[board]]`: all its current periods gain.
+    /// The name of a `[[board]]`. The member gains in all current periods of that name.
     pub board: &'a str,
-    /// Who or what is ranked, for instance the video's id in decimal.
+    /// The user or thing that is ranked, for instance a video's id in decimal. Any bytes.
     pub member: &'a [u8],
 }
 
 /// A like that counts in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// What was counted, with the `at` that Redis gave it.
+    /// The event, with the `at` that Redis gave it.
     pub event: LikeEvent,
-    /// The target's number after it; none where that is unknown, because Redis has lost it.
+    /// The target's likes after this one. `None` where Redis has lost the number, and in some layouts after [`Client::count`].
     pub count: Option<i64>,
-    /// How many of the boards that it was for refused it: the log says why.
+    /// How many of the requested boards failed. The log has the reasons (`board-failed`).
     pub boards_failed: usize,
 }
 
-/// What became of a click.
+/// The result of a click.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clicked {
-    /// It changed what the user likes: it counts, and is published.
+    /// It changed what the user likes: it counts, and its event is published.
     Counted(Counted),
-    /// The user liked the target already, or didn't: nothing was counted. The user's last event is published once more, because
-    /// perhaps nobody has done that.
+    /// It changed nothing: the user already liked the target, or already did not. Nothing was counted. The user's last event was
+    /// published again, because the first request may have failed to publish it.
     Same {
-        /// The target's number; none where that is unknown.
+        /// The target's likes. `None` where Redis has lost the number.
         count: Option<i64>,
-        /// The `at` of that event.
+        /// The `at` of the user's last event.
         at: Micros,
     },
     /// The user clicks too often: nothing was counted or published.
     Limited {
-        /// How long until clicks are taken again.
+        /// How long the user must wait.
         wait: Duration,
     },
 }
 
 impl Clicked {
-    /// What counts, where something does.
+    /// The like that was counted, if one was.
     pub fn counted(self) -> Option<Counted> {
         if let Self::Counted(counted) = self { Some(counted) } else { None }
     }
 }
 
-/// What became of what counts and could not be published.
+/// Whether a change that could not be published still counts in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenBack {
-    /// It no longer counts: to call again is a new click.
+    /// It no longer counts. The same call can be made again.
     Yes,
-    /// It is left to another request that has the same event (a double click), to a newer click, or to a reconcile: Redis has forgotten
-    /// the click, or it was none that counted.
+    /// It was not taken back. Another request can still publish the same event (a double click), the user has clicked again, or Redis
+    /// does not remember the click. A reconcile corrects the number if it is wrong.
     Overtaken,
-    /// Redis could not be asked: it may still count, until a reconcile finds it.
+    /// Redis did not answer: it may still count, until a reconcile corrects the number.
     Unknown,
 }
 
@@ -164,8 +165,8 @@ impl Client {
         })
     }
 
-    /// Publishes the event of something counted, and waits until the broker has it on disk. Publishing again is
-    /// harmless: applying an event twice changes nothing.
+    /// Publishes the event of a like, and waits until the broker has it on disk. Only after [`Client::count`]: [`Client::like`] and
+    /// [`Client::unlike`] publish themselves. It can be called again: the same event twice changes nothing.
     ///
     /// # Errors
     /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.

@@ -25,7 +25,7 @@ const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 /// like.lua never returns it.
 const OTHER: ClientError = ClientError::Answer("like.lua returned something else");
 
-/// Targets whose status is asked for at most: two commands for each in one pipeline, and three where there are filters.
+/// The most targets that one [`Client::liked`] takes: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// What like.lua says.
@@ -43,22 +43,22 @@ enum Answer {
 }
 
 impl Client {
-    /// The user likes the target: if that is new it counts in Redis and on `boards`, and its event is published. A double click, a
-    /// call again after a failure, or two devices at once count once.
+    /// The user likes the target. If that is new, it counts in Redis and on `boards`, and its event is published. A double click, a
+    /// retry after a failure, or two devices at the same time count once.
     ///
-    /// What a user likes is known from Redis for `[client] recent_keep`, and then from MySQL, which must be the primary server. Where
-    /// MySQL is away, a click counts without being asked about; a reconcile finds those that should not have.
+    /// Redis remembers for `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server.
+    /// While MySQL is unavailable every click counts, and a reconcile corrects those that should not have.
     ///
     /// # Errors
-    /// [`LikeError`] says how far it came.
+    /// [`LikeError`] says whether it counted. It can be called again.
     pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// The user likes the target no longer.
+    /// The user no longer likes the target. Otherwise the same as [`Client::like`].
     ///
     /// # Errors
-    /// [`LikeError`] says how far it came.
+    /// [`LikeError`] says whether it counted. It can be called again.
     pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
@@ -114,11 +114,11 @@ impl Client {
         }
     }
 
-    /// Counts without asking whether it changes what the user likes, for those who know; in one round trip with the boards. The
-    /// event must be published next. In the layouts `entity` and `string` it gives no number.
+    /// Counts a like (`liked`) or an unlike without asking whether it changes what the user likes, in one round trip with the boards. For
+    /// callers that know. Call [`Client::publish`] next. In the layouts `entity` and `string` it gives no number.
     ///
     /// # Errors
-    /// Redis is away, or a name is not in the configuration.
+    /// [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent. [`ClientError::Redis`]: it may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
         if self.shapes.is_some() && liked {
             // It is not known by then whether it changes anything: noted all the same, which costs a query at most.
@@ -143,11 +143,12 @@ impl Client {
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
-    /// Takes back what was not published, and says whether it did. It doesn't where another request can still publish the same event, or
-    /// the user has clicked again. Call it once for each click.
+    /// Takes back a like that was counted and could not be published, and says whether it did. It does not where another request can still
+    /// publish the same event, or the user has clicked again. Call it once for each click. [`Client::like`] and [`Client::unlike`] call it
+    /// themselves.
     ///
     /// # Errors
-    /// Redis is away: it may have been taken back.
+    /// [`ClientError::Redis`]: it may have been taken back.
     pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
         let call = self.take_back_call(&self.cache, counted.event)?;
         let answer = self.cache.eval("take back a like", &[call]).await?.pop();
@@ -159,11 +160,11 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Which of up to 500 targets the user likes, in their order: one round trip to Redis, and one query for each
-    /// kind of those that Redis doesn't know.
+    /// Whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in their order. It costs one round trip to Redis, and one
+    /// query for each kind of those that Redis does not know.
     ///
     /// # Errors
-    /// More targets; Redis or MySQL is away.
+    /// [`ClientError::Invalid`] for more targets; [`ClientError::Redis`]; [`ClientError::MySql`].
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
         let in_range = targets.len() <= STATUS_TARGETS_MAX;
         require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
@@ -175,7 +176,11 @@ impl Client {
         Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| by_row(target))).collect())
     }
 
-    /// Users who like the target, by id: at most `limit` of those after `after` (0 to begin with). As of what is in MySQL.
+    /// Users who like the target, in the order of their ids: at most `limit` of those whose id is above `after` (0 for the first page).
+    /// It reads MySQL: likes of the last moments are missing.
+    ///
+    /// # Errors
+    /// [`ClientError::MySql`].
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         Ok(self.store.likers(target, after, limit).await?)
     }

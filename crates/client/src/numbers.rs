@@ -19,27 +19,27 @@ const ASK_MAX: Duration = Duration::from_secs(5);
 /// How long it isn't asked after it didn't.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// Targets that are read at once at most.
+/// The most targets that one [`Client::read`] takes.
 pub const READ_TARGETS_MAX: usize = 1_000;
 
 /// Until when MySQL isn't asked, because it has not answered.
 pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
-/// Who knows a number.
+/// The server that a number was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Redis: what API servers count is in it until now, and what the daemon counts as far as it is in MySQL.
+    /// Redis. It has what API servers have counted until now, and what the daemon has written to MySQL.
     Redis,
-    /// MySQL: because Redis has lost it, or is still getting it back. What happened in the last moments is missing.
+    /// MySQL, because Redis has lost the number, or it is still being loaded. Changes of the last moments are missing.
     Mysql,
 }
 
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
-    /// Never below zero, unless its rule says `below_zero`.
+    /// The value. Never below zero, unless its rule says `below_zero`.
     pub value: i64,
-    /// Who knows it.
+    /// The server that it was read from.
     pub source: Source,
 }
 
@@ -48,20 +48,21 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// The number of that metric; none where nobody knows it at the moment, or it is not in `[metrics]`.
+    /// The number of that metric. `None` where no server knows it at the moment, or `[metrics]` does not name it.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
 }
 
 impl Client {
-    /// The numbers of all metrics for each of up to 1,000 `targets`, in their order: from Redis, in one round trip for each 500 targets; and
-    /// what Redis doesn't know from MySQL, in one query for each kind. What Redis has lost is noted, so that a daemon loads it within
-    /// seconds; while it isn't loaded a few pages at a time ask MySQL, and nobody knows the numbers of the others. What by its rule
-    /// is never below zero, and is for a moment, is shown as zero.
+    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in their order. It costs one round trip to Redis for
+    /// each 500 targets, and one query of MySQL for each kind with targets that Redis does not know.
+    ///
+    /// Lost numbers are reported in Redis, and a daemon loads them within seconds. Until then four calls at a time ask MySQL; other calls
+    /// get `None` for these numbers. A number that is below zero for a moment is given as zero, unless its rule says `below_zero`.
     ///
     /// # Errors
-    /// More targets; Redis is away.
+    /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). It does not fail where MySQL does.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
         let in_range = targets.len() <= READ_TARGETS_MAX;
         require(in_range, || format!("at most {READ_TARGETS_MAX} targets are read at once"))?;
