@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! API server --lua/like.lua--> Redis counters, boards       counted at once; `at`, the event's version, comes back
-//!     |            (client)
+//!     |            (tallyd_client)
 //!     '--publish--> exchange --> partitions --> consumer --one transaction--> like_record + counter --> ack
 //!                                                   \--> dead_letter, in the same transaction
 //! outbox:      what the same transaction noted there -> Redis counters that no API server counts
@@ -16,13 +16,12 @@
 //!
 //! In reading order: the crate `tallyd_core` has the words; [`consumer`], [`outbox`], and the
 //! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
-//! on, as [`servers`] has them; [`app`] builds and supervises them; [`client`] is the API servers' side. ARCHITECTURE.md tells the whole.
+//! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side. ARCHITECTURE.md tells the whole.
 
 pub(crate) mod admin;
 pub mod app;
 pub mod boards;
 pub mod cli;
-pub mod client;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;

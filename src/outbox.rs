@@ -2,7 +2,7 @@
 //!
 //! The way: the transaction that adds to `counter` notes the same in a row of the partition's outbox. After its commit the task here, one in
 //! each daemon for all partitions, reads the rows in order and adds them, bucket by bucket. Each bucket holds a mark for each partition, the
-//! number of the last row that was added to it. The script that adds skips rows up to the mark (lua/apply.lua). The last row that is added
+//! number of the last row that was added to it. The script that adds skips rows up to the mark (crates/redis/lua/apply.lua). The last row that is added
 //! everywhere is noted in `outbox_state` once a second, so that the next daemon knows where to begin.
 //!
 //! The races, and what decides them:
@@ -20,7 +20,7 @@
 //!   now has higher ones than any mark, and is added. What MySQL lost is in Redis alone until a full reconcile. The task detects it, because
 //!   what it noted is gone or Redis has marks of rows that MySQL doesn't have, and logs it.
 //! * A: rows are added to a bucket. B: Redis loses it. Mark and numbers are lost together. Rows that come now are added to a bucket that is
-//!   unknown to readers; the job that loads it first raises the marks to what is committed, and loads the numbers as of those (lua/load.lua).
+//!   unknown to readers; the job that loads it first raises the marks to what is committed, and loads the numbers as of those (crates/redis/lua/load.lua).
 //! * A: Redis comes back older than it was (a failover, an old snapshot). Marks and numbers go back together, and rows up to `applied` are not
 //!   sent again: a reconcile finds what is missing, as it does with likes.
 //! * A: an operator has made a bucket another type, or a value no number. It is logged, and left alone: once it is repaired, it is a bucket

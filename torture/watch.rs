@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use sqlx::{Connection, MySqlConnection};
-use tallyd::client::{Clicked, Client, ClientError};
 use tallyd::config::Config;
+use tallyd_client::{Clicked, Client, LikeError};
 use tallyd_core::model::{Target, TargetId, UserId};
+use tallyd_testkit::client_of;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -69,7 +70,7 @@ impl Watch {
         let watchers = (0..WATCHERS).map(|_| Watcher::default()).collect();
         let seen = Arc::new(Mutex::new(Seen { watchers, lags: Vec::new() }));
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let client = Arc::new(Client::new(config)?);
+        let client = Arc::new(client_of(config));
         for number in 0..WATCHERS {
             tasks.spawn(click(Arc::clone(&client), number, Arc::clone(&seen), Arc::clone(recorder), stop.clone()));
         }
@@ -129,8 +130,8 @@ async fn click(
             Ok(Clicked::Counted(counted)) => Answer::Done { at: counted.event.at.0 },
             Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
             Ok(Clicked::Limited { .. }) => Answer::Nothing,
-            Err(ClientError::NotCounted(_)) => Answer::NotCounted,
-            Err(ClientError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+            Err(LikeError::NotCounted(_)) => Answer::NotCounted,
+            Err(LikeError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
         };
         recorder.call(Call { begin, end, who: u32::MAX, what: What::Like { target: id, user, liked }, answer });
         if let Answer::Done { at } = answer

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::client::Client;
 use tallyd_core::event::LikeEvent;
+use tallyd_testkit::client_of;
 
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};
@@ -140,7 +140,7 @@ impl Site {
 
     /// Likes that arrive through the client, so many a second, for ever.
     async fn arrive(&self, rate: u32) -> Result<()> {
-        let client = Client::new(&self.world.config)?;
+        let client = client_of(&self.world.config);
         let per_turn = usize::try_from(u128::from(rate) * TURN.as_millis() / 1_000)?;
         let (mut turn, mut likes) = (tokio::time::interval(TURN), Workload::new(1));
         loop {

@@ -13,10 +13,11 @@ use common::world::{Setup, World};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use redis::aio::MultiplexedConnection;
 use serde::Serialize;
-use tallyd::client::Client;
 use tallyd_benches as common;
+use tallyd_client::Client;
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
 use tallyd_redis::Cache;
+use tallyd_testkit::client_of;
 
 const AIMS: [(&str, Aim); 2] = [("like_server_cpu_us", Aim::AtMost(5.0)), ("likes_per_s", Aim::AtLeast(1_800.0))];
 
@@ -175,8 +176,8 @@ fn user(number: u64) -> UserId {
 async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Round> {
     // Redis remembers the users of the round before.
     let user = |number: u64| UserId(round * (1 << 32) + user(number).0);
-    let client = Client::new(&world.config)?;
-    let by_filter = Client::new(&filtered::prepare(world).await?)?;
+    let client = client_of(&world.config);
+    let by_filter = client_of(&filtered::prepare(world).await?);
     let publisher = world.broker.connect_publisher("bench").await?;
     let mut redis = connect(world).await?;
     let shared = redis.clone();
@@ -188,7 +189,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let bare = bare.await?;
     let blind = rate(&mut redis, arguments, async |number| {
         let counted = client.count(target(number), user(number), true, &[]).await?;
-        client.publish(&counted).await
+        Ok(client.publish(&counted).await?)
     });
     let blind = blind.await?;
     let first = rate(&mut redis, arguments, async |number| {
@@ -314,11 +315,11 @@ async fn page(
     for bucket in 0..keys.buckets() {
         let () = redis::cmd("HSET").arg(keys.counters("video", bucket)).arg("_").arg("1:1").query_async(redis).await?;
     }
-    let counters_ms = timed(async || client.read(&targets).await.map(drop)).await?;
-    let recent_ms = timed(async || client.liked(user(0), &targets).await.map(drop)).await?;
+    let counters_ms = timed(async || Ok(client.read(&targets).await.map(drop)?)).await?;
+    let recent_ms = timed(async || Ok(client.liked(user(0), &targets).await.map(drop)?)).await?;
     // Nobody has clicked as this one.
-    let rows_ms = timed(async || client.liked(UserId(1 << 40), &targets).await.map(drop)).await?;
-    let filtered_ms = timed(async || by_filter.liked(UserId(1 << 41), &targets).await.map(drop)).await?;
+    let rows_ms = timed(async || Ok(client.liked(UserId(1 << 40), &targets).await.map(drop)?)).await?;
+    let filtered_ms = timed(async || Ok(by_filter.liked(UserId(1 << 41), &targets).await.map(drop)?)).await?;
     let gets_ms = timed(async || {
         for target in &targets {
             let key = format!("{}:bare:{}", world.name, target.id);

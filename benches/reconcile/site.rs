@@ -8,10 +8,10 @@ use anyhow::{Context, Result, anyhow, ensure};
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use sqlx::{AssertSqlSafe, Row};
-use tallyd::client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Target, TargetId};
 use tallyd_redis::Cache;
+use tallyd_testkit::client_of;
 
 use crate::child::{self, Ran};
 use crate::common::contender::{Contender, Said};
@@ -162,7 +162,7 @@ impl Site {
 
     /// Likes that arrive through the client, so many a second, for ever.
     async fn arrive(&self) -> Result<()> {
-        let client = Client::new(&self.world.config)?;
+        let client = client_of(&self.world.config);
         let mut turn = tokio::time::interval(TURN);
         let mut likes = Workload::new(1);
         loop {

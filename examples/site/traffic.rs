@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tallyd::client::{Client, Counted, OnBoard};
 use tallyd::config::Config;
+use tallyd_client::{Client, Counted, OnBoard, Settings};
 use tallyd_core::model::{Kind, Target, TargetId, UserId};
 use tallyd_rabbitmq::Broker;
 use tokio::sync::RwLock;
@@ -55,7 +55,7 @@ pub struct Site {
 impl Site {
     pub fn new(config: &Config) -> Result<Self> {
         Ok(Self {
-            client: Client::new(config).context("make the client")?,
+            client: Client::new(&settings(config)).context("make the client")?,
             broker: Broker::new(&config.amqp)?,
             gate: RwLock::default(),
             published: AtomicU64::default(),
@@ -127,7 +127,7 @@ impl Site {
         let mut tries = 1;
         while let Err(error) = self.client.publish(counted).await {
             if tries == PUBLISH_TRIES {
-                return Err(error);
+                return Err(error.into());
             }
             tries += 1;
             tokio::time::sleep(PUBLISH_PAUSE).await;
@@ -140,4 +140,19 @@ impl Site {
 /// A pair's video.
 pub fn target(pair: Pair) -> Target {
     Target { kind: Kind(1), id: TargetId(pair.video) }
+}
+
+/// An API server knows what the daemon's configuration says of servers, names and boards.
+fn settings(config: &Config) -> Settings {
+    Settings {
+        amqp: config.amqp.clone(),
+        mysql: config.mysql.clone(),
+        redis: config.redis.clone(),
+        kinds: config.kinds.clone(),
+        metrics: config.metrics.clone(),
+        boards: config.boards.clone(),
+        rules: config.rules.clone(),
+        limits: config.client.clone(),
+        has_filters: config.filter.is_on(),
+    }
 }

@@ -1,8 +1,7 @@
 //! Boards as an operator sees them: which periods there are and how far each is, and the first places of one.
 //!
-//! A board is read from Redis while it is open, and from MySQL once it is archived (`page`). What is shown is in `view`.
+//! A board is read from Redis while it is open, and from MySQL once it is archived What is shown is in `view`.
 
-mod page;
 mod view;
 
 use std::collections::BTreeMap;
@@ -14,12 +13,13 @@ use crate::config::Board;
 use tallyd_core::model::{BoardPeriod, Micros};
 use tallyd_core::period::{LOOK_BACK, Period, PeriodError, PeriodKind};
 use tallyd_mysql::Store;
+use tallyd_mysql::archive_rows::Archived;
 use tallyd_mysql::boards::PeriodState;
 use tallyd_mysql::snapshots::Snapshot;
 use tallyd_redis::Cache;
-use tallyd_redis::ranks::Ranking;
+use tallyd_redis::boards::Part;
+use tallyd_redis::ranks::{Placed, Ranking};
 
-pub(crate) use page::{Read, read};
 pub use view::{List, Listed, Row, Source, State, Top};
 
 /// Periods of a board that are listed from MySQL at most.
@@ -167,10 +167,24 @@ impl Boards<'_> {
             None => Period::containing(board.period, now, &board.calendar(jiff::tz::db())?).to_string(),
         };
         let at = BoardPeriod { board: name.to_owned(), period };
-        let Read { from, placed, .. } = read(self.store, self.cache, &at, 0, count, ranking).await?;
+        let (from, placed) = self.read(&at, count, ranking).await?;
         let rule = board.rule();
         let entries = placed.into_iter().map(|placed| Row::new(placed, rule)).collect();
         Ok(Top { board: at.board, period: at.period, from, entries })
+    }
+
+    /// From the server that has it.
+    async fn read(&self, at: &BoardPeriod, count: u64, ranking: Ranking) -> Result<(Source, Vec<Placed>)> {
+        let is_frozen = match self.store.read_archived(at, 0, count, ranking).await? {
+            Archived::Page { placed, .. } => return Ok((Source::MySql, placed)),
+            Archived::Pruned => return Err(NotShown::Pruned(at.clone()).into()),
+            Archived::Frozen => true,
+            Archived::Absent => false,
+        };
+        let part = Part::Page { after: 0, count };
+        let read = self.cache.read_unarchived(at, is_frozen, part, ranking).await?;
+        let (_, placed) = read.ok_or_else(|| NotShown::Lost(at.clone()))?;
+        Ok((Source::Redis, placed))
     }
 
     fn find(&self, name: &str, period: Option<&str>) -> Result<&Board> {

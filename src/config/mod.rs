@@ -44,6 +44,7 @@ pub use tallyd_connect::address::ServerUrl;
 pub use tallyd_connect::secret::Secret;
 pub use tallyd_connect::tls::{Identity, Tls};
 pub use tallyd_core::board::Board;
+pub use tallyd_core::click_limits::ClickLimits;
 pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
 pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
@@ -82,7 +83,7 @@ pub struct Config {
     /// Redis or Valkey.
     pub redis: Redis,
     /// API servers in Rust.
-    pub client: Client,
+    pub client: ClickLimits,
     /// Bloom filters of who likes what.
     pub filter: Filter,
     /// Events to rows.
@@ -136,24 +137,6 @@ pub struct Log {
 impl Default for Log {
     fn default() -> Self {
         Self { level: "info".to_owned(), format: LogFormat::Auto }
-    }
-}
-
-/// `[client]`: for API servers, the daemon doesn't use it.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Client {
-    /// How long a click is remembered in Redis at least: longer than an event takes into MySQL.
-    pub recent_keep: Pause,
-    /// How many clicks a user may make in a window; zero for any number.
-    pub rate_likes_max: u32,
-    /// How long a window lasts, from its first click on.
-    pub rate_window: Pause,
-}
-
-impl Default for Client {
-    fn default() -> Self {
-        Self { recent_keep: Pause::from_secs(120), rate_likes_max: 0, rate_window: Pause::from_secs(60) }
     }
 }
 

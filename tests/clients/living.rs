@@ -2,7 +2,6 @@
 
 use redis::AsyncCommands;
 use serde_json::Value;
-use tallyd::client::Client;
 use tallyd_core::model::UserId;
 
 use super::common::{Dice, World, eventually, lose, target};
@@ -207,7 +206,7 @@ async fn a_like_through_the_clients_comes_into_the_bloom_filter() {
         .await;
         all_is_written(&world).await;
         forget_clicks(&world).await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         for (user, likes) in [(1, true), (2, true), (9_007_199_254_740_993, true), (5, false)] {
             assert_eq!(client.liked(UserId(user), &[target(42)]).await.unwrap(), [likes], "{example:?}: {user}");
         }

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use super::common;
-use super::common::{World, eventually, stderr, stdout, target};
+use super::common::{World, client_of, eventually, stderr, stdout, target};
 use super::example::Example;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd::client::{Client, OnBoard};
+use tallyd_client::OnBoard;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
@@ -141,7 +141,7 @@ fn use_clients(world: &World, addresses: &[(&str, &str)]) {
 async fn use_boards(world: &World, redis_url: &str) {
     let mut config = world.api.clone();
     config.redis.url = redis_url.into();
-    let client = Client::new(&config).unwrap();
+    let client = client_of(&config);
     let on = OnBoard { board: "first", member: b"42" };
     client.add_to_board(on, "like", 2).await.unwrap();
     let first = ("first", PeriodKind::Total);
@@ -317,7 +317,7 @@ async fn the_documented_steps_bring_an_older_table_over() {
     // The old worker still writes while API servers already publish, both of them about user 2.
     let later = "UPDATE likes SET deleted = 1, updated_at = '2025-06-01' WHERE user_id IN (1, 2) AND video_id = 42";
     execute(&world, AssertSqlSafe(later.to_owned())).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let counted = client.count(target(42), UserId(2), true, &[]).await.unwrap();
     client.publish(&counted).await.unwrap();
     eventually("the event is in MySQL", || async {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Dice, Model, World, assert_redis_equals, body, eventually, redis_likes, servers, target};
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_rabbitmq::Publisher;
@@ -137,7 +137,7 @@ async fn read_all_the_time(client: Arc<Client>, targets: Vec<Target>, stop: Canc
 async fn flushall_under_load_is_never_shown_as_zero_and_is_rebuilt_exactly() {
     let _alone = ALONE.lock().await;
     let world = World::new("flushall", "[reconcile]\nwatch_every = \"1s\"").await;
-    let client = Arc::new(Client::new(&world.api).unwrap());
+    let client = Arc::new(world.client());
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;

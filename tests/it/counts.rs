@@ -269,7 +269,7 @@ async fn a_targets_numbers_are_shown_side_by_side() {
     let world = World::new("counts_show", &format!("{METRICS}{rule}")).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = tallyd::client::Client::new(&world.api).unwrap();
+    let client = world.client();
     for user in 1..=3 {
         client.like(target(42), UserId(user), &[]).await.unwrap();
     }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tallyd::client::Client;
 use tallyd_core::model::{Target, TargetId, UserId};
 use tallyd_redis::Cache;
+use tallyd_testkit::client_of;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
@@ -81,7 +81,7 @@ async fn fulls(site: &Site, when: &str) -> Result<()> {
 
 /// Likes what nobody likes again: only who compares what is older than the overlap finds it missing.
 async fn like_cold(site: &Site) -> Result<()> {
-    let client = Client::new(&site.direct_config())?;
+    let client = client_of(&site.direct_config());
     // Another user each time that the fault comes.
     let user = USER + now().unsigned_abs() / 1_000_000 % 1_000_000;
     for target in COLD..COLD + COLD_TARGETS {

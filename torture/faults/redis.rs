@@ -15,7 +15,7 @@ use crate::dice::Dice;
 use crate::site::{Site, redis_at};
 
 /// What adds a measured drift.
-const REPAIR: &str = include_str!("../../lua/repair.lua");
+const REPAIR: &str = include_str!("../../crates/redis/lua/repair.lua");
 
 /// Of the run's free ports.
 const REPLICA_PORT: u16 = 30;

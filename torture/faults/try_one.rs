@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tallyd::client::{Clicked, Client};
+use tallyd_client::{Clicked, Client};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
+use tallyd_testkit::client_of;
 use tokio::task::JoinSet;
 
 use super::{Allows, Fault, all};
@@ -76,7 +77,7 @@ pub async fn run(names: &str) -> Result<()> {
 /// `number` gives it users of its own.
 async fn try_fault(site: &Arc<Site>, fault: &Fault, number: u64, dice: Dice) -> Result<()> {
     let (stop, clicks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let client = Arc::new(Client::new(&site.config())?);
+    let client = Arc::new(client_of(&site.config()));
     let mut users = JoinSet::new();
     for clicker in 0..CLICKERS {
         users.spawn(click(Arc::clone(&client), number * CLICKERS + clicker, Arc::clone(&stop), Arc::clone(&clicks)));

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use tallyd::client::counts::{Change, Changed, CountError, Counting};
-use tallyd::client::{Clicked, ClientError, Counted, TakenBack};
 use tallyd::config::Config;
+use tallyd_client::counts::{Change, Changed, Counting};
+use tallyd_client::{Clicked, CountError, Counted, LikeError, TakenBack};
 use tallyd_core::model::{Kind, Metric, Target, TargetId, UserId};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -168,8 +168,8 @@ impl User {
             }
             Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
             Ok(Clicked::Limited { .. }) => Answer::Nothing,
-            Err(ClientError::NotCounted(_)) => Answer::NotCounted,
-            Err(ClientError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+            Err(LikeError::NotCounted(_)) => Answer::NotCounted,
+            Err(LikeError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
         };
         self.seat.note(self.who, begin, What::Like { target: target.id.0, user: user.0, liked }, answer);
         answer

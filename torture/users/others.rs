@@ -1,6 +1,6 @@
 //! What users do beside clicking and counting: boards, pages, and messages that nobody can apply.
 
-use tallyd::client::OnBoard;
+use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, TargetId};
 
 use super::{TARGETS, User, VIDEO};

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use redis::aio::MultiplexedConnection;
-use tallyd::client::Client;
 use tallyd::config::Config;
+use tallyd_client::Client;
 use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::Keys;
+use tallyd_testkit::client_of;
 use tokio::sync::Mutex;
 
 use crate::history::{Answer, Call, Micros, Recorder, What};
@@ -34,7 +35,7 @@ pub struct Seat {
 impl Seat {
     pub fn new(config: &Config, recorder: Arc<Recorder>) -> Result<Self> {
         Ok(Self {
-            client: Client::new(config)?,
+            client: client_of(config),
             keys: Cache::new(&config.redis, &config.metrics)?.keys.clone(),
             broker: Broker::new(&config.amqp)?,
             publisher: Mutex::default(),

@@ -11,7 +11,7 @@ use crate::model::{Kind, Metric, Target, UserId};
 pub const LOADED: &str = "_";
 
 /// The field of a bucket that says how many partitions have a mark in it, in fields of their own: what of each one's outbox was added
-/// (lua/apply.lua).
+/// (crates/redis/lua/apply.lua).
 pub const MARKED: &str = "_o";
 
 /// The field of a bucket that says when a number of it was last set (lua/count.lua).

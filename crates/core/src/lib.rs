@@ -5,6 +5,7 @@
 pub mod bloom;
 pub mod board;
 pub mod chain;
+pub mod click_limits;
 pub mod coalesce;
 pub mod drift;
 pub mod event;

@@ -1,6 +1,7 @@
 //! The words of the contract as types, so that two integers can't be swapped. Pure: no I/O, no clock.
 
 use std::fmt;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What kind of thing is liked (`video`, `post`, ...), as its code from `[kinds]` in config.toml: 1 to 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,14 +29,22 @@ impl Micros {
 
     /// This instant, `by` earlier.
     #[must_use]
-    pub fn before(self, by: std::time::Duration) -> Self {
+    pub fn before(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
     /// This instant, `by` later.
     #[must_use]
-    pub fn after(self, by: std::time::Duration) -> Self {
+    pub fn after(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
+    }
+}
+
+impl From<SystemTime> for Micros {
+    /// Zero before 1970.
+    fn from(time: SystemTime) -> Self {
+        let since_epoch = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self(i64::try_from(since_epoch.as_micros()).unwrap_or(Self::MAX.0))
     }
 }
 

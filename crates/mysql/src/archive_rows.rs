@@ -5,8 +5,9 @@ use std::fmt::Write;
 use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 use tallyd_core::model::{BoardMember, BoardPeriod};
+use tallyd_core::ranks::{Before, Placed, Ranking, place};
 
-use super::boards::begin;
+use super::boards::{PeriodRow, PeriodState, begin};
 use super::{Context, Result, Store};
 
 /// Rows that one statement deletes at most: so that its transaction stays short.
@@ -26,7 +27,41 @@ impl Places {
     }
 }
 
+/// What MySQL has of a period for someone who reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Archived {
+    /// Its archive is verified: a page of it.
+    Page {
+        /// Members of the whole board.
+        members: u64,
+        placed: Vec<Placed>,
+    },
+    /// Its archive is deleted.
+    Pruned,
+    /// Its zset is frozen, and no copy of it is verified.
+    Frozen,
+    /// It was not frozen, as far as MySQL knows.
+    Absent,
+}
+
 impl Store {
+    /// Reads `count` members of an archived period after the first `after`. The verified copy is complete, also while late writes are copied beside it.
+    pub async fn read_archived(&self, at: &BoardPeriod, after: u64, count: u64, ranking: Ranking) -> Result<Archived> {
+        let (copy, members) = match self.board_period(at).await? {
+            None => return Ok(Archived::Absent),
+            Some(row) if row.state == PeriodState::Pruned => return Ok(Archived::Pruned),
+            Some(PeriodRow { copy: None, .. }) => return Ok(Archived::Frozen),
+            Some(PeriodRow { copy: Some(copy), tally, .. }) => (copy, tally.members),
+        };
+        let rows = self.archived_page(at, copy, after, usize::try_from(count).unwrap_or(usize::MAX)).await?;
+        let page: Vec<BoardMember> = rows.into_iter().map(|(_, member)| member).collect();
+        let mut before = Before { members: after, ..Before::default() };
+        if let (Some(first), 1.., Ranking::Competition | Ranking::Dense) = (page.first(), after, ranking) {
+            (before.higher, before.distinct) = self.archived_before(at, copy, after, first.score).await?;
+        }
+        Ok(Archived::Page { members, placed: place(ranking, before, page) })
+    }
+
     /// Writes members to their places, over whatever stood there.
     ///
     /// # Errors
@@ -90,7 +125,7 @@ impl Store {
     }
 
     /// How many of the first `after` places have a higher score than `score`, and how many different ones these have.
-    pub async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
+    async fn archived_before(&self, at: &BoardPeriod, copy: u8, after: u64, score: f64) -> Result<(u64, u64)> {
         const ACTION: &str = "count what is before a page";
         let mut conn = self.acquire().await?;
         conn.limit(ACTION, |connection| async move {

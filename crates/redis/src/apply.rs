@@ -1,4 +1,4 @@
-//! The outbox, added to Redis: each row once in each bucket, however often and however late a call runs (lua/apply.lua).
+//! The outbox, added to Redis: each row once in each bucket, however often and however late a call runs (crates/redis/lua/apply.lua).
 
 use std::collections::BTreeMap;
 
@@ -132,7 +132,7 @@ impl Cache {
     }
 }
 
-/// What lua/apply.lua says: how many numbers it left alone, and the bucket's mark before.
+/// What crates/redis/lua/apply.lua says: how many numbers it left alone, and the bucket's mark before.
 fn read_applied(answer: &Value) -> Option<(u64, u64)> {
     let Value::Array(parts) = answer else { return None };
     let [Value::Int(left), mark] = parts.as_slice() else { return None };

@@ -216,6 +216,24 @@ impl Cache {
         Ok((members, ranks::place(ranking, before, page)))
     }
 
+    /// A part of a period that MySQL has no archive of, and how many members the board has. Gives none where Redis has lost its frozen zset:
+    /// `is_frozen` says that MySQL knows of one.
+    pub async fn read_unarchived(
+        &self,
+        at: &BoardPeriod,
+        is_frozen: bool,
+        part: Part<'_>,
+        ranking: Ranking,
+    ) -> Result<Option<(u64, Vec<Placed>)>> {
+        let keys = self.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default();
+        if is_frozen && !keys.frozen {
+            return Ok(None);
+        }
+        // MySQL may not know yet of a zset that was frozen a moment ago.
+        let zset = if is_frozen || (keys.frozen && !keys.live) { Zset::Frozen } else { Zset::Live };
+        self.read_board(at, zset, part, ranking).await.map(Some)
+    }
+
     /// Those of `members` that are on a live board, placed among themselves.
     ///
     /// # Errors

@@ -323,7 +323,7 @@ pub(super) fn pieces(buckets: Range<u32>) -> impl Iterator<Item = Range<u32>> {
         .map(move |from| from..end.min(from.saturating_add(super::PIPELINE_COMMANDS_MAX as u32)))
 }
 
-/// Reads what lua/sample.lua returns: of each number, given by its field in the answer and its metric. A field that holds something else has no
+/// Reads what crates/redis/lua/sample.lua returns: of each number, given by its field in the answer and its metric. A field that holds something else has no
 /// sample, and so is unknown: it is nobody's to repair.
 pub(super) fn read_sample(answer: &Value, layout: &Layout, numbers: &[(usize, Metric)]) -> Option<Vec<Option<Sample>>> {
     let Value::BulkString(bytes) = answer else { return None };

@@ -122,58 +122,56 @@ enum Servers {
     Cluster(Arc<Cluster>),
 }
 
-/// A Lua script under lua/, with what the server knows it by.
+/// A Lua script, of lua/ or of this crate's own folder, with what the server knows it by.
 pub struct Script {
     text: &'static str,
     hash: LazyLock<String>,
 }
 
 macro_rules! script {
-    ($name:literal) => {
+    ($path:literal) => {
         Script {
-            text: include_str!(concat!("../../../lua/", $name)),
-            hash: LazyLock::new(|| {
-                redis::Script::new(include_str!(concat!("../../../lua/", $name))).get_hash().to_owned()
-            }),
+            text: include_str!($path),
+            hash: LazyLock::new(|| redis::Script::new(include_str!($path)).get_hash().to_owned()),
         }
     };
 }
 
 /// Counts a like.
-pub static LIKE: Script = script!("like.lua");
+pub static LIKE: Script = script!("../../../lua/like.lua");
 /// Counts any other number.
-pub static COUNT: Script = script!("count.lua");
+pub static COUNT: Script = script!("../../../lua/count.lua");
 /// Takes back what was counted and could not be published.
-pub static TAKE_BACK: Script = script!("take_back.lua");
+pub static TAKE_BACK: Script = script!("../../../lua/take_back.lua");
 /// Limits how often a user may click.
-pub static LIMIT: Script = script!("limit.lua");
-pub(crate) static BOARD: Script = script!("board.lua");
-static SAMPLE: Script = script!("sample.lua");
-static SAMPLE_PLAIN: Script = script!("sample_plain.lua");
-static REPAIR: Script = script!("repair.lua");
-static REPAIR_PLAIN: Script = script!("repair_plain.lua");
-static COUNT_NUMBERS: Script = script!("count_numbers.lua");
-static LOAD: Script = script!("load.lua");
-static APPLY: Script = script!("apply.lua");
-pub(crate) static FILTER_HAS: Script = script!("filter_has.lua");
-static FILTER_BEGIN: Script = script!("filter_begin.lua");
-static FILTER_EPOCH: Script = script!("filter_epoch.lua");
-static FILTER_WRITE: Script = script!("filter_write.lua");
-static NOTE_BESIDE: Script = script!("note_beside.lua");
-static REMEMBER: Script = script!("remember.lua");
-static FILTER_SWAP: Script = script!("filter_swap.lua");
-static FILTER_FOLD: Script = script!("filter_fold.lua");
-static BOARD_CLAIM: Script = script!("board_claim.lua");
-static BOARD_READ: Script = script!("board_read.lua");
-static BOARD_FREEZE: Script = script!("board_freeze.lua");
-static BOARD_MERGE: Script = script!("board_merge.lua");
-static BOARD_STAY: Script = script!("board_stay.lua");
-static BOARD_END: Script = script!("board_end.lua");
-static BOARD_MARK: Script = script!("board_mark.lua");
-static BOARD_SCAN: Script = script!("board_scan.lua");
-static BOARD_FILL: Script = script!("board_fill.lua");
-static BOARD_RAISE: Script = script!("board_raise.lua");
-static MAY: Script = script!("may.lua");
+pub static LIMIT: Script = script!("../../../lua/limit.lua");
+pub(crate) static BOARD: Script = script!("../../../lua/board.lua");
+static SAMPLE: Script = script!("../lua/sample.lua");
+static SAMPLE_PLAIN: Script = script!("../../../lua/sample_plain.lua");
+static REPAIR: Script = script!("../lua/repair.lua");
+static REPAIR_PLAIN: Script = script!("../lua/repair_plain.lua");
+static COUNT_NUMBERS: Script = script!("../lua/count_numbers.lua");
+static LOAD: Script = script!("../lua/load.lua");
+static APPLY: Script = script!("../lua/apply.lua");
+pub(crate) static FILTER_HAS: Script = script!("../../../lua/filter_has.lua");
+static FILTER_BEGIN: Script = script!("../lua/filter_begin.lua");
+static FILTER_EPOCH: Script = script!("../lua/filter_epoch.lua");
+static FILTER_WRITE: Script = script!("../lua/filter_write.lua");
+static NOTE_BESIDE: Script = script!("../../../lua/note_beside.lua");
+static REMEMBER: Script = script!("../../../lua/remember.lua");
+static FILTER_SWAP: Script = script!("../lua/filter_swap.lua");
+static FILTER_FOLD: Script = script!("../lua/filter_fold.lua");
+static BOARD_CLAIM: Script = script!("../lua/board_claim.lua");
+static BOARD_READ: Script = script!("../../../lua/board_read.lua");
+static BOARD_FREEZE: Script = script!("../lua/board_freeze.lua");
+static BOARD_MERGE: Script = script!("../lua/board_merge.lua");
+static BOARD_STAY: Script = script!("../lua/board_stay.lua");
+static BOARD_END: Script = script!("../lua/board_end.lua");
+static BOARD_MARK: Script = script!("../lua/board_mark.lua");
+static BOARD_SCAN: Script = script!("../lua/board_scan.lua");
+static BOARD_FILL: Script = script!("../lua/board_fill.lua");
+static BOARD_RAISE: Script = script!("../lua/board_raise.lua");
+static MAY: Script = script!("../lua/may.lua");
 
 /// One call of a script.
 pub struct Call {

@@ -223,12 +223,15 @@ mod tests {
             .chain(&ON_PLAIN)
             .chain(&ASKED_WITH));
         let mut seen = BTreeSet::new();
-        for entry in fs::read_dir(root().join("lua")).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            if OF_CLIENTS.contains(&name.as_str()) {
+        for entry in
+            ["lua", "crates/redis/lua"].into_iter().flat_map(|folder| fs::read_dir(root().join(folder)).unwrap())
+        {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if OF_CLIENTS.contains(&name) {
                 continue;
             }
-            let runs = capitals(&read(&format!("lua/{name}")), "redis.call('");
+            let runs = capitals(&fs::read_to_string(&path).unwrap(), "redis.call('");
             assert!(runs.is_subset(&all), "{name} runs {:?}", runs.difference(&all));
             seen.extend(runs);
         }

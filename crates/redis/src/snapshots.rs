@@ -220,7 +220,7 @@ fn with_member(call: Call, member: &BoardMember) -> Call {
     call.number(format_args!("{:e}", member.score)).arg(&member.member)
 }
 
-/// What lua/board_scan.lua returns; the answer itself where it is something else.
+/// What crates/redis/lua/board_scan.lua returns; the answer itself where it is something else.
 pub(super) fn scanned<T>(
     answer: Value,
     read: impl FnOnce(&Value) -> Option<T>,

@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tallyd::client::{Clicked, Client, ClientError, OnBoard};
 use tallyd::config::ServerUrl;
+use tallyd_client::{Clicked, Client, LikeError, OnBoard};
 use tallyd_core::model::{Target, UserId};
 use tokio::task::JoinHandle;
 
 use super::proxy::Proxy;
-use super::{Dice, Model, World, eventually, target};
+use super::{Dice, Model, World, client_of, eventually, target};
 
 /// One who plays several users in turn, on few hot targets and many others.
 #[derive(Clone, Copy)]
@@ -49,11 +49,11 @@ impl Clicker {
 pub async fn held_like(
     world: &World,
     boards: &'static [OnBoard<'static>],
-) -> (Proxy, JoinHandle<Result<Clicked, ClientError>>) {
+) -> (Proxy, JoinHandle<Result<Clicked, LikeError>>) {
     let (proxy, url) = Proxy::before(world.api.amqp.url.expose()).await;
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from(url.as_str());
-    let client = Client::new(&config).unwrap();
+    let client = client_of(&config);
     proxy.hold_from(b"target_id");
     let click = tokio::spawn(async move { client.like(target(42), UserId(7), boards).await });
     eventually("the event is in flight", || async { proxy.holds() }).await;

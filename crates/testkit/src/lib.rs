@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]
 
 pub mod accounts;
+mod api;
 pub mod browser;
 pub mod clicker;
 mod daemon;
@@ -24,6 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use accounts::Accounts;
+pub use api::client_of;
 pub use daemon::Daemon;
 pub use dice::Dice;
 use futures_util::{StreamExt, stream};
@@ -31,8 +33,8 @@ pub use model::{Model, body, target};
 pub use settings::stack;
 use settings::{may_do_all, write, written};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use tallyd::client::{Client, READ_TARGETS_MAX, Source};
 use tallyd::config::Config;
+use tallyd_client::{Client, READ_TARGETS_MAX, Source};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId, UserId};
 use tallyd_rabbitmq::{Broker, Publisher};

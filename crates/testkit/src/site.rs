@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tokio::task::JoinSet;
 
 use super::clicker::Clicker;
@@ -25,7 +25,7 @@ pub struct Site {
 impl Site {
     pub fn open(world: &World) -> Self {
         let each = Clicker { number: 0, users: 10, hot: HOT, cold: COLD };
-        Self::of(&Arc::new(Client::new(&world.api).unwrap()), CLICKERS, each)
+        Self::of(&Arc::new(world.client()), CLICKERS, each)
     }
 
     /// So many clickers that are all like `each`, but for their numbers.

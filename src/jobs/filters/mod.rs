@@ -55,7 +55,7 @@
 //!   The key expires when no run was alive for an hour: nobody knows what API servers did meanwhile. Until the run after a failover, and for
 //!   the second that a reader keeps the epoch, a "no" is as good as everything else that Redis says.
 //! * A slot of a Cluster moves: scripts are refused while its keys are on two nodes, and what the client counts then is noted by a command
-//!   of its own (`src/client/likes.rs`). A run that meets it fails, and the next one does it.
+//!   of its own (`crates/client/src/likes.rs`). A run that meets it fails, and the next one does it.
 //! * Rows that come into MySQL without lua/like.lua, or long after it (an import, a dead letter that is published by hand), are in no filter
 //!   until it is built again: `tallyd rebuild-filters`. Where more like a target than were ever put into its filter that is seen.
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tallyd::client::{Client, OnBoard};
+use tallyd_client::OnBoard;
 use tallyd_core::model::UserId;
 
 use super::common::browser::Browser;
@@ -263,7 +263,7 @@ fn traffic_lasts() -> Duration {
 
 /// Likes as API servers count them, sometimes more and sometimes fewer.
 async fn traffic(world: &World, until: Instant) {
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let (mut dice, began) = (Dice::new(7), Instant::now());
     let mut user = 0;
     while Instant::now() < until {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{root, sources};
+use super::{read, root, sources};
 
 /// The rooms of `src/`, the highest floor first. Rooms of one floor may know each other, except for the tasks.
 const FLOORS: [&[&str]; 5] = [
     &["main", "app"],
     &["admin", "cli"],
     &TASKS,
-    &["client", "servers"],
+    &["servers"],
     &["boards", "config", "letter", "runtime", "telemetry"],
 ];
 
@@ -83,6 +83,12 @@ fn imports_point_down_and_tasks_never_call_each_other() {
         }
     }
     assert!(wrong.is_empty(), "these imports point up, or from task to task: {wrong:?}");
+}
+
+#[test]
+fn the_daemon_does_not_use_the_api_servers_side() {
+    let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
+    assert!(manifest["dependencies"].get("tallyd-client").is_none());
 }
 
 #[test]

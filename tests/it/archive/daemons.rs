@@ -3,7 +3,7 @@
 use std::process::Stdio;
 
 use redis::AsyncCommands;
-use tallyd::client::{Client, OnBoard};
+use tallyd_client::OnBoard;
 use tallyd_core::model::BoardPeriod;
 use tallyd_mysql::jobs::Lock;
 
@@ -99,7 +99,7 @@ async fn the_first_to_get_there_stays_ahead_through_a_loss() {
     let settings = "[[board]]\nname = \"likes\"\nperiod = \"total\"\ntie = \"earliest\"\n";
     let mut stage = Stage::new("restored_earliest", settings).await;
     let at = BoardPeriod { board: "likes".to_owned(), period: "total".to_owned() };
-    let client = Client::new(&stage.world.api).unwrap();
+    let client = stage.world.client();
     let like = |member: &'static str, likes| {
         let on = OnBoard { board: "likes", member: member.as_bytes() };
         client.add_to_board(on, "like", likes)

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tallyd::client::boards::Entry;
-use tallyd::client::{Client, OnBoard};
+use tallyd_client::boards::Entry;
+use tallyd_client::{Client, OnBoard};
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;
@@ -47,7 +47,7 @@ fn shown(entries: &[Entry]) -> Vec<(u64, Vec<u8>, (u64, u64))> {
 
 async fn filled(name: &str, members: u64) -> (World, Client, Model) {
     let world = World::new(name, BOARDS).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let (mut model, mut dice) = (Model::new(), Dice::new(5));
     for _ in 0..members * 3 {
         let member = format!("m{}", dice.below(members)).into_bytes();
@@ -119,7 +119,7 @@ async fn a_thousand_friends_are_placed_among_themselves() {
 #[tokio::test]
 async fn a_like_counts_on_all_current_periods_of_its_boards() {
     let world = World::new("board_likes", BOARDS).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let on = [OnBoard { board: "videos", member: b"42" }, OnBoard { board: "users", member: b"7" }];
     for user in 1..=3 {
         client.count(target(42), UserId(user), true, &on).await.unwrap();

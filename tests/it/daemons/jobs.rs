@@ -1,6 +1,5 @@
 //! A job whose daemon dies in the middle is brought to its end by another daemon.
 
-use tallyd::client::Client;
 use tallyd_core::model::{BoardPeriod, UserId};
 
 use crate::common::{Model, World, assert_redis_equals, drift, eventually, target};
@@ -33,7 +32,7 @@ async fn a_reconcile_and_an_archive_whose_daemons_die_are_ended_by_another_one()
     let world = World::new("jobs_resumed", SETTINGS).await;
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut model = Model::default();
     for id in 1..=1_000 {
         let counted = client.like(target(id), UserId(id), &[]).await.unwrap();

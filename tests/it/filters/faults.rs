@@ -3,7 +3,6 @@
 use crate::common::{Daemon, World, eventually, target};
 use redis::AsyncCommands;
 use std::os::unix::process::ExitStatusExt;
-use tallyd::client::Client;
 use tallyd::jobs::filters::FAULT_POINTS;
 use tallyd_core::model::UserId;
 
@@ -14,7 +13,7 @@ async fn a_daemon_that_dies_at_any_step_of_a_build_is_made_up_for() {
     for (number, point) in FAULT_POINTS.into_iter().enumerate() {
         let settings = "[filter]\nlikes_min = 20\ncron = \"* * * * * *\"\n";
         let world = World::new(&format!("filters_dies_{number}"), settings).await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         world.publisher().await;
         seed(&world, target(42), 1..=30).await;
         let mut daemon = world.daemon_with(&[("TALLYD_FAULT_POINT", point)]);
@@ -59,7 +58,7 @@ async fn flushed_at(point: &str) {
     let all: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
     let () = redis.del(all).await.unwrap();
     // Before its next step somebody likes the target, and nothing is known of a filter.
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     daemon.signal("CONT");
     let built = async || {
@@ -104,7 +103,7 @@ async fn overtaken_at(point: &str) {
         state.is_some_and(|state| state.shape.is_some() && state.building.is_none())
     };
     eventually(&format!("another one builds the filter after {point}"), built).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for user in 1_000..1_030 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
     }

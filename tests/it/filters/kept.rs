@@ -1,13 +1,13 @@
 //! Built, kept up, read and taken away.
 
-use crate::common::{Dice, World, body, target};
+use crate::common::{Dice, World, body, client_of, target};
 use redis::AsyncCommands;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tallyd::client::{Clicked, Client};
 use tallyd::config::{Config, ServerUrl};
+use tallyd_client::{Clicked, Client};
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::bloom::Shape;
 
@@ -70,7 +70,7 @@ async fn a_first_like_on_a_target_with_a_filter_asks_mysql_nothing() {
     // A page: what the filter is sure of is not asked, either. Of who may like it MySQL is asked.
     assert_eq!(client.liked(UserId(2_000), &[target(42)]).await.unwrap(), [false]);
     assert!(client.liked(UserId(7), &[target(42)]).await.is_err());
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for _ in 0..2 {
         assert_eq!(client.liked(UserId(7), &[target(42), target(43)]).await.unwrap(), [true, false]);
         assert_eq!(client.liked(UserId(2_000), &[target(43), target(42)]).await.unwrap(), [false, false]);
@@ -89,7 +89,7 @@ async fn likes_of_producers_that_compute_no_bits_are_put_into_the_filter() {
         like_by_keys(&world, target(42), user, true).await;
     }
     // Of one that was taken back nobody knows anything, and a user that was counted without being asked about is noted, too.
-    Client::new(&world.api).unwrap().count(target(42), UserId(1_251), true, &[]).await.unwrap();
+    world.client().count(target(42), UserId(1_251), true, &[]).await.unwrap();
     assert_eq!(state(&world, target(42)).await.unwrap().waiting, 251);
     assert_no_false_no(&world, target(42), 1_001..=1_251).await;
     sqlx::query("UPDATE counter SET update_at = UTC_TIMESTAMP(6), value = 281").execute(&world.pool).await.unwrap();
@@ -159,7 +159,7 @@ async fn filters_are_built_under_load_again_and_again_without_a_false_no_ever() 
     daemon.logged("\"consuming\"").await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let load = Arc::new(Load { world, client, publisher, over: AtomicBool::new(false) });
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..12_u64 {
@@ -212,7 +212,7 @@ async fn filters_that_are_outgrown_or_stale_are_built_anew_and_those_of_few_like
     run(&world).await;
     let first = state(&world, target(42)).await.unwrap();
     assert_eq!((first.expected, first.inserted), (200, 100));
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     // Stale: half of them like it no longer, and the shape stays.
     for user in 1_001..=1_100 {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
@@ -259,7 +259,7 @@ async fn without_filters_no_key_of_one_is_made() {
     seed(&world, target(42), 1..=30).await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     client.like(target(42), UserId(1_000), &[]).await.unwrap().counted().unwrap();
     assert_eq!(client.liked(UserId(1_000), &[target(42)]).await.unwrap(), [true]);
     // Nor does a producer that passes the keys make any, or one whose daemon has not built any yet.
@@ -299,7 +299,7 @@ async fn the_documented_rights_are_enough_for_filters() {
     }
     let [(_, daemon), (_, api)] = &login[..] else { panic!("two accounts") };
     assert_eq!(run_with(daemon).await.built, 1);
-    let client = Client::new(api).unwrap();
+    let client = client_of(api);
     for user in [1_000, 1_001] {
         client.like(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();
         client.unlike(target(42), UserId(user), &[]).await.unwrap().counted().unwrap();

@@ -8,12 +8,12 @@ mod trusted;
 
 use redis::{AsyncCommands, Script};
 use sqlx::AssertSqlSafe;
-use tallyd::client::Client;
 use tallyd::config::{Config, ServerUrl};
 use tallyd::jobs::filters::report::Report;
 use tallyd::jobs::runner::Ran;
 use tallyd::jobs::runs;
 use tallyd::servers::Servers;
+use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_redis::bloom::Shape;
@@ -22,7 +22,7 @@ use tallyd_redis::keys::KindNames;
 use tokio_util::sync::CancellationToken;
 
 use crate::common;
-use common::World;
+use common::{World, client_of};
 
 /// Filters from twenty likes on, looked after when the test says so.
 const BY_HAND: &str = "[filter]\nlikes_min = 20\ncron = \"\"\n";
@@ -129,7 +129,7 @@ async fn refused(world: &World, target: Target) -> usize {
 fn alone(world: &World) -> Client {
     let mut config = world.api.clone();
     config.mysql.url = ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
-    Client::new(&config).unwrap()
+    client_of(&config)
 }
 
 /// A click by like.lua with the keys of the filter and without bits, as from Python. The caller knows that it changes what the user likes.

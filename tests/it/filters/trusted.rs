@@ -1,7 +1,7 @@
 //! When a Bloom filter is trusted: what else could make it say a wrong "no".
 
 use redis::AsyncCommands;
-use tallyd::client::{Clicked, Client};
+use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 
 use super::{BY_HAND, alone, assert_no_false_no, keys, refused, run, seed};
@@ -14,7 +14,7 @@ async fn a_like_that_counts_nothing_is_in_the_filter_all_the_same() {
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     // In MySQL the user likes it no longer; and that is taken back, because the confirm was lost.
     let unlike = client.unlike(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
@@ -149,7 +149,7 @@ async fn likes_that_are_counted_blindly_are_noted() {
     let publisher = world.publisher().await;
     seed(&world, target(42), 1..=30).await;
     run(&world).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for user in 100..110 {
         let counted = client.count(target(42), UserId(user), true, &[]).await.unwrap();
         client.publish(&counted).await.unwrap();

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use crate::common;
 use common::{Daemon, Dice, Model, World, eventually, redis_likes, target};
-use tallyd::client::Client;
 use tallyd_core::model::UserId;
 use tallyd_rabbitmq::Publisher;
 use tokio::task::JoinHandle;
@@ -33,7 +32,7 @@ async fn settled(name: &str, settings: &str) -> (World, Daemon, Publisher) {
 
 /// Likes by ever new users of this crowd, and unlikes of those that `unlikes` percent of all clicks are, until the stop. Gives what counted.
 fn crowd(world: &World, number: u64, unlikes: u64, stop: &CancellationToken) -> JoinHandle<Model> {
-    let client = Arc::new(Client::new(&world.api).unwrap());
+    let client = Arc::new(world.client());
     let stop = stop.clone();
     tokio::spawn(async move {
         let (mut model, mut dice, mut next) = (Model::default(), Dice::new(number), number * 1_000_000);
@@ -60,7 +59,7 @@ async fn assert_all_equal(world: &World, publisher: &Publisher, model: &Model) {
 }
 
 async fn assert_read(world: &World, model: &Model) {
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let targets: Vec<_> = (1..=TARGETS).map(target).collect();
     let counters = model.counters();
     let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();

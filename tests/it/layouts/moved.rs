@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use tallyd::client::{Clicked, Client};
+use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
@@ -141,9 +141,9 @@ async fn a_migration_that_is_killed_anywhere_is_completed_by_the_next() {
 async fn what_an_api_server_counts_in_one_layout_alone_is_found_and_mended() {
     let [before, meanwhile, _, end] = settings(PACKED, MORE);
     let (mut world, daemon, publisher) = settled("moved_alone", &before).await;
-    let behind = Client::new(&world.api).unwrap();
+    let behind = world.client();
     world.set(&meanwhile);
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut model = Model::default();
     for id in 1..=30 {
         model.apply(&client.like(target(id), UserId(7), &[]).await.unwrap().counted().unwrap().event);
@@ -169,7 +169,7 @@ async fn a_layout_that_was_left_is_not_taken_for_loaded_when_it_comes_back() {
     let (mut world, mut daemon, publisher) = settled("moved_back", &before).await;
     let mut model = Model::default();
     let like = async |world: &World, user| {
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let event = client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event;
         world.drained(&publisher).await;
         event
@@ -237,10 +237,10 @@ async fn a_move_stops_when_redis_loses_what_readers_need_and_goes_on_afterwards(
 async fn two_api_servers_on_either_side_of_the_switch_count_a_click_once() {
     let [_, meanwhile, after, _] = settings(PACKED, MORE);
     let (mut world, daemon, publisher) = settled("moved_switch", &meanwhile).await;
-    let not_yet = Client::new(&world.api).unwrap();
+    let not_yet = world.client();
     world.set(&after);
     assert!(world.tallyd(&["layout", "migrate", "--from", "packed:4", "--to", "packed:7"]).status.success());
-    let already = Client::new(&world.api).unwrap();
+    let already = world.client();
     let first = not_yet.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap();
     assert!(matches!(already.like(target(1), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
     let second = already.like(target(2), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -290,7 +290,7 @@ async fn a_command_of_another_layout_is_refused_and_unloads_nothing() {
     let [before, _, _, other] = settings(PACKED, MORE);
     let (mut world, daemon, publisher) = settled("moved_other", &before).await;
     let mut model = Model::default();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for id in 1..=5 {
         model.apply(&client.like(target(id), UserId(7), &[]).await.unwrap().counted().unwrap().event);
     }

@@ -1,6 +1,6 @@
 //! A key for each target, or for each number.
 
-use tallyd::client::{Clicked, Client};
+use tallyd_client::Clicked;
 use tallyd_core::model::UserId;
 use tokio_util::sync::CancellationToken;
 
@@ -29,7 +29,7 @@ async fn numbers_are_under_the_names_that_sites_give_them() {
         ("plain_own", "[redis]\nlayout = \"string\"\ncounter_key = \"{kind}/{id}/likes\"\n", "video/42/likes", None),
     ] {
         let (world, daemon, publisher) = settled(name, settings).await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
         assert_eq!(first.count, Some(1));
         assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { count: Some(1), .. }));
@@ -71,7 +71,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
         assert_eq!(report["drifted"].as_u64(), Some(5), "{report}");
         // What was liked for the first time a moment ago isn't in MySQL either.
         assert!(report["phantoms"].as_u64() >= Some(2), "{report}");
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         assert_eq!(redis_likes(&client, &[target(1_000_001), target(1_000_002)]).await, [Some(0), Some(0)]);
 
         let () = redis::cmd("EVAL")
@@ -104,7 +104,7 @@ async fn drift_phantoms_and_what_is_lost_are_mended_while_likes_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_holds_something_else_is_left_alone_and_said() {
     let (world, daemon, _) = settled("plain_junk", STRING).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let place = world.cache.keys.place("video", target(42), tallyd_core::model::Metric(1));
     let mut redis = world.redis().await;
     let () = redis::cmd("SET").arg(&place.key).arg("many").query_async(&mut redis).await.unwrap();

@@ -1,10 +1,10 @@
 //! The numbers of a page: all metrics, from whoever knows them.
 
-use tallyd::client::{Client, Number, Source};
+use tallyd_client::{Number, Source};
 use tallyd_core::model::{Metric, UserId};
 
 use super::settled;
-use crate::common::{lose, target};
+use crate::common::{client_of, lose, target};
 
 const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
 
@@ -12,7 +12,7 @@ const METRICS: &str = "[metrics]\nlike = 1\nview = 3\n[[rule]]\nmetric = \"view\
 async fn a_page_has_all_numbers_in_every_layout() {
     for (name, layout) in [("read_packed", "packed"), ("read_entity", "entity"), ("read_string", "string")] {
         let (world, daemon, _) = settled(name, &format!("[redis]\nlayout = \"{layout}\"\n{METRICS}")).await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         client.like(target(2), UserId(7), &[]).await.unwrap();
         client.add(target(2), Metric(3), 9, "a").await.unwrap();
         let page: Vec<_> = (1..=100).map(target).collect();
@@ -29,7 +29,7 @@ async fn a_page_has_all_numbers_in_every_layout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let (world, daemon, publisher) = settled("read_lost", METRICS).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for user in 1..=3 {
         client.like(target(2), UserId(user), &[]).await.unwrap();
     }
@@ -44,7 +44,7 @@ async fn what_redis_has_lost_is_read_from_mysql_and_told_apart() {
     let mut config = world.api.clone();
     // Nobody listens there.
     config.mysql.url = "mysql://tallyd@127.0.0.1:9/tally".into();
-    let client = Client::new(&config).unwrap();
+    let client = client_of(&config);
     let numbers = client.read(&[target(2)]).await.unwrap();
     assert_eq!(numbers[0].get(Metric(1)), None);
     assert!(daemon.stop().success());

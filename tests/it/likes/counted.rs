@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use redis::AsyncCommands;
-use tallyd::client::counts::{Change, CountError, Counting, NUMBER_MAX};
-use tallyd::client::{Client, Source, TakenBack};
 use tallyd::config::ServerUrl;
+use tallyd_client::counts::{Change, Counting, NUMBER_MAX};
+use tallyd_client::{Client, CountError, Source, TakenBack};
 use tallyd_core::model::{Kind, Metric, Target, TargetId};
 use tallyd_redis::Cache;
 
-use crate::common::{Daemon, Dice, World, eventually, target};
+use crate::common::{Daemon, Dice, World, client_of, eventually, target};
 
 pub const VIEW: Metric = Metric(2);
 pub const BALANCE: Metric = Metric(3);
@@ -38,7 +38,7 @@ pub async fn loaded(name: &str, settings: &str) -> (World, Daemon) {
 pub fn mute(world: &World) -> Client {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
-    Client::new(&config).unwrap()
+    client_of(&config)
 }
 
 /// What the target's key holds of the metric in that layout.
@@ -67,7 +67,7 @@ async fn a_number_that_api_servers_count_is_in_redis_at_once_and_in_mysql_with_i
     for layout in LAYOUTS {
         let (world, daemon) = loaded(&format!("counted_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let before = tallyd::runtime::clock::now().before(std::time::Duration::from_secs(60));
         for (delta, count) in [(5, 5), (-2, 3), (1 << 31, (1 << 31) + 3)] {
             let id = format!("event{delta}");
@@ -96,7 +96,7 @@ async fn a_number_is_set_whatever_it_was() {
     for layout in LAYOUTS {
         let world = World::new(&format!("counted_set_{layout}"), &settings(layout)).await;
         world.publisher().await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         client.add(target(42), BALANCE, 3, "a").await.unwrap();
         for value in [NUMBER_MAX, 0, -NUMBER_MAX, 17] {
             // Two steps, because a step of more than 2^53 would not be exact.
@@ -116,7 +116,7 @@ async fn what_would_go_below_zero_changes_nothing_and_is_not_published() {
     for layout in LAYOUTS {
         let (world, daemon) = loaded(&format!("counted_below_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         client.add(target(42), VIEW, 2, "a").await.unwrap().counted().unwrap();
         let below = client.add(target(42), VIEW, -3, "b").await.unwrap();
         assert_eq!(below, Counting::BelowZero { count: 2 });
@@ -144,7 +144,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
         let settings = settings.replace("[redis]\n", "[redis]\nbucket_bits = 4\n");
         let world = World::new(&format!("counted_mute_{layout}"), &settings).await;
         world.publisher().await;
-        let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+        let (client, mute) = (world.client(), mute(&world));
         let second = world.cache.also(&world.config.redis, &world.config.metrics).unwrap().unwrap();
         let both = async || {
             let first = held(&world, &world.cache, target(42), BALANCE).await;
@@ -172,7 +172,7 @@ async fn a_count_that_can_not_be_published_is_taken_back_in_both_layouts() {
 async fn what_the_daemon_counts_is_only_published() {
     let world = World::new("counted_daemon", RULES).await;
     let publisher = world.publisher().await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (client, mute) = (world.client(), mute(&world));
     let changed = client.add(target(42), SHARE, 3, "a").await.unwrap().counted().unwrap();
     assert_eq!(changed.count, None);
     let failed = mute.add(target(42), SHARE, 3, "b").await.unwrap_err();
@@ -188,7 +188,7 @@ async fn what_the_daemon_counts_is_only_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_tallyd_would_refuse_is_not_counted() {
     let world = World::new("counted_refused", RULES).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let no_kind = Target { kind: Kind(9), id: TargetId(1) };
     let long = "x".repeat(65);
     for (failed, why) in [
@@ -204,7 +204,7 @@ async fn what_tallyd_would_refuse_is_not_counted() {
         (client.set(target(1), BALANCE, NUMBER_MAX + 1).await, "not below 2^53"),
     ] {
         let Err(CountError::NotCounted(error)) = failed else { panic!("{why}: {failed:?}") };
-        assert!(format!("{error:#}").contains(why), "{error:#}");
+        assert!(error.to_string().contains(why), "{error}");
     }
     let mut redis = world.redis().await;
     let keys: Vec<String> = redis.keys(format!("{}:*", world.name)).await.unwrap();
@@ -217,7 +217,7 @@ async fn what_is_no_number_or_would_not_be_exact_is_left_as_it_is() {
     for layout in LAYOUTS {
         let world = World::new(&format!("counted_junk_{layout}"), &settings(layout)).await;
         world.publisher().await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         client.set(target(42), BALANCE, NUMBER_MAX).await.unwrap();
         let failed = client.add(target(42), BALANCE, 1, "a").await.unwrap_err();
         assert!(format!("{:#}", anyhow::Error::from(failed)).contains("no longer be exact"), "{layout}");
@@ -242,7 +242,7 @@ async fn many_tasks_that_count_up_and_down_end_as_their_answers_say_and_are_neve
     for layout in LAYOUTS {
         let (world, daemon) = loaded(&format!("counted_crowd_{layout}"), &settings(layout)).await;
         let publisher = world.broker.connect_publisher("test").await.unwrap();
-        let client = Arc::new(Client::new(&world.api).unwrap());
+        let client = Arc::new(world.client());
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..20_u64 {
             let client = Arc::clone(&client);

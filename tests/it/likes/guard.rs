@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::AsyncCommands;
-use tallyd::client::{Clicked, Client, OnBoard};
 use tallyd::config;
+use tallyd_client::{Clicked, OnBoard};
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::sync::Semaphore;
 
-use crate::common::{Dice, Model, World, assert_redis_equals, eventually, target};
+use crate::common::{Dice, Model, World, assert_redis_equals, client_of, eventually, target};
 
 /// A settled world: its buckets are loaded.
 async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
@@ -24,7 +24,7 @@ async fn loaded(name: &str, settings: &str) -> (World, crate::common::Daemon) {
 async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
     let (world, daemon) = loaded("guard_same", "[[board]]\nname = \"likes\"\nperiod = \"total\"\n").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let (user, on) = (UserId(7), [OnBoard { board: "likes", member: b"42" }]);
     let first = client.like(target(42), user, &on).await.unwrap().counted().unwrap();
     assert_eq!((first.count, first.boards_failed), (Some(1), 0));
@@ -48,7 +48,7 @@ async fn a_click_that_changes_nothing_is_not_counted_and_not_published() {
 async fn what_redis_has_forgotten_is_asked_from_mysql() {
     let (world, daemon) = loaded("guard_mysql", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     let mut redis = world.redis().await;
@@ -65,7 +65,7 @@ async fn what_redis_has_forgotten_is_asked_from_mysql() {
 async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_the_end() {
     let (world, daemon) = loaded("guard_crowd", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Arc::new(Client::new(&world.api).unwrap());
+    let client = Arc::new(world.client());
     let mut tasks = tokio::task::JoinSet::new();
     // Where a thousand ask MySQL at once a slow machine takes longer than the client waits, which then counts without having asked.
     let at_once = Arc::new(Semaphore::new(100));
@@ -118,7 +118,7 @@ async fn a_thousand_tasks_that_click_on_ten_targets_are_counted_as_they_are_in_t
 async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
     let world = World::new("guard_turns", "[client]\nrecent_keep = \"3s\"\n").await;
     world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let bucket = world.cache.keys.bucket(target(42));
     let [recent, former] = world.cache.keys.recent("video", bucket);
     let mut redis = world.redis().await;
@@ -143,7 +143,7 @@ async fn a_click_is_remembered_for_its_time_and_forgotten_after_that() {
 async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
     let world = World::new("guard_turned_back", "").await;
     world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let [recent, former] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let mut redis = world.redis().await;
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
@@ -160,7 +160,7 @@ async fn clicks_are_forgotten_in_time_after_the_clock_went_back() {
 async fn at_never_goes_back_for_a_user_and_a_target() {
     let world = World::new("guard_clock", "").await;
     world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let first = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     // As if the server's clock had been an hour ahead when the user clicked.
     let ahead = first.event.at.0 + 3_600_000_000;
@@ -176,7 +176,7 @@ async fn at_never_goes_back_for_a_user_and_a_target() {
 async fn a_click_wins_against_a_row_that_redis_clock_is_behind() {
     let (world, daemon) = loaded("guard_behind", "").await;
     let publisher = world.broker.connect_publisher("test").await.unwrap();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     // What a server whose clock was two minutes ahead has left: users 7 and 8 like the target, user 9 does no longer.
     let ahead = "UTC_TIMESTAMP(6) + INTERVAL 2 MINUTE";
     let rows = format!(
@@ -205,7 +205,7 @@ async fn without_mysql_a_click_counts_all_the_same() {
     world.publisher().await;
     let mut settings = world.api.clone();
     settings.mysql.url = config::ServerUrl::from("mysql://nobody@127.0.0.1:1/none");
-    let client = Client::new(&settings).unwrap();
+    let client = client_of(&settings);
     assert_eq!(client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap().count, None);
     assert!(matches!(client.like(target(42), UserId(7), &[]).await.unwrap(), Clicked::Same { .. }));
     world.close().await;
@@ -216,7 +216,7 @@ async fn who_clicks_too_often_is_told_how_long_to_wait() {
     let settings = "[client]\nrate_likes_max = 3\nrate_window = \"5s\"\n";
     let world = World::new("guard_limit", settings).await;
     world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for id in 1..=3 {
         assert!(client.like(target(id), UserId(7), &[]).await.unwrap().counted().is_some());
     }

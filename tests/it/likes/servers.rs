@@ -1,6 +1,6 @@
 //! What becomes of clicks while Redis is demoted, or starts again with nothing.
 
-use tallyd::client::{Clicked, Client, ClientError, Source};
+use tallyd_client::{Clicked, LikeError, Source};
 use tallyd_core::model::{Metric, UserId};
 
 use crate::common::private::Private;
@@ -17,7 +17,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     let world = world_on(&server, "readonly").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut model = Model::default();
     model.apply(&client.like(target(1), UserId(7), &[]).await.unwrap().counted().unwrap().event);
 
@@ -28,7 +28,7 @@ async fn a_demoted_redis_counts_nothing_and_the_same_client_goes_on_after_its_pr
     replica_of(["127.0.0.1", "9"]).await;
     for user in [7, 8] {
         let failed = client.like(target(2), UserId(user), &[]).await;
-        assert!(matches!(failed, Err(ClientError::NotCounted(_))), "{failed:?}");
+        assert!(matches!(failed, Err(LikeError::NotCounted(_))), "{failed:?}");
     }
     assert_eq!(redis_likes(&client, &[target(1), target(2)]).await, [Some(1), Some(0)], "it can be read from");
     replica_of(["NO", "ONE"]).await;
@@ -48,7 +48,7 @@ async fn a_redis_that_starts_again_with_nothing_is_never_shown_as_zero_and_remem
     let world = world_on(&server, "restarted").await;
     let daemon = world.daemon();
     daemon.logged("redis-loaded").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut model = Model::default();
     for user in 1..=5 {
         model.apply(&client.like(target(1), UserId(user), &[]).await.unwrap().counted().unwrap().event);

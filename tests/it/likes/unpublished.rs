@@ -1,13 +1,13 @@
 //! A click that counts and can't be published is taken back.
 
 use redis::AsyncCommands;
-use tallyd::client::{Clicked, Client, ClientError, OnBoard, TakenBack};
 use tallyd::config::ServerUrl;
+use tallyd_client::{Clicked, Client, LikeError, OnBoard, TakenBack};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 
 use crate::common::clicker::held_like;
-use crate::common::{Model, World, assert_redis_equals, target};
+use crate::common::{Model, World, assert_redis_equals, client_of, target};
 
 const BOARD: &str = "[[board]]\nname = \"likes\"\nperiod = \"total\"\n";
 const LIKES: OnBoard<'static> = OnBoard { board: "likes", member: b"42" };
@@ -21,14 +21,14 @@ async fn points(world: &World) -> Option<f64> {
 fn mute(world: &World) -> Client {
     let mut config = world.api.clone();
     config.amqp.url = ServerUrl::from("amqp://nobody@127.0.0.1:1/%2f");
-    Client::new(&config).unwrap()
+    client_of(&config)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
     let world = World::new("unpublished", BOARD).await;
     world.publisher().await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (client, mute) = (world.client(), mute(&world));
     client.count(target(42), UserId(1), true, &[LIKES]).await.unwrap();
     let mut redis = world.redis().await;
     let key = world.cache.keys.counters("video", world.cache.keys.bucket(target(42)));
@@ -40,9 +40,9 @@ async fn a_like_that_can_not_be_published_is_taken_back_with_its_boards() {
     world.close().await;
 }
 
-fn taken_back(clicked: Result<Clicked, ClientError>) -> TakenBack {
+fn taken_back(clicked: Result<Clicked, LikeError>) -> TakenBack {
     match clicked {
-        Err(ClientError::NotPublished { taken_back, .. }) => taken_back,
+        Err(LikeError::NotPublished { taken_back, .. }) => taken_back,
         other => panic!("{other:?}"),
     }
 }
@@ -53,7 +53,7 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (client, mute) = (world.client(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let Clicked::Same { at, .. } = client.like(target(42), UserId(7), &[LIKES]).await.unwrap() else { panic!() };
     proxy.fail();
@@ -74,7 +74,7 @@ async fn a_click_that_its_double_click_has_published_stays_counted() {
 async fn a_double_click_is_taken_back_once_when_both_publishers_fail() {
     let world = World::new("unpublished_both", BOARD).await;
     world.publisher().await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (client, mute) = (world.client(), mute(&world));
     let (proxy, first) = held_like(&world, &[LIKES]).await;
     let second = mute.like(target(42), UserId(7), &[LIKES]).await;
     assert_eq!(taken_back(second), TakenBack::Overtaken, "the first one can still be published");
@@ -104,7 +104,7 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
+    let (client, mute) = (world.client(), mute(&world));
     let like = client.like(target(42), UserId(7), &[LIKES]).await.unwrap().counted().unwrap();
     world.drained(&publisher).await;
     let mut redis = world.redis().await;
@@ -125,9 +125,8 @@ async fn a_click_that_mysql_knew_already_is_never_taken_back() {
 async fn what_a_newer_click_has_overtaken_is_left_to_it() {
     let world = World::new("unpublished_newer", "").await;
     world.publisher().await;
-    let (client, mute) = (Client::new(&world.api).unwrap(), mute(&world));
-    let ClientError::NotPublished { counted, taken_back, .. } =
-        mute.like(target(42), UserId(7), &[]).await.unwrap_err()
+    let (client, mute) = (world.client(), mute(&world));
+    let LikeError::NotPublished { counted, taken_back, .. } = mute.like(target(42), UserId(7), &[]).await.unwrap_err()
     else {
         panic!("it was not counted");
     };
@@ -148,7 +147,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     // An API server that died between counting and publishing.
     let [recent, _] = world.cache.keys.recent("video", world.cache.keys.bucket(target(42)));
     let lost = client.count(target(42), UserId(7), true, &[]).await.unwrap();
@@ -168,7 +167,7 @@ async fn a_like_whose_answer_was_lost_reaches_mysql_when_it_is_called_again() {
 async fn an_unlike_that_mysql_does_not_expect_yet_is_not_lost() {
     let world = World::new("unpublished_behind", "").await;
     let publisher = world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     // Nobody writes to MySQL, and Redis has forgotten the like.
     let like = client.like(target(42), UserId(7), &[]).await.unwrap().counted().unwrap();
     let mut redis = world.redis().await;

@@ -17,7 +17,7 @@ const BOARDS: &str = "[metrics]\nlike = 1\nview = 2\nshare = 4\n\
 /// Shares and views by member, as the board has them.
 async fn on_board(product: &Product, period: PeriodKind) -> BTreeMap<String, (u64, u64)> {
     let page = product.client.board_page(("hot", period), 1, 100, Ranking::Ordinal).await.unwrap();
-    let columns = |entry: tallyd::client::boards::Entry| {
+    let columns = |entry: tallyd_client::boards::Entry| {
         let columns = entry.columns.unwrap();
         (String::from_utf8(entry.member).unwrap(), (columns.primary, columns.low))
     };

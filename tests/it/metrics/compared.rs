@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::AsyncCommands;
-use tallyd::client::counts::Counting;
+use tallyd_client::counts::Counting;
 use tallyd_core::model::{Target, UserId};
 use tallyd_mysql::Store;
 use tallyd_redis::keys::KindNames;

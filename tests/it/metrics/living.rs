@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

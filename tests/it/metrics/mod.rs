@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::common;
 use common::{Daemon, Dice, World, eventually, target};
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::model::{Metric, Target, UserId};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
@@ -56,7 +56,7 @@ impl Product {
         let daemon = world.daemon();
         daemon.logged("\"consuming\"").await;
         eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
-        let client = Arc::new(Client::new(&world.api).unwrap());
+        let client = Arc::new(world.client());
         Self { world, daemon: Some(daemon), client, numbers: Numbers::new() }
     }
 

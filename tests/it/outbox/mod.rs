@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use crate::common;
 use common::{Dice, World, eventually, target};
 use sqlx::Row;
-use tallyd::client::Client;
 use tallyd_core::event::encode_count;
 use tallyd_core::model::{Metric, Target, TargetId, UserId};
 use tallyd_rabbitmq::Publisher;
@@ -132,7 +131,7 @@ async fn what_the_daemon_counts_comes_to_redis_and_what_api_servers_count_does_n
     let daemon = world.daemon();
     daemon.logged("\"consuming\"").await;
     let publisher = world.publisher().await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     for user in 1..=5 {
         client.like(target(1), UserId(user), &[]).await.unwrap();
     }

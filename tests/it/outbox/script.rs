@@ -1,4 +1,4 @@
-//! lua/apply.lua and the marks on a real Redis.
+//! crates/redis/lua/apply.lua and the marks on a real Redis.
 
 use tallyd_core::model::{Addition, Kind, Metric};
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets};

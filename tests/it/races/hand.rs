@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use tallyd::client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
@@ -20,7 +19,7 @@ struct Crowd {
 
 impl Crowd {
     fn new(stage: &Stage) -> Self {
-        let client = Arc::new(Client::new(&stage.world.api).unwrap());
+        let client = Arc::new(stage.world.client());
         let mut crowd = Self { stop: Arc::default(), clicks: Arc::default(), users: JoinSet::new() };
         for clicker in 1..=4 {
             let (client, stop, clicks) = (Arc::clone(&client), Arc::clone(&crowd.stop), Arc::clone(&crowd.clicks));

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::Row as _;
-use tallyd::client::{Client, Counted};
+use tallyd_client::{Client, Counted};
 use tallyd_core::model::{Micros, Target, UserId};
 use tokio::task::JoinSet;
 
@@ -213,7 +213,7 @@ async fn everything_goes_wrong(name: &str, seed: u64, long_stalls: bool) {
     let settings = "[amqp]\npartitions = 2\n[reconcile]\npublish_grace = \"300ms\"\npage_targets = 40";
     let world = World::new(name, settings).await;
     let publisher = world.publisher().await;
-    let client = Arc::new(Client::new(&world.api).unwrap());
+    let client = Arc::new(world.client());
     let daemon = Some(world.daemon());
     assert!(world.tallyd(&["reconcile"]).status.success());
     let (mut users, stop) = (JoinSet::new(), Arc::<AtomicBool>::default());

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
-use tallyd::client::{Client, Counted};
+use tallyd_client::{Client, Counted};
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 
@@ -30,7 +30,7 @@ impl Stage {
     pub async fn new(name: &str, settings: &str) -> Self {
         let world = World::new(name, settings).await;
         let publisher = world.publisher().await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let daemon = world.daemon();
         assert!(world.tallyd(&["reconcile"]).status.success());
         let mut stage = Self { world, client, daemon, model: Model::default(), publisher };

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::client::Client;
 use tallyd_core::model::Metric;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +18,7 @@ const VIDEOS: u64 = 40;
 /// Comments by one API server until the stop: each one's row, and a moment later its event. Some are deleted again. Ends when the last
 /// event is published.
 fn server(world: &World, number: u64, stop: &CancellationToken) -> JoinHandle<()> {
-    let client = Arc::new(Client::new(&world.api).unwrap());
+    let client = Arc::new(world.client());
     let (pool, stop): (MySqlPool, _) = (world.pool.clone(), stop.clone());
     tokio::spawn(async move {
         let (mut dice, mut mine, mut beside) = (Dice::new(number), Vec::new(), JoinSet::new());

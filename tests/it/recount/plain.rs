@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::json;
 use sqlx::Row;
 
-use tallyd::client::{Client, Number, Source};
+use tallyd_client::{Number, Source};
 use tallyd_core::model::Metric;
 
 use super::{QUERY, added, comment, comments, count, counters, run, served, settings, world};
@@ -130,7 +130,7 @@ async fn redis_follows_a_correction_whoever_counts_there() {
         let rule = format!("[[rule]]\nmetric = \"comment\"\nwriter = \"{writer}\"\n");
         let (world, daemon) = served(&format!("recount_{writer}"), &format!("{}{rule}", settings(QUERY, ""))).await;
         eventually("Redis has all buckets", || async { world.tallyd(&["reconcile"]).status.success() }).await;
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let publisher = world.publisher().await;
         comment(&world, &[(1, 3), (2, 1)]).await;
         // The second one's event was never published.

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
-use tallyd::client::Client;
 use tallyd_core::model::{Metric, UserId};
 
 use super::common::private::Private;
@@ -18,7 +17,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     let publisher = world.publisher().await;
     assert_eq!(world.report(&["reconcile", "--changed"])["ended"], "done");
     let () = redis::cmd("SAVE").query_async(&mut server.connect().await).await.unwrap();
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut last = None;
     for id in 1..=20 {
         let counted = client.like(target(id), UserId(9), &[]).await.unwrap().counted().unwrap();
@@ -31,7 +30,7 @@ async fn a_redis_that_comes_back_older_is_compared_from_its_own_cut_on() {
     eventually("the likes are old", || async { world.cache.now().await.unwrap() > until }).await;
     assert_eq!(world.report(&["reconcile", "--changed"])["drifted"], 0);
     server.restart().await;
-    let older = redis_likes(&Client::new(&world.api).unwrap(), &[target(1)]).await;
+    let older = redis_likes(&world.client(), &[target(1)]).await;
     assert_eq!(older, [Some(2)], "the copy says that it is loaded");
     let report = world.report(&["reconcile", "--changed"]);
     assert_eq!((&report["repaired"], &report["buckets_loaded"]), (&20.into(), &0.into()), "{report}");
@@ -91,7 +90,7 @@ async fn a_target_that_cannot_be_repaired_does_not_hold_the_cut() {
     let cuts = cuts(&world).await;
     assert!(cuts.len() == 3 && cuts.is_sorted_by(|before, after| before < after), "{cuts:?}");
     assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen WHERE target_id = 1").await, 1);
-    assert_eq!(redis_likes(&Client::new(&world.api).unwrap(), &[target(1)]).await, [Some(2)]);
+    assert_eq!(redis_likes(&world.client(), &[target(1)]).await, [Some(2)]);
     assert_eq!(world.report(&["reconcile"])["counters_off"], 1);
     assert_eq!(world.report(&["reconcile", "--changed"])["left"], 0);
     assert_eq!(world.count("SELECT COUNT(*) FROM drift_seen").await, 0, "it was right, and is forgotten");
@@ -106,7 +105,7 @@ async fn a_settable_number_is_repaired_while_it_is_counted() {
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let unread = Metric(4);
     client.set(target(1), unread, 7).await.unwrap();
     world.drained(&publisher).await;

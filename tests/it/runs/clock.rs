@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use super::common::{Model, World, assert_redis_equals, body, drift, stdout, target};
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Micros, UserId};
 use tallyd_rabbitmq::Publisher;
@@ -22,7 +22,7 @@ async fn like_at(world: &World, with: (&Client, &Publisher), model: &mut Model, 
 async fn within_the_skew_of_a_producers_clock_nothing_is_judged_and_after_it_all_is() {
     let settings = "[reconcile]\nevent_clock = \"producer\"\nclock_skew_max = \"20s\"";
     let world = World::new("producer_clock", settings).await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let publisher = world.publisher().await;
     let daemon = world.daemon();
     assert!(world.tallyd(&["reconcile"]).status.success());

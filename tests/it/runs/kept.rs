@@ -1,6 +1,5 @@
 //! Targets that are kept for the next run.
 
-use tallyd::client::Client;
 use tallyd_core::model::{Micros, UserId};
 
 use super::common::{assert_redis_equals, body, drift, target};
@@ -56,7 +55,7 @@ async fn a_kept_target_is_compared_though_it_changed_long_ago() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_like_that_is_written_an_hour_late_is_given_back_to_redis() {
     let (world, daemon, mut model) = settled("late", 3, "").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     let mut event = client.count(target(50), UserId(7), true, &[]).await.unwrap().event;
     assert_eq!(world.report(&["reconcile"])["repaired"], 1, "Redis has a like that MySQL has not");
     // The dead letter is replayed, or the API server publishes what it has kept.

@@ -3,7 +3,6 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use tallyd::client::Client;
 use tallyd_core::model::UserId;
 
 use super::common::{assert_redis_equals, lose, target};
@@ -15,7 +14,7 @@ async fn a_load_waits_for_its_fence_longer_than_other_runs_do() {
     assert!(daemon.stop().success());
     lose(&world).await;
     // Nobody writes it before the daemon is back.
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     model.apply(&client.like(target(3), UserId(9), &[]).await.unwrap().counted().unwrap().event);
     let mut run =
         world.command().args(["reconcile", "--changed"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -16,7 +16,6 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use common::accounts::{PASSWORD, without_password};
 use common::{Daemon, World, eventually, target};
-use tallyd::client::Client;
 use tallyd::config::Config;
 use tallyd_core::model::UserId;
 use tallyd_mysql::Store;
@@ -132,7 +131,7 @@ async fn work(shown: &mut RunProgress, world: &World, environment: &[(&str, &str
         [environment, &[("RUST_LOG", "trace,lapin=trace,sqlx=trace,redis=trace,rustls=trace,hyper=trace")]].concat();
     let daemon = world.daemon_with(&trace);
     daemon.logged("listening on ").await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     client.like(target(1), UserId(likes.unsigned_abs()), &[]).await.unwrap();
     eventually("the like is in MySQL", || async {
         world.count("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counter").await == likes

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd::client::{Client, ClientError, Counted};
+use tallyd_client::{Client, Counted, LikeError};
+use tallyd_core::chain::Chain;
 use tallyd_core::event::{LikeEvent, encode_count};
 use tallyd_core::model::{TargetId, UserId};
 use tallyd_rabbitmq::{Broker, Publisher};
@@ -47,7 +48,7 @@ struct Progress {
 impl Load {
     pub fn start(world: &World) -> Self {
         let (stop, progress) = (Arc::<AtomicBool>::default(), Arc::<Progress>::default());
-        let client = Arc::new(Client::new(&world.api).unwrap());
+        let client = Arc::new(world.client());
         let mut users = JoinSet::new();
         for user in 0..USERS {
             users.spawn(click(user, Arc::clone(&client), Arc::clone(&stop), Arc::clone(&progress)));
@@ -90,8 +91,8 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                         events.extend(clicked.counted().map(|Counted { event, .. }| event));
                         break;
                     }
-                    Err(ClientError::NotPublished { counted, .. }) => events.push(counted.event),
-                    Err(ClientError::NotCounted(error)) => panic!("Redis is well: {error:#}"),
+                    Err(LikeError::NotPublished { counted, .. }) => events.push(counted.event),
+                    Err(LikeError::NotCounted(error)) => panic!("Redis is well: {}", Chain(&error)),
                 }
                 progress.again.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(AGAIN_AFTER).await;

@@ -11,7 +11,6 @@ use crate::common;
 use cluster::{Cluster, End, NODES};
 use common::{Daemon, World, eventually, redis_likes};
 use load::{Load, TARGETS};
-use tallyd::client::Client;
 
 const SETTINGS: &str = "partitions = 2\n[consumer]\nbatch_events_max = 500\n[metrics]\nlike = 1\nview = 2\n\
     [reconcile]\nrepair_targets_max_percent = 100\n";
@@ -85,7 +84,7 @@ impl Stage {
         let report = world.report(&["reconcile", "--full"]);
         assert_eq!((&report["ended"], &report["left"]), (&"done".into(), &0.into()), "{report}");
         let counters = model.counters();
-        let client = Client::new(&world.api).unwrap();
+        let client = world.client();
         let shown = redis_likes(&client, &counters.keys().copied().collect::<Vec<_>>()).await;
         assert_eq!(shown, counters.into_values().map(Some).collect::<Vec<_>>());
         let log = daemon.log();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use tallyd::client::{Client, ClientError, Counted, OnBoard};
+use tallyd_client::{Client, Counted, LikeError, OnBoard};
 use tallyd_core::model::UserId;
 use tokio::task::JoinSet;
 
@@ -14,7 +14,7 @@ use super::common::target;
 pub const TARGETS: u64 = 200;
 
 /// What became of a like.
-pub type Liked = Result<Counted, ClientError>;
+pub type Liked = Result<Counted, LikeError>;
 
 /// Eight at once, until they are told to stop.
 pub struct Crowd {

@@ -1,6 +1,6 @@
 //! A replica takes its master's place while likes are counted.
 
-use tallyd::client::Counted;
+use tallyd_client::Counted;
 
 use super::Stage;
 use super::common::{Model, eventually};

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tallyd::client::ClientError;
+use tallyd_client::LikeError;
+use tallyd_core::chain::Chain;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::Cache;
 
@@ -36,7 +37,7 @@ async fn a_master_that_comes_back_empty_is_loaded_again_and_the_others_are_left_
 
     stage.nodes.kill(1);
     let away = stage.client.like(by_node[1][0], UserId(2), &[]).await;
-    assert!(matches!(away, Err(ClientError::NotCounted(_))), "{away:?}");
+    assert!(matches!(away, Err(LikeError::NotCounted(_))), "{away:?}");
     let alive: Vec<_> =
         [&by_node[0][..], &by_node[2]].concat().into_iter().map(|target| (target, UserId(3), true)).collect();
     stage.like(&alive, &mut model).await;
@@ -119,7 +120,8 @@ async fn any_seed_will_do() {
     }
     nodes.kill(1);
     let error = nodes.client(&world).count(by_node[2][0], UserId(2), true, &[]).await.unwrap_err();
-    assert!(format!("{error:#}").contains("refused"), "{error:#}");
+    let error = Chain(&error).to_string();
+    assert!(error.contains("refused"), "{error}");
     assert_eq!(world.tallyd(&["check-config"]).status.code(), Some(75));
     world.close().await;
 }

@@ -1,10 +1,9 @@
 //! Counters move to more buckets, most of which are on another node than the former ones.
 
-use tallyd::client::Client;
 use tallyd_core::model::Metric;
 
 use super::Stage;
-use super::common::{Model, eventually, redis_likes, stderr, target};
+use super::common::{Model, client_of, eventually, redis_likes, stderr, target};
 use super::crowd::{Crowd, TARGETS};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,7 +34,7 @@ async fn counters_move_to_more_buckets_on_other_nodes_while_likes_go_on() {
 
     let mut config = stage.nodes.api(&stage.world);
     config.redis = config.redis.moved().unwrap();
-    let moved = Client::new(&config).unwrap();
+    let moved = client_of(&config);
     let targets: Vec<_> = (1..=TARGETS).map(target).collect();
     let counters = model.counters();
     let expected: Vec<_> = targets.iter().map(|target| Some(counters.get(target).copied().unwrap_or(0))).collect();

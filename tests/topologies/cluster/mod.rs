@@ -18,7 +18,7 @@ mod wrong;
 use crate::common;
 use common::{Daemon, Model, World};
 use futures_util::{StreamExt, stream};
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::model::{Target, UserId};
 use tallyd_rabbitmq::Publisher;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tallyd::client::Counted;
+use tallyd_client::Counted;
 use tallyd_core::model::UserId;
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;

@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value};
-use tallyd::client::Client;
 use tallyd::config::Config;
+use tallyd_client::Client;
 use tallyd_core::model::Target;
 use tallyd_redis::keys::LOADED;
 
-use super::common::{DEADLINE, Model, World, eventually, target};
+use super::common::{DEADLINE, Model, World, client_of, eventually, target};
 
 const SLOTS: u16 = 16_384;
 
@@ -154,7 +154,7 @@ impl Nodes {
 
     /// A client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
-        Client::new(&self.api(world)).unwrap()
+        client_of(&self.api(world))
     }
 
     /// The configuration with an API server's account.

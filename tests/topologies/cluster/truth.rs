@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
-use tallyd::client::OnBoard;
+use tallyd_client::OnBoard;
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::period::PeriodKind;
 use tallyd_redis::ranks::Ranking;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashSet};
 
 use sqlx::Row;
-use tallyd::client::Client;
 use tallyd_core::model::{Target, UserId};
 
 use super::common::{Dice, Model, World, assert_redis_equals, target};
@@ -24,9 +23,9 @@ async fn likes_are_spread_by_target_and_exact_while_clients_change_to_that() {
     let publisher = world.publisher().await;
     assert!(world.tallyd(&["reconcile"]).status.success());
     let daemon = world.daemon();
-    let by_user = Client::new(&world.api).unwrap();
+    let by_user = world.client();
     world.set(BY_TARGET);
-    let by_target = Client::new(&world.api).unwrap();
+    let by_target = world.client();
     let (mut dice, mut model) = (Dice::new(41), Model::default());
     // The same users and targets, through clients of both kinds at once.
     for number in 0..1_200 {

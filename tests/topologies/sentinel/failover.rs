@@ -1,6 +1,7 @@
 //! Another server becomes the master while likes are counted.
 
-use tallyd::client::ClientError;
+use tallyd_client::LikeError;
+use tallyd_core::chain::Chain;
 use tallyd_core::model::UserId;
 
 use super::common::{eventually, target};
@@ -35,7 +36,7 @@ async fn likes_go_on_with_the_next_master_in_order_and_after_a_death_and_what_wa
 
     let liked = crowd.stop().await;
     assert!(liked.iter().any(Result::is_err), "nobody noticed");
-    assert!(liked.iter().all(|liked| !matches!(liked, Err(ClientError::NotPublished { .. }))));
+    assert!(liked.iter().all(|liked| !matches!(liked, Err(LikeError::NotPublished { .. }))));
     let model = model(liked);
     stage.world.drained(&stage.publisher).await;
     // What was counted and is lost, or was counted and not published, because the answer was lost.
@@ -94,7 +95,7 @@ async fn what_a_replaced_master_counted_is_lost_with_it_and_repaired_unless_it_m
     stage.group.set(old, "min-replicas-to-write", "1").await;
     let refused = unaware.like(target(1), UserId(3), &[]).await;
     assert!(
-        matches!(&refused, Err(ClientError::NotCounted(error)) if format!("{error:#}").contains("NOREPLICAS")),
+        matches!(&refused, Err(LikeError::NotCounted(error)) if Chain(error).to_string().contains("NOREPLICAS")),
         "{refused:?}"
     );
     assert!(kept.iter().all(Result::is_ok), "{kept:?}");

@@ -7,11 +7,11 @@ use std::process::{Child, Command, Stdio};
 
 use redis::Value;
 use redis::aio::MultiplexedConnection;
-use tallyd::client::Client;
 use tallyd::config::Config;
+use tallyd_client::Client;
 
 use super::common::ports::free_port;
-use super::common::{World, eventually};
+use super::common::{World, client_of, eventually};
 
 /// What the sentinels call the master.
 const NAME: &str = "tally";
@@ -251,13 +251,13 @@ impl Group {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{}/0", self.server(place)).as_str().into();
         config.redis.sentinels.clear();
-        Client::new(&config).unwrap()
+        client_of(&config)
     }
 
     /// A client with an API server's account.
     pub fn client(&self, world: &World) -> Client {
         let mut config: Config = world.api.clone();
         config.redis.url = format!("redis://tallyd_api:choose-another@{NAME}/0").as_str().into();
-        Client::new(&config).unwrap()
+        client_of(&config)
     }
 }

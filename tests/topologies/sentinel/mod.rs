@@ -9,7 +9,7 @@ mod wrong;
 use super::cluster::crowd::{Crowd, Liked, TARGETS};
 use crate::common;
 use common::{Daemon, Model, World, eventually, redis_likes};
-use tallyd::client::Counted;
+use tallyd_client::Counted;
 use tallyd_rabbitmq::Publisher;
 
 use group::Group;

@@ -9,7 +9,7 @@ use crate::common;
 use authority::RunProgress;
 use common::{Daemon, World, eventually, redis_likes, stderr, target};
 use servers::Servers;
-use tallyd::client::Client;
+use tallyd_client::Client;
 use tallyd_core::model::UserId;
 
 const NAMES: [(&str, &str); 3] = [("RabbitMQ", "amqp"), ("MySQL", "mysql"), ("Redis", "redis")];
@@ -133,7 +133,7 @@ async fn likes_go_through_tls_and_no_server_with_another_certificate_is_believed
         ran.status.success()
     })
     .await;
-    let client = Client::new(&world.api).unwrap();
+    let client = world.client();
     client.like(target(1), UserId(7), &[]).await.unwrap();
     has_likes(&world, 1).await;
     assert_eq!(redis_likes(&client, &[target(1)]).await, [Some(1)]);

@@ -5,7 +5,7 @@
 --
 -- Returns one text, its parts separated by \0: this server's clock in microseconds since the epoch; the field `_` (who
 -- loaded the bucket and the last repair), empty where there is none; each target's field, empty where there is none; the bucket's marks
--- (lua/apply.lua) as "0:17,3:12". One text, because each part of a list costs as much as reading a field does. A script is atomic, so every like
+-- (apply.lua) as "0:17,3:12". One text, because each part of a list costs as much as reading a field does. A script is atomic, so every like
 -- that has counted here has an `at` before the cut, and every other one after.
 
 local now = redis.call('TIME')

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use tracing::debug;
 
-use super::Client;
+use super::{Client, Result};
+use tallyd_core::chain::Chain;
 use tallyd_core::model::{Target, UserId};
 use tallyd_redis::Cache;
 use tallyd_redis::bloom::Shape;
@@ -50,7 +50,7 @@ impl Shapes {
             return epoch.clone();
         }
         let epoch = cache.filter_epoch().await.unwrap_or_else(|error| {
-            debug!(event = "filters-unknown", "{:#}", anyhow::Error::from(error));
+            debug!(event = "filters-unknown", "{}", Chain(&error));
             String::new()
         });
         *self.epoch.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, epoch.clone()));

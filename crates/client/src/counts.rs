@@ -1,46 +1,52 @@
-//! Numbers other than likes: changed in Redis where API servers count them, published, and taken back where that fails.
+//! Numbers other than likes. Their rule says who counts them in Redis: the client (`writer = "api"`) or the daemon.
 
-use anyhow::{Context, Result, ensure};
 use redis::Value;
 use tracing::warn;
 
+use super::error::require;
 use super::likes::note_also;
-use super::{Client, OnBoard, TakenBack};
-use crate::config::Writes;
+use super::{BrokerError, Client, ClientError, CountError, OnBoard, Result, TakenBack, now};
+use tallyd_core::chain::Chain;
 use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, encode_count, encode_reset, encode_set};
 use tallyd_core::model::{Metric, Micros, Target};
+use tallyd_core::rules::Writes;
 use tallyd_redis::keys::Place;
 use tallyd_redis::{COUNT, Cache, Call, text};
 
-/// The largest number that is counted exactly, and without its sign the least.
+/// The largest number that is counted exactly: 2^53-1. The smallest is the same with a minus.
 pub const NUMBER_MAX: i64 = (1 << 53) - 1;
+
+/// count.lua never returns it.
+const OTHER: ClientError = ClientError::Answer("count.lua returned something else");
 
 /// How a number changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// By so much, once for each id.
+    /// `delta` is added, in MySQL once for each `event_id`.
     Add {
-        /// -2^31 to 2^31.
+        /// The difference, from -2^31 to 2^31.
         delta: i64,
-        /// 1 to 64 characters; another one for each event of this number.
+        /// 1 to 64 characters, different for each event of this number.
         event_id: String,
     },
-    /// It becomes this.
+    /// The number becomes this, from -[`NUMBER_MAX`] to [`NUMBER_MAX`].
     Set(i64),
-    /// It becomes zero.
+    /// The number becomes zero.
     Reset,
 }
 
-/// A number that has changed, or will once the daemon has the event.
+/// A changed number. One that the daemon counts changes in Redis later, once the daemon has the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
+    /// The target that the number belongs to.
     pub target: Target,
+    /// Which of its numbers.
     pub metric: Metric,
     /// How it changes.
     pub change: Change,
-    /// When: by Redis' clock where it was counted there, else by this machine's.
+    /// When it changed: by Redis' clock where it was counted there, otherwise by this machine's.
     pub at: Micros,
-    /// The number in Redis after it; none where that is unknown, or the daemon counts it there.
+    /// The number in Redis after the change. `None` where Redis has lost it, or the daemon counts it.
     pub count: Option<i64>,
     /// By how much it has changed in Redis; zero where the daemon counts it.
     added: i64,
@@ -49,55 +55,35 @@ pub struct Changed {
 /// What count.lua does: "add" or "set", and with which number. Of one that can be set also since when that must not have happened.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counting {
-    /// It counts, and is published.
+    /// It counts, and its event is published.
     Counted(Changed),
-    /// It would have taken the number below zero, which its rule doesn't allow: nothing was changed or published.
+    /// The number would have gone below zero, and its rule does not say `below_zero`. Nothing was changed or published.
     BelowZero {
-        /// The number. Zero where Redis has it below that, which it may after a loss.
+        /// The number in Redis. Zero where Redis has it below zero, which can happen after a loss.
         count: i64,
     },
 }
 
 impl Counting {
-    /// What counts, where something does.
+    /// The change that was counted, if one was.
     pub fn counted(self) -> Option<Changed> {
         if let Self::Counted(changed) = self { Some(changed) } else { None }
     }
 }
 
-/// Why a change was not counted, or not published.
-#[derive(Debug, thiserror::Error)]
-pub enum CountError {
-    /// Nothing was published. The change is none that tallyd takes; or Redis didn't make it, or its answer was lost: then it may count
-    /// there, until a reconcile finds it.
-    #[error("count a number")]
-    NotCounted(#[source] anyhow::Error),
-    /// The broker didn't confirm the event, twice. It can have it all the same: so try again with [`Client::republish`], which
-    /// sends the same event, and not with a new one.
-    #[error("publish a count")]
-    NotPublished {
-        changed: Box<Changed>,
-        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it; what was set is not taken back.
-        taken_back: TakenBack,
-        /// Why the broker didn't take it.
-        #[source]
-        source: anyhow::Error,
-    },
-}
-
 impl Client {
-    /// Adds `delta` to a number of the target: with `writer = "api"` in Redis at once, and then its event is published; with
-    /// `writer = "daemon"` it is only published, with an `at` of this machine's clock, which must therefore be right to within
+    /// Adds `delta` (-2^31 to 2^31) to a number of the target. With `writer = "api"` it adds in Redis and publishes the event. With
+    /// `writer = "daemon"` it only publishes, with an `at` of this machine's clock. That clock must not be ahead by more than
     /// `[consumer] future_max`.
     ///
-    /// MySQL adds it once for each `event_id`; Redis adds it with each call. So after an error don't call it again for the same happening,
-    /// but [`Client::republish`] with what the error holds.
+    /// MySQL adds it once for each `event_id` (1 to 64 characters), but Redis adds it with each call. So after
+    /// [`CountError::NotPublished`] call [`Client::republish`] with the values in the error, and not this again.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn add(
         &self,
         target: Target,
@@ -108,27 +94,28 @@ impl Client {
         self.change(target, metric, Change::Add { delta, event_id: event_id.to_owned() }, None).await
     }
 
-    /// Sets a number of the target, where its rule says `settable`; likewise. Of two that are set, the newer `at` wins.
+    /// Sets a number of the target to `value` (-[`NUMBER_MAX`] to [`NUMBER_MAX`]), as [`Client::add`] adds. Its rule must say
+    /// `settable`, and `below_zero` for a value below zero. The `set` with the newest `at` wins.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn set(&self, target: Target, metric: Metric, value: i64) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Set(value), None).await
     }
 
-    /// Sets a number of the target to zero; likewise.
+    /// Sets a number of the target to zero, as [`Client::set`] does.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted.
     pub async fn reset(&self, target: Target, metric: Metric) -> Result<Counting, CountError> {
         self.change(target, metric, Change::Reset, None).await
     }
 
-    /// Publishes what [`CountError::NotPublished`] holds: the same event, which MySQL applies once even if it has arrived before. What was
-    /// taken back counts in Redis again.
+    /// Publishes the same event again, with both values from [`CountError::NotPublished`]. MySQL applies it once, even if it arrived the
+    /// first time. A change that was taken back counts in Redis again.
     ///
     /// # Errors
-    /// [`CountError`] says how far it came.
+    /// [`CountError`] says whether it counted. It can be called again.
     pub async fn republish(&self, changed: &Changed, taken_back: TakenBack) -> Result<Counting, CountError> {
         if taken_back == TakenBack::Yes {
             return self.change(changed.target, changed.metric, changed.change.clone(), Some(changed.at)).await;
@@ -141,7 +128,7 @@ impl Client {
     }
 
     /// Publishes the event of a change, and waits until the broker has it on disk.
-    async fn publish_change(&self, changed: &Changed) -> Result<()> {
+    async fn publish_change(&self, changed: &Changed) -> Result<(), BrokerError> {
         let Changed { target, metric, change, at, count, .. } = changed;
         let kind = self.kinds.name(target.kind);
         let names = (kind.as_str(), self.cache.keys.metric(*metric));
@@ -167,7 +154,7 @@ impl Client {
         self.check(target, metric, &change).map_err(CountError::NotCounted)?;
         let changed = match self.rules.of(target.kind, metric).writer {
             Writes::Daemon => {
-                let at = at.unwrap_or_else(crate::runtime::clock::now);
+                let at = at.unwrap_or_else(now);
                 Changed { target, metric, change, at, count: None, added: 0 }
             }
             Writes::Api => match self.count_now(target, metric, change, at).await.map_err(CountError::NotCounted)? {
@@ -180,41 +167,38 @@ impl Client {
         let Err(source) = (if first.is_err() { self.publish_change(&changed).await } else { first }) else {
             return Ok(Counting::Counted(changed));
         };
-        let taken_back = match self.take_change_back(&changed).await {
-            Ok(()) => TakenBack::Yes,
-            Err(_) => TakenBack::Unknown,
-        };
+        let taken_back = self.take_change_back(&changed).await.unwrap_or(TakenBack::Unknown);
         Err(CountError::NotPublished { changed: Box::new(changed), taken_back, source })
     }
 
     /// What tallyd would refuse must not count.
     fn check(&self, target: Target, metric: Metric, change: &Change) -> Result<()> {
-        ensure!((1..=ID_MAX).contains(&target.id.0), "the target's id is {}, allowed are 1 to {ID_MAX}", target.id);
-        ensure!(metric != self.metric, "likes follow from who likes what: they are counted by `like` and `unlike`");
-        ensure!(self.metrics.contains(&metric), "metric {} is not in [metrics]", metric.0);
+        let Target { kind, id } = target;
+        require((1..=ID_MAX).contains(&id.0), || format!("the target's id is {id}, allowed are 1 to {ID_MAX}"))?;
+        let is_like = metric == self.metric;
+        require(!is_like, || "likes follow from who likes what: they are counted by `like` and `unlike`".to_owned())?;
+        if !self.metrics.contains(&metric) {
+            return Err(ClientError::NoMetric(metric));
+        }
         match change {
             Change::Add { delta, event_id } => {
-                ensure!(delta.unsigned_abs() <= DELTA_MAX, "delta is {delta}, allowed are -{DELTA_MAX} to {DELTA_MAX}");
+                let in_range = delta.unsigned_abs() <= DELTA_MAX;
+                require(in_range, || format!("delta is {delta}, allowed are -{DELTA_MAX} to {DELTA_MAX}"))?;
                 let length = event_id.chars().count();
-                ensure!(
-                    (1..=EVENT_ID_MAX).contains(&length),
-                    "event_id has {length} characters, allowed are 1 to {EVENT_ID_MAX}"
-                );
+                let in_range = (1..=EVENT_ID_MAX).contains(&length);
+                require(in_range, || format!("event_id has {length} characters, allowed are 1 to {EVENT_ID_MAX}"))
             }
             Change::Set(_) | Change::Reset => {
                 let name = self.cache.keys.metric(metric);
-                let ruled = self.rules.of(target.kind, metric);
-                ensure!(ruled.settable, "no [[rule]] says that {name} is settable");
-                if let Change::Set(value) = change {
-                    ensure!(value.unsigned_abs() <= NUMBER_MAX.unsigned_abs(), "{value} is not below 2^53");
-                    ensure!(
-                        *value >= 0 || ruled.below_zero,
-                        "{name} is set to {value}, and no [[rule]] says below_zero"
-                    );
-                }
+                let ruled = self.rules.of(kind, metric);
+                require(ruled.settable, || format!("no [[rule]] says that {name} is settable"))?;
+                let Change::Set(value) = *change else { return Ok(()) };
+                let in_range = value.unsigned_abs() <= NUMBER_MAX.unsigned_abs();
+                require(in_range, || format!("{value} is not below 2^53"))?;
+                let in_range = value >= 0 || ruled.below_zero;
+                require(in_range, || format!("{name} is set to {value}, and no [[rule]] says below_zero"))
             }
         }
-        Ok(())
     }
 
     /// Changes the number in Redis alone. Again, with the `at` of the first time, not where it was set since.
@@ -235,35 +219,37 @@ impl Client {
         let since = rule.settable.then(|| first.unwrap_or(Micros(0)));
         let call = self.count_call(&self.cache, (target, metric), (word, number, since), rule.below_zero)?;
         let answer = self.cache.eval("count a number", &[call]).await?.pop().unwrap_or(Value::Nil);
-        let Value::Array(parts) = &answer else { anyhow::bail!("count.lua returned something else") };
+        let Value::Array(parts) = &answer else { return Err(OTHER) };
         match parts.as_slice() {
             [Value::Int(0), _, Value::Int(count), _] => Ok(Counting::BelowZero { count: (*count).max(0) }),
             [Value::Int(1), at, count, Value::Int(added)] => {
-                let at = text(at).and_then(|at| at.parse().ok()).context("count.lua returned no time")?;
+                let at = text(at).and_then(|at| at.parse().ok()).ok_or(OTHER)?;
                 let count = if let Value::Int(count) = count { Some(*count) } else { None };
                 self.count_also((target, metric), (word, number, since)).await;
                 self.feed((target, metric), *added).await;
                 let at = first.unwrap_or(Micros(at));
                 Ok(Counting::Counted(Changed { target, metric, change, at, count, added: *added }))
             }
-            _ => anyhow::bail!("count.lua returned something else"),
+            _ => Err(OTHER),
         }
     }
 
-    async fn take_change_back(&self, changed: &Changed) -> Result<()> {
+    async fn take_change_back(&self, changed: &Changed) -> Result<TakenBack> {
         let of = (changed.target, changed.metric);
         if changed.added == 0 {
-            return Ok(());
+            return Ok(TakenBack::Yes);
         }
-        // What was set since, by somebody whose event is published, would be taken away: a reconcile mends it.
-        ensure!(matches!(changed.change, Change::Add { .. }), "what was set isn't taken back");
+        // A set is not taken back: that would undo newer sets whose events are published. A reconcile repairs it.
+        if !matches!(changed.change, Change::Add { .. }) {
+            return Ok(TakenBack::Unknown);
+        }
         // Whatever has come since: who has counted down from it is published, or takes that back as well.
         let back = ("add", -changed.added, None);
         let call = self.count_call(&self.cache, of, back, true)?;
         self.cache.eval("take back a count", &[call]).await?;
         self.feed(of, -changed.added).await;
         self.count_also(of, back).await;
-        Ok(())
+        Ok(TakenBack::Yes)
     }
 
     /// On the board that the metric's rule names. A number must not fail for it.
@@ -272,11 +258,8 @@ impl Client {
         let member = target.id.to_string();
         let on = OnBoard { board, member: member.as_bytes() };
         if let Err(error) = self.add_to_board(on, self.cache.keys.metric(metric), delta).await {
-            warn!(
-                event = "board-refused",
-                error = format!("{error:#}"),
-                "a number counts, and not on its board: {error:#}"
-            );
+            let error = Chain(&error).to_string();
+            warn!(event = "board-refused", error, "a number counts, and not on its board: {error}");
         }
     }
 
@@ -297,7 +280,7 @@ impl Client {
         below_zero: bool,
     ) -> Result<Call> {
         let kind = self.names.get(target.kind);
-        let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
+        let kind = kind.ok_or(ClientError::NoKind(target.kind))?;
         let Place { key, part, bucket } = cache.keys.place(kind, target, metric);
         let call = bucket.into_iter().fold(Call::new(&COUNT, key), Call::key);
         let call = call.number(target.id).arg(part).arg(word).number(number).number(u8::from(below_zero));

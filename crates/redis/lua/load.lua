@@ -5,7 +5,7 @@
 -- ARGV[2]  the number of the run that loads it
 -- ARGV[3]  begin: the last number of each partition's outbox, read before this, as "0:17,3:12"
 --
--- begin: a bucket that nobody has loaded gets the field `_` = "~RUN:0", and its marks (lua/apply.lua) are raised to those numbers: what these rows
+-- begin: a bucket that nobody has loaded gets the field `_` = "~RUN:0", and its marks (apply.lua) are raised to those numbers: what these rows
 -- have for the bucket is loaded, and never added afterwards. Returns { cut, id, value, id, value, ... }, this server's clock in
 -- microseconds since the epoch as text and what the bucket holds then; an empty list where it is loaded.
 -- end: "~RUN:N" becomes "RUN:N". Returns 1 where it did; 0 where the bucket was flushed or taken by another run since.

@@ -1,15 +1,17 @@
 //! Likes: counted where they change what the user likes, published, and taken back where that fails.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use redis::Value;
 use tracing::{debug, warn};
 
-use super::{Clicked, Client, ClientError, Counted, OnBoard, TakenBack};
-use crate::config::LIKE;
+use super::error::require;
+use super::{Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
+use tallyd_core::chain::Chain;
 use tallyd_core::event::LikeEvent;
+use tallyd_core::kinds::LIKE;
 use tallyd_core::model::{Micros, Target, UserId};
 use tallyd_mysql::status::LastClick;
 use tallyd_redis::bloom::Shape;
@@ -20,7 +22,10 @@ use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
 /// What the row of a user who never clicked would say.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
 
-/// Targets whose status is asked for at most: two commands for each in one pipeline, and three where there are filters.
+/// like.lua never returns it.
+const OTHER: ClientError = ClientError::Answer("like.lua returned something else");
+
+/// The most targets that one [`Client::liked`] takes: two commands for each in one pipeline, and three where there are filters.
 pub const STATUS_TARGETS_MAX: usize = 500;
 
 /// What like.lua says.
@@ -38,34 +43,34 @@ enum Answer {
 }
 
 impl Client {
-    /// The user likes the target: if that is new it counts in Redis and on `boards`, and its event is published. A double click, a
-    /// call again after a failure, or two devices at once count once.
+    /// The user likes the target. If that is new, it counts in Redis and on `boards`, and its event is published. A double click, a
+    /// retry after a failure, or two devices at the same time count once.
     ///
-    /// What a user likes is known from Redis for `[client] recent_keep`, and then from MySQL, which must be the primary server. Where
-    /// MySQL is away, a click counts without being asked about; a reconcile finds those that should not have.
+    /// Redis remembers for `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server.
+    /// While MySQL is unavailable every click counts, and a reconcile corrects those that should not have.
     ///
     /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+    /// [`LikeError`] says whether it counted. It can be called again.
+    pub async fn like(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: true }, boards).await
     }
 
-    /// The user likes the target no longer.
+    /// The user no longer likes the target. Otherwise the same as [`Client::like`].
     ///
     /// # Errors
-    /// [`ClientError`] says how far it came.
-    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
+    /// [`LikeError`] says whether it counted. It can be called again.
+    pub async fn unlike(&self, target: Target, user: UserId, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
         self.count_and_publish(LikeEvent { target, user, at: Micros(0), liked: false }, boards).await
     }
 
-    async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, ClientError> {
-        let (clicked, counted) = match self.click(wish, boards).await.map_err(ClientError::NotCounted)? {
+    async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
+        let (clicked, counted) = match self.click(wish, boards).await.map_err(LikeError::NotCounted)? {
             (clicked, Some(counted)) => (clicked, counted),
             (clicked, None) => return Ok(clicked),
         };
         // The same event twice changes nothing: perhaps it was a connection that had broken.
-        let first = self.publish(&counted).await;
-        let Err(source) = (if first.is_err() { self.publish(&counted).await } else { first }) else {
+        let first = self.publish_like(&counted).await;
+        let Err(source) = (if first.is_err() { self.publish_like(&counted).await } else { first }) else {
             return Ok(clicked);
         };
         let taken_back = match self.take_back(&counted, boards).await {
@@ -73,7 +78,7 @@ impl Client {
             Ok(false) => TakenBack::Overtaken,
             Err(_) => TakenBack::Unknown,
         };
-        Err(ClientError::NotPublished { counted, taken_back, source })
+        Err(LikeError::NotPublished { counted, taken_back, source })
     }
 
     /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
@@ -103,15 +108,17 @@ impl Client {
                 let counted = Counted { event: LikeEvent { at, ..wish }, count, boards_failed: 0 };
                 Ok((Clicked::Same { count, at }, Some(counted)))
             }
-            Answer::Unknown(_) => anyhow::bail!("like.lua was told what the user likes, and says that this is unknown"),
+            Answer::Unknown(_) => {
+                Err(ClientError::Answer("like.lua was told what the user likes, and says that this is unknown"))
+            }
         }
     }
 
-    /// Counts without asking whether it changes what the user likes, for those who know; in one round trip with the boards. The
-    /// event must be published next. In the layouts `entity` and `string` it gives no number.
+    /// Counts a like (`liked`) or an unlike without asking whether it changes what the user likes, in one round trip with the boards. For
+    /// callers that know. Call [`Client::publish`] next. In the layouts `entity` and `string` it gives no number.
     ///
     /// # Errors
-    /// Redis is away, or a name is not in the configuration.
+    /// [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent. [`ClientError::Redis`]: it may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
         if self.shapes.is_some() && liked {
             // It is not known by then whether it changes anything: noted all the same, which costs a query at most.
@@ -125,22 +132,23 @@ impl Client {
             calls.push(self.like_call(also, target, liked)?);
         }
         let mut answers = self.cache.eval_each("count a like", &calls).await?.into_iter();
-        let answer = answers.next().context("like.lua was not called")??;
+        let answer = answers.next().ok_or(OTHER)??;
         let Some(Answer::Counted { at, count }) = read_answer(&answer) else {
-            anyhow::bail!("like.lua returned something else");
+            return Err(OTHER);
         };
         // The like counts and must be published, whatever became of the boards.
-        let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?.into())));
+        let failed = boards.iter().zip(answers.by_ref()).filter_map(|(on, answer)| Some((on, answer.err()?)));
         let boards_failed = failed.map(|(on, error)| note_board(on, &error)).sum();
         note_also(answers.next());
         Ok(Counted { event: LikeEvent { target, user, at, liked }, count, boards_failed })
     }
 
-    /// Takes back what was not published, and says whether it did. It doesn't where another request can still publish the same event, or
-    /// the user has clicked again. Call it once for each click.
+    /// Takes back a like that was counted and could not be published, and says whether it did. It does not where another request can still
+    /// publish the same event, or the user has clicked again. Call it once for each click. [`Client::like`] and [`Client::unlike`] call it
+    /// themselves.
     ///
     /// # Errors
-    /// Redis is away: it may have been taken back.
+    /// [`ClientError::Redis`]: it may have been taken back.
     pub async fn take_back(&self, counted: &Counted, boards: &[OnBoard<'_>]) -> Result<bool> {
         let call = self.take_back_call(&self.cache, counted.event)?;
         let answer = self.cache.eval("take back a like", &[call]).await?.pop();
@@ -152,16 +160,14 @@ impl Client {
         Ok(is_done)
     }
 
-    /// Which of up to 500 targets the user likes, in their order: one round trip to Redis, and one query for each
-    /// kind of those that Redis doesn't know.
+    /// Whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets, in their order. It costs one round trip to Redis, and one
+    /// query for each kind of those that Redis does not know.
     ///
     /// # Errors
-    /// More targets; Redis or MySQL is away.
+    /// [`ClientError::Invalid`] for more targets; [`ClientError::Redis`]; [`ClientError::MySql`].
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
-        anyhow::ensure!(
-            targets.len() <= STATUS_TARGETS_MAX,
-            "at most {STATUS_TARGETS_MAX} targets are asked for at once"
-        );
+        let in_range = targets.len() <= STATUS_TARGETS_MAX;
+        require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
         let known = self.known_to_redis(user, targets).await?;
         let unknown: Vec<Target> =
             targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
@@ -170,7 +176,11 @@ impl Client {
         Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| by_row(target))).collect())
     }
 
-    /// Users who like the target, by id: at most `limit` of those after `after` (0 to begin with). As of what is in MySQL.
+    /// Users who like the target, in the order of their ids: at most `limit` of those whose id is above `after` (0 for the first page).
+    /// It reads MySQL: likes of the last moments are missing.
+    ///
+    /// # Errors
+    /// [`ClientError::MySql`].
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         Ok(self.store.likers(target, after, limit).await?)
     }
@@ -183,13 +193,12 @@ impl Client {
         }
         let call = Call::new(&LIMIT, self.cache.keys.limit(user)).number(max);
         let call = call.number(self.limits.rate_window.0.as_millis());
-        match self.cache.eval("look at a user's limit", &[call]).await?.pop() {
-            Some(Value::Array(parts)) => match parts.as_slice() {
-                [Value::Int(1), _] => Ok(None),
-                [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
-                _ => anyhow::bail!("limit.lua returned something else"),
-            },
-            _ => anyhow::bail!("limit.lua returned something else"),
+        let answer = self.cache.eval("look at a user's limit", &[call]).await?.pop();
+        let parts = if let Some(Value::Array(parts)) = &answer { parts.as_slice() } else { &[] };
+        match parts {
+            [Value::Int(1), _] => Ok(None),
+            [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
+            _ => Err(ClientError::Answer("limit.lua returned something else")),
         }
     }
 
@@ -209,12 +218,12 @@ impl Client {
         let call = self.filtered_call(wish, known).await?;
         let answer = match self.cache.eval("count a like", &[call]).await {
             Err(error) if error.is_of_a_moving_slot() => {
-                debug!(event = "slot-moving", "{:#}", anyhow::Error::from(error));
+                debug!(event = "slot-moving", "{}", Chain(&error));
                 self.count_while_moving(wish).await?
             }
             answer => answer?.pop().unwrap_or(Value::Nil),
         };
-        read_answer(&answer).context("like.lua returned something else")
+        read_answer(&answer).ok_or(OTHER)
     }
 
     /// The slot of a Cluster is moving, and its keys are on two nodes; one key alone can be asked for.
@@ -279,7 +288,7 @@ impl Client {
 
     fn place(&self, cache: &Cache, target: Target) -> Result<Place> {
         let kind = self.names.get(target.kind);
-        let kind = kind.with_context(|| format!("kind {} is not in [kinds]", target.kind))?;
+        let kind = kind.ok_or(ClientError::NoKind(target.kind))?;
         Ok(cache.keys.place(kind, target, self.metric))
     }
 
@@ -302,14 +311,13 @@ impl Client {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
                 for (on, answer) in called.iter().zip(answers.by_ref()) {
-                    failed += answer.err().map_or(0, |error| note_board(on, &error.into()));
+                    failed += answer.err().map_or(0, |error| note_board(on, &error));
                 }
                 note_also(answers.next());
             }
             Err(error) => {
-                let error = anyhow::Error::from(error);
                 failed += called.iter().map(|on| note_board(on, &error)).sum::<usize>();
-                debug!(event = "also-uncounted", "{error:#}");
+                debug!(event = "also-uncounted", "{}", Chain(&error));
             }
         }
         failed
@@ -319,13 +327,13 @@ impl Client {
 /// It counts all the same, and `tallyd layout migrate` finds what the second layout lacks.
 pub(super) fn note_also(answer: Option<tallyd_redis::Result<Value>>) {
     if let Some(Err(error)) = answer {
-        debug!(event = "also-uncounted", "{:#}", anyhow::Error::from(error));
+        debug!(event = "also-uncounted", "{}", Chain(&error));
     }
 }
 
 /// The like counts all the same.
-fn note_board(on: &OnBoard<'_>, error: &anyhow::Error) -> usize {
-    let (board, error) = (on.board, format!("{error:#}"));
+fn note_board(on: &OnBoard<'_>, error: &(dyn Error + 'static)) -> usize {
+    let (board, error) = (on.board, Chain(error).to_string());
     warn!(event = "board-failed", board, error, "a like counts, but not on the board {board}: {error}");
     1
 }

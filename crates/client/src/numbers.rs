@@ -5,10 +5,11 @@ use std::future::Future;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
 use tracing::{debug, warn};
 
-use super::Client;
+use super::error::require;
+use super::{Client, Result};
+use tallyd_core::chain::Chain;
 use tallyd_core::model::{Metric, Target};
 use tallyd_redis::read::Found;
 
@@ -18,26 +19,27 @@ const ASK_MAX: Duration = Duration::from_secs(5);
 /// How long it isn't asked after it didn't.
 const AWAY_FOR: Duration = Duration::from_secs(5);
 
-/// Targets that are read at once at most.
+/// The most targets that one [`Client::read`] takes.
 pub const READ_TARGETS_MAX: usize = 1_000;
 
 /// Until when MySQL isn't asked, because it has not answered.
 pub(super) type Unasked = std::sync::Mutex<Option<Instant>>;
 
-/// Who knows a number.
+/// The server that a number was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Redis: what API servers count is in it until now, and what the daemon counts as far as it is in MySQL.
+    /// Redis. It has what API servers have counted until now, and what the daemon has written to MySQL.
     Redis,
-    /// MySQL: because Redis has lost it, or is still getting it back. What happened in the last moments is missing.
+    /// MySQL, because Redis has lost the number, or it is still being loaded. Changes of the last moments are missing.
     Mysql,
 }
 
 /// One number of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
+    /// The value. Never below zero, unless its rule says `below_zero`.
     pub value: i64,
-    /// Who knows it.
+    /// The server that it was read from.
     pub source: Source,
 }
 
@@ -46,28 +48,30 @@ pub struct Number {
 pub struct Numbers(BTreeMap<Metric, Number>);
 
 impl Numbers {
-    /// The number of that metric; none where nobody knows it at the moment, or it is not in `[metrics]`.
+    /// The number of that metric. `None` where no server knows it at the moment, or `[metrics]` does not name it.
     pub fn get(&self, metric: Metric) -> Option<Number> {
         self.0.get(&metric).copied()
     }
 }
 
 impl Client {
-    /// The numbers of all metrics for each of up to 1,000 `targets`, in their order: from Redis, in one round trip for each 500 targets; and
-    /// what Redis doesn't know from MySQL, in one query for each kind. What Redis has lost is noted, so that a daemon loads it within
-    /// seconds; while it isn't loaded a few pages at a time ask MySQL, and nobody knows the numbers of the others. What by its rule
-    /// is never below zero, and is for a moment, is shown as zero.
+    /// Reads the numbers of all metrics for each of up to [`READ_TARGETS_MAX`] `targets`, in their order. It costs one round trip to Redis for
+    /// each 500 targets, and one query of MySQL for each kind with targets that Redis does not know.
+    ///
+    /// Lost numbers are reported in Redis, and a daemon loads them within seconds. Until then four calls at a time ask MySQL; other calls
+    /// get `None` for these numbers. A number that is below zero for a moment is given as zero, unless its rule says `below_zero`.
     ///
     /// # Errors
-    /// More targets; Redis is away.
+    /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). It does not fail where MySQL does.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
-        anyhow::ensure!(targets.len() <= READ_TARGETS_MAX, "at most {READ_TARGETS_MAX} targets are read at once");
+        let in_range = targets.len() <= READ_TARGETS_MAX;
+        require(in_range, || format!("at most {READ_TARGETS_MAX} targets are read at once"))?;
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
         if found.contains(&Found::Missing) {
             let missing = targets.iter().zip(&found).filter(|(_, found)| **found == Found::Missing);
             // A hint: who reads must not fail for it, for instance on a replica.
             if let Err(error) = self.cache.note_missing(&self.names, missing.map(|(target, _)| *target)).await {
-                debug!(event = "missing-unnoted", "{:#}", anyhow::Error::from(error));
+                debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
         }
         let unknown = targets.iter().zip(&found).filter(|(_, found)| !matches!(found, Found::Known(_)));
@@ -110,7 +114,7 @@ impl Client {
                 away(None);
                 return Some(answer);
             }
-            Ok(Err(error)) => say_unasked(is_away, &format!("{:#}", anyhow::Error::from(error))),
+            Ok(Err(error)) => say_unasked(is_away, &Chain(&error).to_string()),
             Err(_) => say_unasked(is_away, "it has not answered in time"),
         }
         away(Some(Instant::now() + AWAY_FOR));

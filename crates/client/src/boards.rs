@@ -1,0 +1,172 @@
+//! Boards: adding to a member in all current periods, and reading places.
+//!
+//! The current period is found with this machine's clock. A [`Ranking`] says how members with equal scores are placed.
+
+use std::time::Duration;
+
+use super::error::require;
+use super::{Client, ClientError, OnBoard, Result, now};
+use tallyd_core::board::Board;
+use tallyd_core::model::BoardPeriod;
+use tallyd_core::period::{Period, PeriodKind};
+use tallyd_mysql::archive_rows::Archived;
+use tallyd_redis::Call;
+use tallyd_redis::boards::{Part, Zset};
+use tallyd_redis::feed::{Gain, GainError};
+use tallyd_redis::ranks::{Placed, Ranking};
+use tallyd_redis::score::{Columns, Rule};
+
+/// A member and its place on a board.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The place, from 1.
+    pub place: u64,
+    /// The member, as it was added. Any bytes.
+    pub member: Vec<u8>,
+    /// The score in Redis. It has both columns in one number where the board's `tie` packs them.
+    pub score: f64,
+    /// The two columns of a packed score. `None` for a board whose `tie` is `member`.
+    pub columns: Option<Columns>,
+}
+
+/// A part of a board.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// How many members the whole board has.
+    pub members: u64,
+    /// The part that was asked for, the first place first.
+    pub entries: Vec<Entry>,
+}
+
+impl Client {
+    /// Adds `delta` to one column of a member, in all current periods of the board. `column` is one of the names in the board's `score`.
+    ///
+    /// # Errors
+    /// [`ClientError::Gain`]: the settings have no such board or column. [`ClientError::NotAdded`]: Redis could not be reached, or
+    /// refused it because a column would no longer fit into the score.
+    pub async fn add_to_board(&self, on: OnBoard<'_>, column: &str, delta: i64) -> Result<()> {
+        let call = self.add_call(&on, column, delta)?;
+        let added = self.cache.eval("add to a board", &[call]).await;
+        added.map(drop).map_err(|source| ClientError::NotAdded { board: on.board.to_owned(), source })
+    }
+
+    pub(super) fn add_call(&self, on: &OnBoard<'_>, column: &str, delta: i64) -> Result<Call> {
+        let OnBoard { board, member } = *on;
+        Ok(self.cache.gain_call(&self.boards, Gain { board, member, column, delta, at: now() }, None)?)
+    }
+
+    /// Reads up to `count` members of the current period, from place `from` on. The best place is 1.
+    ///
+    /// # Errors
+    /// [`ClientError::NoBoard`]; [`ClientError::Invalid`] where `from` is 0; [`ClientError::Redis`].
+    pub async fn board_page(
+        &self,
+        (board, period): (&str, PeriodKind),
+        from: u64,
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        let after = after(from)?;
+        let (at, rule) = self.current(board, period)?;
+        self.read_part(&at, Part::Page { after, count }, rule, ranking).await
+    }
+
+    /// Reads a member of the current period with up to `count` neighbours on each side. The page is empty where the member is not on
+    /// the board.
+    ///
+    /// # Errors
+    /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
+    pub async fn board_around(
+        &self,
+        (board, period): (&str, PeriodKind),
+        member: &[u8],
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        let (at, rule) = self.current(board, period)?;
+        self.read_part(&at, Part::Around { member, count }, rule, ranking).await
+    }
+
+    /// Reads those of `members` that are on the board of the current period, and places them among themselves. So a friends' board
+    /// costs one round trip and stores nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::NoBoard`]; [`ClientError::Redis`].
+    pub async fn board_of(
+        &self,
+        (board, period): (&str, PeriodKind),
+        members: &[Vec<u8>],
+        ranking: Ranking,
+    ) -> Result<Vec<Entry>> {
+        let (at, rule) = self.current(board, period)?;
+        let placed = self.cache.board_of(&at, members, ranking).await?;
+        Ok(entries(placed, rule))
+    }
+
+    /// Reads a page as [`Client::board_page`] does, of any period by its name, for instance `2026-W46`. An archived period comes from
+    /// MySQL, any other from Redis. Each call asks MySQL whether the period is archived.
+    ///
+    /// # Errors
+    /// Also [`ClientError::Period`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
+    pub async fn board_page_of(
+        &self,
+        (board, period): (&str, &str),
+        from: u64,
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        let after = after(from)?;
+        let kind = period.parse::<Period>()?.kind();
+        let rule = self.board(board, kind)?.rule();
+        let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+        let is_frozen = match self.store.read_archived(&at, after, count, ranking).await? {
+            Archived::Page { members, placed } => return Ok(Page { members, entries: entries(placed, rule) }),
+            Archived::Pruned => return Err(ClientError::Pruned(at)),
+            Archived::Frozen => true,
+            Archived::Absent => false,
+        };
+        let part = Part::Page { after, count };
+        let read = self.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
+        let (members, placed) = read.ok_or(ClientError::Lost(at))?;
+        Ok(Page { members, entries: entries(placed, rule) })
+    }
+
+    /// How long it is until the current period of the board ends. `None` for a board of all time. No server is asked.
+    ///
+    /// # Errors
+    /// [`ClientError::NoBoard`].
+    pub fn board_ends_in(&self, board: &str, period: PeriodKind) -> Result<Option<Duration>> {
+        let board = self.board(board, period)?;
+        let (calendar, now) = (board.calendar(jiff::tz::db()).map_err(GainError::from)?, now());
+        let ends = Period::containing(period, now, &calendar).end(&calendar);
+        let left = Duration::from_micros((ends.0 - now.0).max(0).unsigned_abs());
+        Ok(if period == PeriodKind::Total { None } else { Some(left) })
+    }
+
+    fn board(&self, name: &str, period: PeriodKind) -> Result<&Board> {
+        let found = self.boards.iter().find(|board| board.name == name && board.period == period);
+        found.ok_or_else(|| ClientError::NoBoard { board: name.to_owned(), period })
+    }
+
+    fn current(&self, name: &str, period: PeriodKind) -> Result<(BoardPeriod, Rule)> {
+        let board = self.board(name, period)?;
+        let current = Period::containing(period, now(), &board.calendar(jiff::tz::db()).map_err(GainError::from)?);
+        Ok((BoardPeriod { board: name.to_owned(), period: current.to_string() }, board.rule()))
+    }
+
+    async fn read_part(&self, at: &BoardPeriod, part: Part<'_>, rule: Rule, ranking: Ranking) -> Result<Page> {
+        let (members, placed) = self.cache.read_board(at, Zset::Live, part, ranking).await?;
+        Ok(Page { members, entries: entries(placed, rule) })
+    }
+}
+
+/// How many members are before a place.
+fn after(place: u64) -> Result<u64> {
+    require(place > 0, || "places begin with 1".to_owned())?;
+    Ok(place - 1)
+}
+
+fn entries(placed: Vec<Placed>, rule: Rule) -> Vec<Entry> {
+    let entry = |Placed { place, member, score }| Entry { place, member, score, columns: rule.columns(score) };
+    placed.into_iter().map(entry).collect()
+}

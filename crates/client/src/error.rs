@@ -1,0 +1,114 @@
+//! Why a call fails, and how far it came.
+
+use tallyd_core::model::{BoardPeriod, Kind, Metric};
+use tallyd_core::period::{PeriodError, PeriodKind};
+use tallyd_mysql::StoreError;
+use tallyd_redis::CacheError;
+use tallyd_redis::feed::GainError;
+
+use crate::counts::Changed;
+use crate::{Counted, TakenBack};
+
+/// An error of RabbitMQ, or on the way to it.
+pub type BrokerError = anyhow::Error;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// An argument is outside its range. Nothing was sent to a server.
+    #[error("{0}")]
+    Invalid(String),
+    /// The settings have no such kind. Nothing was sent to a server.
+    #[error("kind {0} is not in [kinds]")]
+    NoKind(Kind),
+    /// The settings have no such metric. Nothing was sent to a server.
+    #[error("metric {} is not in [metrics]", .0.0)]
+    NoMetric(Metric),
+    /// The settings have no board of that name with that length of period. Nothing was sent to a server.
+    #[error("no [[board]] is named {board} and has period \"{period}\"")]
+    NoBoard {
+        /// The name that was asked for.
+        board: String,
+        /// The length of period that was asked for.
+        period: PeriodKind,
+    },
+    /// The settings have no such board, or it has no such column, or its time zone is unknown on this machine. Nothing was sent to a server.
+    #[error(transparent)]
+    Gain(#[from] GainError),
+    /// The text names no period. Nothing was sent to a server.
+    #[error(transparent)]
+    Period(#[from] PeriodError),
+    /// The archive of the period was deleted, because the board's `archive_keep` is over.
+    #[error("{0}: its archive is deleted, archive_keep is over")]
+    Pruned(BoardPeriod),
+    /// Redis lost the period while it was archived, and MySQL has no verified copy of it.
+    #[error("{0}: Redis lost its frozen zset before it was archived")]
+    Lost(BoardPeriod),
+    /// Redis refused an addition to a board, or could not be reached.
+    #[error("board {board}")]
+    NotAdded {
+        /// The board's name.
+        board: String,
+        /// Why Redis did not add it, or did not answer.
+        #[source]
+        source: CacheError,
+    },
+    /// Redis refused the call, or could not be reached: then the call may have run.
+    #[error(transparent)]
+    Redis(#[from] CacheError),
+    /// A script returned what it never returns: the server has another script under its name, or is no Redis.
+    #[error("{0}")]
+    Answer(&'static str),
+    /// MySQL refused the query, did not answer in time, or could not be reached.
+    #[error(transparent)]
+    MySql(#[from] StoreError),
+    /// RabbitMQ refused the message, did not confirm it in time, or could not be reached: then it may have the message.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
+
+/// Refuses an argument, unless it is in its range.
+pub(crate) fn require(is_valid: bool, problem: impl FnOnce() -> String) -> Result<(), ClientError> {
+    if is_valid { Ok(()) } else { Err(ClientError::Invalid(problem())) }
+}
+
+/// Why a like was not counted, or not published.
+#[derive(Debug, thiserror::Error)]
+pub enum LikeError {
+    /// Redis did not count it, or its answer was lost. Nothing was published.
+    #[error("count the like")]
+    NotCounted(#[source] ClientError),
+    /// It counted in Redis, but the broker did not confirm the event, twice.
+    #[error("publish the like")]
+    NotPublished {
+        /// What was counted.
+        counted: Counted,
+        /// Whether it still counts.
+        taken_back: TakenBack,
+        /// Why the broker did not confirm it.
+        #[source]
+        source: BrokerError,
+    },
+}
+
+/// Why a change of a number was not counted, or not published.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    /// Nothing was published. tallyd does not take such a change; or Redis did not make it, or its answer was lost: then it may count
+    /// there, until a reconcile finds it.
+    #[error("count a number")]
+    NotCounted(#[source] ClientError),
+    /// The broker did not confirm the event, twice. It can have it all the same: so try again with
+    /// [`Client::republish`](crate::Client::republish), which sends the same event, and not with a new one.
+    #[error("publish a count")]
+    NotPublished {
+        /// What was counted.
+        changed: Box<Changed>,
+        /// Whether it still counts in Redis. [`TakenBack::Yes`] too where the daemon would have counted it. A number that was set is not
+        /// taken back.
+        taken_back: TakenBack,
+        /// Why the broker did not confirm it.
+        #[source]
+        source: BrokerError,
+    },
+}

@@ -1,0 +1,211 @@
+//! The API servers' side of tallyd, in Rust. A [`Client`] counts a like in Redis immediately, counts it once, and publishes its event for the
+//! daemon. It does the same for other numbers, reads both, and reads boards.
+//!
+//! It is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract. An event carries
+//! the `at` that the script returned: an `at` of another clock could lose against an older event.
+//!
+//! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
+//! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
+
+#![warn(missing_docs)]
+
+pub mod boards;
+pub mod counts;
+mod error;
+mod filtered;
+mod likes;
+mod numbers;
+mod settings;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{Mutex, Semaphore};
+
+pub use error::{BrokerError, ClientError, CountError, LikeError};
+pub use likes::STATUS_TARGETS_MAX;
+use numbers::Unasked;
+pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
+pub use settings::Settings;
+use tallyd_core::board::Board;
+use tallyd_core::click_limits::ClickLimits;
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::kinds::Kinds;
+use tallyd_core::model::{Metric, Micros};
+use tallyd_core::partition::PartitionBy;
+use tallyd_core::rules::Rules;
+use tallyd_mysql::Store;
+use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_redis::Cache;
+use tallyd_redis::keys::KindNames;
+
+/// The result of a call.
+pub type Result<T, E = ClientError> = std::result::Result<T, E>;
+
+/// Connections to MySQL at most.
+const CONNECTIONS: u32 = 16;
+
+/// Of these for pages whose numbers Redis doesn't know.
+const READS: usize = 4;
+
+/// Counts and publishes likes and other numbers. Share one between all requests of a process, in an [`Arc`]: it has one connection to Redis
+/// (on a Cluster one to each node), one to RabbitMQ and up to 16 to MySQL, and serves many calls at the same time.
+pub struct Client {
+    cache: Cache,
+    /// A second layout, in which everything is counted too.
+    also: Option<Cache>,
+    broker: Broker,
+    publisher: Mutex<Option<Arc<Publisher>>>,
+    partition_by: PartitionBy,
+    kinds: Kinds,
+    names: KindNames,
+    metric: Metric,
+    /// All of them, by code.
+    metrics: Vec<Metric>,
+    boards: Vec<Board>,
+    rules: Rules,
+    /// For what Redis doesn't know.
+    store: Store,
+    /// Whether MySQL is asked what users like.
+    clicks_unasked: Unasked,
+    /// Whether it is asked for numbers: a Redis that has lost them must not keep clicks from being asked about.
+    reads_unasked: Unasked,
+    /// Pages that ask it at once.
+    reads: Semaphore,
+    limits: ClickLimits,
+    /// What filters look like; none where there are no filters.
+    shapes: Option<filtered::Shapes>,
+}
+
+/// A member of a board that a like counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnBoard<'a> {
+    /// The name of a `[[board]]`. The member gains in all current periods of that name.
+    pub board: &'a str,
+    /// The user or thing that is ranked, for instance a video's id in decimal. Any bytes.
+    pub member: &'a [u8],
+}
+
+/// A like that counts in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The event, with the `at` that Redis gave it.
+    pub event: LikeEvent,
+    /// The target's likes after this one. `None` where Redis has lost the number, and in some layouts after [`Client::count`].
+    pub count: Option<i64>,
+    /// How many of the requested boards failed. The log has the reasons (`board-failed`).
+    pub boards_failed: usize,
+}
+
+/// The result of a click.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clicked {
+    /// It changed what the user likes: it counts, and its event is published.
+    Counted(Counted),
+    /// It changed nothing: the user already liked the target, or already did not. Nothing was counted. The user's last event was
+    /// published again, because the first request may have failed to publish it.
+    Same {
+        /// The target's likes. `None` where Redis has lost the number.
+        count: Option<i64>,
+        /// The `at` of the user's last event.
+        at: Micros,
+    },
+    /// The user clicks too often: nothing was counted or published.
+    Limited {
+        /// How long the user must wait.
+        wait: Duration,
+    },
+}
+
+impl Clicked {
+    /// The like that was counted, if one was.
+    pub fn counted(self) -> Option<Counted> {
+        if let Self::Counted(counted) = self { Some(counted) } else { None }
+    }
+}
+
+/// Whether a change that could not be published still counts in Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenBack {
+    /// It no longer counts. The same call can be made again.
+    Yes,
+    /// It was not taken back. Another request can still publish the same event (a double click), the user has clicked again, or Redis
+    /// does not remember the click. A reconcile corrects the number if it is wrong.
+    Overtaken,
+    /// Redis did not answer: it may still count, until a reconcile corrects the number.
+    Unknown,
+}
+
+impl Client {
+    /// A client of the servers in `settings`. It connects when it is first used, and again after each failure.
+    ///
+    /// # Errors
+    /// An address or a counter's key can't be read. No server is asked.
+    pub fn new(settings: &Settings) -> Result<Self> {
+        let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
+        let cache = Cache::new(redis, metrics)?;
+        Ok(Self {
+            also: cache.also(redis, metrics)?,
+            cache,
+            broker: Broker::new(amqp)?,
+            publisher: Mutex::default(),
+            partition_by: amqp.partition_by,
+            kinds: kinds.clone(),
+            names: KindNames::new(kinds),
+            metric: metrics.like(),
+            metrics: metrics.codes(),
+            boards: boards.clone(),
+            rules: Rules::new(kinds, metrics, rules),
+            store: Store::new(mysql, CONNECTIONS)?,
+            clicks_unasked: Unasked::default(),
+            reads_unasked: Unasked::default(),
+            reads: Semaphore::new(READS),
+            limits: limits.clone(),
+            shapes: has_filters.then(filtered::Shapes::default),
+        })
+    }
+
+    /// Publishes the event of a like, and waits until the broker has it on disk. Only after [`Client::count`]: [`Client::like`] and
+    /// [`Client::unlike`] publish themselves. It can be called again: the same event twice changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
+    pub async fn publish(&self, counted: &Counted) -> Result<()> {
+        Ok(self.publish_like(counted).await?)
+    }
+
+    async fn publish_like(&self, counted: &Counted) -> Result<(), BrokerError> {
+        let Counted { event, count, .. } = counted;
+        let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
+        let routing_key = self.partition_by.routing_key(event.target, event.user);
+        self.publish_body(&routing_key, &body).await
+    }
+
+    async fn publish_body(&self, routing_key: &str, body: &[u8]) -> Result<(), BrokerError> {
+        let publisher = self.publisher().await?;
+        let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
+        if published.is_err() {
+            let mut shared = self.publisher.lock().await;
+            // Another like may have made a new one already.
+            if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, &publisher)) {
+                *shared = None;
+            }
+        }
+        published
+    }
+
+    async fn publisher(&self) -> Result<Arc<Publisher>, BrokerError> {
+        let mut shared = self.publisher.lock().await;
+        if let Some(publisher) = shared.as_ref() {
+            return Ok(Arc::clone(publisher));
+        }
+        let publisher = Arc::new(self.broker.connect_publisher("client").await?);
+        *shared = Some(Arc::clone(&publisher));
+        Ok(publisher)
+    }
+}
+
+/// The time by this machine's clock.
+fn now() -> Micros {
+    Micros::from(SystemTime::now())
+}
