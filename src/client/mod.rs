@@ -184,7 +184,7 @@ impl Client {
                 *shared = None;
             }
         }
-        published
+        Ok(published?)
     }
 
     async fn publisher(&self) -> Result<Arc<Publisher>> {

@@ -62,7 +62,7 @@ impl Seat {
         if published.is_err() {
             *self.publisher.lock().await = None;
         }
-        published
+        Ok(published?)
     }
 
     /// A connection that is given back with [`Seat::distrust`] after an error.

@@ -1,7 +1,7 @@
 //! MySQL, the truth: every SQL statement of the daemon stands in this crate, one per function.
 //!
 //! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
-//! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
+//! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Item`]). The statements are portable
 //! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
 //! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
@@ -45,11 +45,12 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
+use tallyd_connect::fate::Fate;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_core::model::Micros;
 
 use self::error::Context;
-pub use self::error::{Fate, Result, StoreError};
+pub use self::error::{Result, StoreError};
 pub use self::text::Text;
 
 use crate::config::Mysql;
@@ -257,7 +258,7 @@ impl Conn {
 /// Whether the connection may not be used again. After most errors it isn't: the server may have become read-only, or
 /// another one may have taken its address over.
 fn spoils<T>(ended: &Result<T>) -> bool {
-    ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
+    ended.as_ref().err().is_some_and(|error| error.fate() != Fate::Item && !error.is_contention())
 }
 
 /// When a server last said that it is no primary. Connections that are older are closed instead of conn, in every pool: those that only

@@ -9,10 +9,11 @@ use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::{Addition, Kind, Metric, Micros, Target, TargetId, UserId};
 
 use super::text::Text;
-use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use super::{Context, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
 
 /// A row's key: (kind, target, user), in the order of the primary key.
 pub type Pair = (Target, UserId);
@@ -171,7 +172,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     for state in [state(1, true), state(3, false), state(2, true)] {
         match upsert(&mut tx, &[(pair, state)]).await {
             Ok(before) => met.extend(before.unwrap_or_default()),
-            Err(error) if error.is_unsupported() || error.fate() == Fate::Row => return Ok(false),
+            Err(error) if error.is_unsupported() || error.fate() == Fate::Item => return Ok(false),
             Err(error) => return Err(error),
         }
     }

@@ -37,6 +37,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use tallyd_connect::fate::Fate;
 use tallyd_core::keys::Keys;
 use tallyd_core::kinds::Metrics;
 use tallyd_core::model::Micros;
@@ -70,7 +71,7 @@ impl CacheError {
 
     /// Whether it is about what one key holds (another type, a number that isn't one): the same call will fail again,
     /// calls about other keys may do better.
-    pub fn is_of_the_key(&self) -> bool {
+    fn is_of_the_key(&self) -> bool {
         matches!(
             self.source.kind(),
             ErrorKind::Extension | ErrorKind::UnexpectedReturnType | ErrorKind::Server(ServerErrorKind::ResponseError)
@@ -82,14 +83,18 @@ impl CacheError {
         matches!(self.source.code(), Some("ERR" | "WRONGTYPE"))
     }
 
-    /// Whether TLS says that a server is another one than is meant, or the server that we are.
-    pub fn is_distrust(&self) -> bool {
-        login::is_distrust(&self.source)
-    }
-
-    /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round; no such sentinel, or master.
-    pub fn is_of_the_configuration(&self) -> bool {
-        self.source.kind() == ErrorKind::InvalidClientConfig
+    /// What becomes of the work. The configuration is wrong where it says one server and there is a Cluster, or the other way round;
+    /// where there is no such sentinel, or master.
+    pub fn fate(&self) -> Fate {
+        if login::is_distrust(&self.source) {
+            return Fate::Untrusted;
+        }
+        match self.source.kind() {
+            ErrorKind::InvalidClientConfig => Fate::Misconfigured,
+            _ if self.is_refusal() => Fate::Refused,
+            _ if self.is_of_the_key() => Fate::Item,
+            _ => Fate::Passing,
+        }
     }
 }
 
