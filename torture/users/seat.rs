@@ -65,7 +65,7 @@ impl Seat {
         Ok(published?)
     }
 
-    /// A connection that is given back with [`Seat::distrust`] after an error.
+    /// A connection that is given back with [`Seat::drop_redis`] after an error.
     pub async fn redis(&self) -> Result<MultiplexedConnection> {
         let mut shared = self.redis.lock().await;
         if let Some(redis) = shared.as_ref() {
@@ -79,7 +79,7 @@ impl Seat {
         Ok(shared.insert(redis).clone())
     }
 
-    pub async fn distrust(&self) {
+    pub async fn drop_redis(&self) {
         *self.redis.lock().await = None;
     }
 }
