@@ -4,8 +4,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
-use super::counters::target;
-use super::{Context, Result, Store, datetime};
+use super::{Context, Result, Store, datetime, target};
 
 /// Where the last page ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
-use super::counters::target;
-use super::{Context, Result, Store, in_shapes, micros, placeholders};
+use super::{Context, Result, Store, in_shapes, micros, placeholders, target};
 
 /// Targets that are kept at most: a run looks at half as many first of all.
 const KEPT_MAX: usize = 10_000;

@@ -14,8 +14,7 @@ use tallyd_core::event::CountEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
 use super::applied_events::{DAYS, day, partition_of};
-use super::counters::target;
-use super::{Context, Result, micros};
+use super::{Context, Result, micros, target};
 
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;

@@ -7,9 +7,9 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::event::{EventId, LikeEvent};
 use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
 
-use super::counters::{Truth, begin_snapshot, read_counted, target};
+use super::counters::{Truth, begin_snapshot, read_counted};
 use super::partitions::read_noted;
-use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
+use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
 /// Everything known of the events of one watched (target, user) since the watch began.
 #[derive(Clone, Debug, PartialEq, Eq)]
