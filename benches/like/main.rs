@@ -184,7 +184,7 @@ async fn measure(world: &World, arguments: Arguments, round: u64) -> Result<Roun
     let bare = rate(&mut redis, arguments, async |number| {
         let key = format!("{}:bare:{}", world.name, target(number).id);
         let () = redis::cmd("INCR").arg(key).query_async(&mut shared.clone()).await?;
-        publisher.publish(&world.broker.exchange(), &user(number).to_string(), BODY).await
+        Ok(publisher.publish(&world.broker.exchange(), &user(number).to_string(), BODY).await?)
     });
     let bare = bare.await?;
     let blind = rate(&mut redis, arguments, async |number| {

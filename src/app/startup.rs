@@ -10,6 +10,7 @@ use crate::runtime::retry::Outage;
 use crate::runtime::systemd;
 use crate::servers::Servers;
 use crate::servers::code_registry::{self, Change};
+use tallyd_connect::fate::Fate;
 use tallyd_mysql::schema::Schema;
 
 /// How long the start waits for Redis: systemd gives up on one that takes minutes.
@@ -77,7 +78,7 @@ pub(super) fn tell(changes: &[Change]) {
 /// A Cluster that is configured as one server, or the other way round, ends the start; a Redis that is away doesn't.
 async fn look_at_redis(servers: &Servers) -> Result<()> {
     match tokio::time::timeout(REDIS_LOOK_MAX, servers.cache.ping()).await {
-        Ok(Err(error)) if error.is_of_the_configuration() => Err(error.into()),
+        Ok(Err(error)) if error.fate() == Fate::Misconfigured => Err(error.into()),
         _ => Ok(()),
     }
 }

@@ -8,10 +8,10 @@ use crate::config::ConfigError;
 use crate::dead_letters::NoLetter;
 use crate::jobs::JobError;
 use crate::jobs::archive::ScopeError;
-use crate::runtime::tls::TlsFault;
+use tallyd_connect::fate::Fate;
+use tallyd_mysql::StoreError;
 use tallyd_mysql::migrate::MigrateError;
-use tallyd_mysql::{Fate, StoreError};
-use tallyd_rabbitmq::NoAnswer;
+use tallyd_rabbitmq::BrokerError;
 use tallyd_redis::CacheError;
 
 pub const EXIT_DONE: u8 = 0;
@@ -44,39 +44,42 @@ fn code_of(cause: &(dyn Error + 'static)) -> Option<u8> {
         Some(JobError::Refused(_) | JobError::LimitExceeded(_)) => return None,
         None => {}
     }
-    if is_of_configuration(cause) {
+    match cause.downcast_ref() {
+        Some(MigrateError::TooNew) => return Some(EXIT_CONFIG),
+        Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_)) => {
+            return Some(EXIT_TRY_LATER);
+        }
+        _ => {}
+    }
+    if cause.is::<ConfigError>() {
         Some(EXIT_CONFIG)
     } else if cause.is::<Usage>() || cause.is::<ScopeError>() || cause.is::<NotShown>() || cause.is::<NoLetter>() {
         Some(EXIT_USAGE)
-    } else if is_passing(cause) {
+    } else if cause.is::<NoDaemon>() {
         Some(EXIT_TRY_LATER)
     } else {
-        None
+        match fate_of(cause)? {
+            Fate::Misconfigured => Some(EXIT_CONFIG),
+            Fate::Passing | Fate::Refused | Fate::Untrusted => Some(EXIT_TRY_LATER),
+            // Redis holds no truth: the same call succeeds once the key is gone.
+            Fate::Item if cause.is::<CacheError>() => Some(EXIT_TRY_LATER),
+            Fate::Item => None,
+        }
     }
 }
 
-fn is_of_configuration(cause: &(dyn Error + 'static)) -> bool {
-    cause.is::<ConfigError>()
-        || matches!(cause.downcast_ref(), Some(MigrateError::TooNew))
-        || cause.downcast_ref().is_some_and(CacheError::is_of_the_configuration)
-}
-
-/// A server does not answer, or is not trusted at the moment.
-fn is_passing(cause: &(dyn Error + 'static)) -> bool {
-    cause.downcast_ref().is_some_and(|error: &StoreError| error.fate() == Fate::Passing)
-        || matches!(
-            cause.downcast_ref(),
-            Some(MigrateError::Locked | MigrateError::TableBusy(_) | MigrateError::Store(_))
-        )
-        || cause.is::<NoAnswer>()
-        || cause.is::<TlsFault>()
-        || cause.is::<NoDaemon>()
-        || cause.is::<CacheError>()
-        || cause.is::<lapin::Error>()
+/// What a server's error means for the work; `None` where it is no server's.
+pub(super) fn fate_of(cause: &(dyn Error + 'static)) -> Option<Fate> {
+    let store = cause.downcast_ref().map(StoreError::fate);
+    let cache = || cause.downcast_ref().map(CacheError::fate);
+    let broker = || cause.downcast_ref().map(BrokerError::fate);
+    store.or_else(cache).or_else(broker)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -91,6 +94,9 @@ mod tests {
         let config = anyhow::Error::from(ConfigError(vec![]));
         assert_eq!(code(JobError::from(config).into()), EXIT_CONFIG);
         assert_eq!(code(StoreError::TakenOver(String::new()).into()), EXIT_TRY_LATER);
+        let silent = BrokerError::NoAnswer { action: "publish", limit: Duration::ZERO };
+        assert_eq!(code(silent.into()), EXIT_TRY_LATER);
+        assert_eq!(code(BrokerError::Nacked.into()), EXIT_FAILED);
         assert_eq!(code(anyhow::anyhow!("other")), EXIT_FAILED);
     }
 }

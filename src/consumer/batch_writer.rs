@@ -23,10 +23,11 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::retry::Outage;
 use crate::runtime::waits::Work;
 use crate::telemetry::Step;
+use tallyd_connect::fate::Fate;
 use tallyd_core::event::{Reason, Refusal};
 use tallyd_core::model::Micros;
 use tallyd_mysql::letters::DeadLetter;
-use tallyd_mysql::{Fate, Store, StoreError};
+use tallyd_mysql::{Store, StoreError};
 
 /// After this many rivals in a row there is a delay between two tries.
 const RIVALS_MAX: u32 = 3;
@@ -208,8 +209,8 @@ impl BatchWriter {
         let outcome = match error {
             StoreError::TakenOver(_) | StoreError::ClocksApart(_) => return Err(error),
             StoreError::Forgotten(floor) => Outcome::Forgotten(floor),
-            _ if error.fate() == Fate::Row && part.can_split() => Outcome::Split,
-            _ if error.fate() == Fate::Row && !part.events.is_empty() => Outcome::Refused(error),
+            _ if error.fate() == Fate::Item && part.can_split() => Outcome::Split,
+            _ if error.fate() == Fate::Item && !part.events.is_empty() => Outcome::Refused(error),
             _ if self.transaction.like_rows.falls_back(&error) => {
                 let error = chain(&error);
                 warn!(event = "reads-first", partition, error, "writing in the slower way, by reading first: {error}");
@@ -277,7 +278,7 @@ fn letter_of(received: &Received, refusal: Refusal, queue: &str) -> DeadLetter {
 /// The error for logs and metrics: MySQL's own words about values can quote a key, with ids in it.
 fn without_values(error: &StoreError) -> String {
     match error.number() {
-        Some(number) if error.fate() == Fate::Row || error.is_contention() => {
+        Some(number) if error.fate() == Fate::Item || error.is_contention() => {
             format!("{error}: MySQL's error {number}")
         }
         _ => chain(error),

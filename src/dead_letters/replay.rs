@@ -15,7 +15,7 @@ use crate::runtime::fault;
 use tallyd_core::event::Terms;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::Letter;
-use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 
 /// Letters that are in memory, on the way, and noted at once.
 const AT_ONCE: usize = 64;
@@ -88,7 +88,7 @@ impl Replay<'_> {
     }
 
     async fn connect(&self) -> Result<Option<Publisher>> {
-        if self.dry_run { Ok(None) } else { self.broker.connect_publisher("replay").await.map(Some) }
+        Ok(if self.dry_run { None } else { Some(self.broker.connect_publisher("replay").await?) })
     }
 
     async fn pages(
@@ -149,7 +149,7 @@ impl Replay<'_> {
             return Ok(());
         };
         let exchange = &self.broker.exchange();
-        let sent: Vec<(&Letter, Result<()>)> = stream::iter(&chosen)
+        let sent: Vec<(&Letter, Result<(), BrokerError>)> = stream::iter(&chosen)
             .map(|(letter, key)| async move { (letter, publisher.publish(exchange, key, &letter.body).await) })
             .buffered(AT_ONCE)
             .collect()
@@ -161,7 +161,7 @@ impl Replay<'_> {
         let noted = self.store.note_replayed(&confirmed, clock::now()).await?;
         report.open_again += (confirmed.len() as u64).saturating_sub(noted);
         match sent.into_iter().find_map(|(letter, sent)| Some((letter.id, sent.err()?))) {
-            Some((id, error)) => Err(error.context(format!("replay dead letter {id}"))),
+            Some((id, error)) => Err(error).with_context(|| format!("replay dead letter {id}")),
             None => Ok(()),
         }
     }

@@ -11,9 +11,10 @@ use super::verdict::judge;
 use crate::config::Config;
 use crate::letter;
 use crate::runtime::clock;
+use tallyd_connect::fate::Fate;
 use tallyd_core::event::Terms;
 use tallyd_mysql::letters::DeadLetter;
-use tallyd_mysql::{Fate, Store, StoreError};
+use tallyd_mysql::{Store, StoreError};
 use tallyd_rabbitmq::{Broker, Link};
 
 /// Messages in one transaction.
@@ -63,7 +64,7 @@ async fn take(store: &Store, broker: &Broker, max: u64, returned: &mut Returned)
 }
 
 fn is_of_one(error: &StoreError) -> bool {
-    error.fate() == Fate::Row
+    error.fate() == Fate::Item
 }
 
 async fn take_so_many(

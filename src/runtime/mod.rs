@@ -12,4 +12,4 @@ pub mod shutdown;
 pub mod systemd;
 pub mod waits;
 
-pub use tallyd_connect::{fault, tls};
+pub use tallyd_connect::fault;

@@ -50,7 +50,7 @@ impl Servers {
         Ok(Self {
             store: Store::new(&config.mysql, connections).map_err(|error| wrong(error.into()))?,
             cache: Cache::new(&config.redis, &config.metrics).map_err(|error| wrong(error.into()))?,
-            broker: Broker::new(&config.amqp).map_err(wrong)?,
+            broker: Broker::new(&config.amqp).map_err(|error| wrong(error.into()))?,
             owner: format!("{}:{}", host.trim(), std::process::id()),
         })
     }

@@ -75,7 +75,7 @@ impl User {
         script.arg(include_str!("../../lua/board.lua")).arg(1).arg(key).arg(member).arg(delta);
         let added: redis::RedisResult<Vec<String>> = script.query_async(&mut redis).await;
         if added.is_err() {
-            self.seat.distrust().await;
+            self.seat.drop_redis().await;
         }
         added?;
         Ok(())

@@ -63,10 +63,10 @@ impl Seat {
         if published.is_err() {
             *self.publisher.lock().await = None;
         }
-        published
+        Ok(published?)
     }
 
-    /// A connection that is given back with [`Seat::distrust`] after an error.
+    /// A connection that is given back with [`Seat::drop_redis`] after an error.
     pub async fn redis(&self) -> Result<MultiplexedConnection> {
         let mut shared = self.redis.lock().await;
         if let Some(redis) = shared.as_ref() {
@@ -80,7 +80,7 @@ impl Seat {
         Ok(shared.insert(redis).clone())
     }
 
-    pub async fn distrust(&self) {
+    pub async fn drop_redis(&self) {
         *self.redis.lock().await = None;
     }
 }

@@ -3,14 +3,12 @@
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
 use tallyd_core::period::{PeriodError, PeriodKind};
 use tallyd_mysql::StoreError;
+use tallyd_rabbitmq::BrokerError;
 use tallyd_redis::CacheError;
 use tallyd_redis::feed::GainError;
 
 use crate::counts::Changed;
 use crate::{Counted, TakenBack};
-
-/// An error of RabbitMQ, or on the way to it.
-pub type BrokerError = anyhow::Error;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Mutex, Semaphore};
 
-pub use error::{BrokerError, ClientError, CountError, LikeError};
+pub use error::{ClientError, CountError, LikeError};
 pub use likes::STATUS_TARGETS_MAX;
 use numbers::Unasked;
 pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
@@ -35,7 +35,7 @@ use tallyd_core::model::{Metric, Micros};
 use tallyd_core::partition::PartitionBy;
 use tallyd_core::rules::Rules;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::{Broker, Publisher};
+use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 

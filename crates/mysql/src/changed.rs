@@ -6,8 +6,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 
-use super::counters::target;
-use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders};
+use super::{Context, Result, Store, datetime, in_shapes, micros, placeholders, target};
 
 /// Hints that are kept at most: a run compares half as many first of all.
 const HINTS_MAX: usize = 10_000;

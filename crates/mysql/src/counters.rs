@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use futures_util::TryStreamExt;
-use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::drift::Truth;
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
@@ -206,10 +205,6 @@ async fn recount(
         }
     }
     Ok(())
-}
-
-pub(super) fn target(row: &MySqlRow, column: usize) -> std::result::Result<Target, sqlx::Error> {
-    Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
 }
 
 /// The ids of each kind, once each, of targets that are sorted.

@@ -4,17 +4,9 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlDatabaseError;
 
+use tallyd_connect::fate::Fate;
 use tallyd_connect::tls::TlsFault;
 use tallyd_core::model::Micros;
-
-/// What becomes of the work that an error stopped. Decided once, here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// The server, the network or a rival: the same work may succeed later.
-    Passing,
-    /// The content of one row: it will never succeed, its neighbours will.
-    Row,
-}
 
 /// An error of MySQL, or on the way to it.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +54,11 @@ pub enum StoreError {
 impl StoreError {
     /// What becomes of the work.
     pub fn fate(&self) -> Fate {
-        let is_row = matches!(self, Self::OutOfRange(_)) || self.number().is_some_and(is_about_a_row);
-        if is_row { Fate::Row } else { Fate::Passing }
+        match self {
+            Self::TlsFault(_) => Fate::Untrusted,
+            Self::OutOfRange(_) => Fate::Item,
+            _ => self.number().map_or(Fate::Passing, fate_of),
+        }
     }
 
     /// The server doesn't know the statement, or what it rests on: a slower one will do.
@@ -130,17 +125,22 @@ impl StoreError {
     }
 }
 
-/// Errors about the values of a row. Everything else is taken to pass: a missing table or grant can be mended while
-/// the daemon waits, and setting events aside for it would be wrong.
-fn is_about_a_row(number: u16) -> bool {
-    matches!(
-        number,
+/// By MySQL's number. A missing table passes: it can be made while the daemon waits, and setting events aside for it would be wrong.
+fn fate_of(number: u16) -> Fate {
+    match number {
         1048 // a column is null
         | 1264 | 1292 | 1366 | 1406 | 1690 // out of range, wrong value, too long
         | 1451 | 1452 // foreign key
         | 1644 // SIGNAL of a trigger
         | 3819 | 4025 // CHECK constraint: MySQL, MariaDB
-    )
+        => Fate::Item,
+        1044 | 1049 // no right to the database, no such database
+        | 1045 | 1698 // wrong password, no login that way
+        | 1142 | 1143 // no right to the table, to the column
+        | 1193 | 1227 // no such setting, no right to it
+        => Fate::Refused,
+        _ => Fate::Passing,
+    }
 }
 
 /// The result of whatever asks MySQL.

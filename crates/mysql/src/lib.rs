@@ -1,7 +1,7 @@
 //! MySQL, the truth: every SQL statement of the daemon stands in this crate, one per function.
 //!
 //! A [`Store`] hands out connections whose session is set for us (strict mode, READ COMMITTED, UTC) and says of each
-//! error what its fate is: pass ([`Fate::Passing`]) or stay with one row ([`Fate::Row`]). The statements are portable
+//! error what its fate is: pass ([`Fate::Passing`](tallyd_connect::fate::Fate::Passing)) or stay with one row ([`Fate::Item`](tallyd_connect::fate::Fate::Item)). The statements are portable
 //! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
 //! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
@@ -11,6 +11,7 @@ pub mod boards;
 pub mod changed;
 pub mod codes;
 pub mod config;
+mod conn;
 pub mod counters;
 mod error;
 mod grants;
@@ -24,6 +25,7 @@ pub mod probe;
 pub mod ranges;
 pub mod recounts;
 pub mod repairs;
+mod rows;
 pub mod run_state;
 pub mod schema;
 pub mod sets;
@@ -32,22 +34,22 @@ pub mod status;
 mod text;
 pub mod watches;
 
-use std::future::Future;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use chrono::{DateTime, NaiveDateTime};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlSslMode};
-use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySql, MySqlConnection, MySqlPool, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Executor, MySqlConnection, MySqlPool, Row};
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, TlsFault};
 use tallyd_core::model::Micros;
 
+pub use self::conn::Conn;
+use self::conn::{is_from_before_a_failover, note_no_primary};
 use self::error::Context;
-pub use self::error::{Fate, Result, StoreError};
+pub use self::error::{Result, StoreError};
+use self::rows::{TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders, target};
 pub use self::text::Text;
 
 use crate::config::Mysql;
@@ -61,9 +63,6 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// A connection is closed when it has been there for so long and nobody uses it. Who only reads, as API servers do, learns of a failover in no
 /// other way where nobody cuts the connection.
 const CONNECTION_LIFE_MAX: Duration = Duration::from_secs(60);
-
-/// Between the last time that a server said it is no primary, and the time when the address surely leads to the next one.
-const FAILOVER_SETTLES: Duration = Duration::from_secs(5);
 
 /// Connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -207,87 +206,6 @@ impl Store {
     }
 }
 
-/// A connection that is conn from the pool.
-pub struct Conn {
-    connection: PoolConnection<MySql>,
-    limit: Duration,
-    /// Work was begun and has not ended: a statement may still be running.
-    broken: bool,
-}
-
-impl Conn {
-    /// Runs `work` on the connection for at most `[mysql] transaction_timeout_ms`. Where it doesn't end, by the
-    /// timeout or because the caller is dropped, the connection is closed instead of given back.
-    ///
-    /// # Errors
-    /// Those of `work`, and the timeout.
-    pub async fn limit<'c, T, F>(
-        &'c mut self,
-        action: &'static str,
-        work: impl FnOnce(&'c mut MySqlConnection) -> F,
-    ) -> Result<T>
-    where
-        F: Future<Output = Result<T>> + 'c,
-    {
-        self.broken = true;
-        let limit = self.limit;
-        let ended = tokio::time::timeout(limit, work(&mut self.connection)).await;
-        let ended = ended.unwrap_or(Err(StoreError::Timeout { action, limit }));
-        self.broken = spoils(&ended);
-        note_failover(&ended);
-        ended
-    }
-
-    /// Runs `work` for as long as it takes: for the long reads of a job, which ends when its lease, renewed on another
-    /// connection, is lost.
-    pub async fn unlimited<'c, T, F>(&'c mut self, work: impl FnOnce(&'c mut MySqlConnection) -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>> + 'c,
-    {
-        self.broken = true;
-        let ended = work(&mut self.connection).await;
-        self.broken = spoils(&ended);
-        note_failover(&ended);
-        ended
-    }
-}
-
-/// Whether the connection may not be used again. After most errors it isn't: the server may have become read-only, or
-/// another one may have taken its address over.
-fn spoils<T>(ended: &Result<T>) -> bool {
-    ended.as_ref().err().is_some_and(|error| error.fate() == Fate::Passing && !error.is_contention())
-}
-
-/// When a server last said that it is no primary. Connections that are older are closed instead of conn, in every pool: those that only
-/// read would stay on a server that was demoted, and read what is old, for as long as it lets them.
-static NO_PRIMARY_AT: Mutex<Option<Instant>> = Mutex::new(None);
-
-fn note_failover<T>(ended: &Result<T>) {
-    if ended.as_ref().err().is_some_and(StoreError::is_of_no_primary) {
-        note_no_primary();
-    }
-}
-
-fn note_no_primary() {
-    if let Ok(mut at) = NO_PRIMARY_AT.lock() {
-        *at = Some(Instant::now());
-    }
-}
-
-fn is_from_before_a_failover(age: Duration) -> bool {
-    let Some(since) = NO_PRIMARY_AT.lock().ok().and_then(|at| at.map(|at| at.elapsed())) else { return false };
-    // The address may have moved only after that: what was opened meanwhile is closed, too, but not again and again until then.
-    age > since.checked_sub(FAILOVER_SETTLES).unwrap_or(since)
-}
-
-impl Drop for Conn {
-    fn drop(&mut self) {
-        if self.broken {
-            self.connection.close_on_drop();
-        }
-    }
-}
-
 async fn set_session(connection: &mut MySqlConnection) -> std::result::Result<(), sqlx::Error> {
     // Strict mode, because the library does not force it: values would be cut silently. wait_timeout, because a daemon
     // that is frozen within a transaction holds its partition's row, and the server would wait eight hours for it.
@@ -343,64 +261,9 @@ fn is_loopback(url: &ServerUrl) -> bool {
     })
 }
 
-/// `DATETIME(6)`, UTC. The decoder holds that every `at` fits.
-fn datetime(at: Micros) -> NaiveDateTime {
-    DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
-}
-
-fn micros(datetime: NaiveDateTime) -> Micros {
-    Micros(datetime.and_utc().timestamp_micros())
-}
-
-/// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
-/// prepared-statement cache knows.
-const SHAPES: [usize; 4] = [512, 64, 8, 1];
-
-/// The same for IN lists of (kind, target, user): MariaDB rewrites one of 1,000 values or more into a join.
-const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
-
-/// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
-fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
-    in_shapes_of(SHAPES, rows)
-}
-
-/// Cuts `rows` into pieces whose lengths are all in `shapes`, the last of which is 1.
-fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
-    std::iter::from_fn(move || {
-        let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;
-        let (piece, rest) = rows.split_at(shape);
-        rows = rest;
-        Some(piece)
-    })
-}
-
-/// `(?, ?), (?, ?)`: `rows` groups of `columns` placeholders.
-fn placeholders(rows: usize, columns: usize) -> String {
-    let group = format!("({})", vec!["?"; columns].join(", "));
-    vec![group; rows].join(", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_are_cut_into_few_shapes_without_loss() {
-        for count in [0, 1, 7, 8, 63, 577, 5_000] {
-            let rows: Vec<usize> = (0..count).collect();
-            let pieces: Vec<&[usize]> = in_shapes(&rows).collect();
-            assert!(pieces.iter().all(|piece| SHAPES.contains(&piece.len())));
-            assert_eq!(pieces.concat(), rows);
-        }
-        assert_eq!(placeholders(2, 3), "(?, ?, ?), (?, ?, ?)");
-    }
-
-    #[test]
-    fn times_keep_their_microseconds() {
-        for at in [Micros(1), Micros(1_764_000_000_123_456), Micros::MAX] {
-            assert_eq!(micros(datetime(at)), at);
-        }
-    }
 
     #[test]
     fn only_loopback_may_be_plain() {

@@ -9,11 +9,12 @@ use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tallyd_connect::fate::Fate;
 use tallyd_core::coalesce::{Before, Pair, State};
 use tallyd_core::model::{Difference, Kind, Micros, Target, TargetId, UserId};
 
 use super::text::Text;
-use super::{Context, Fate, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
+use super::{Context, Result, TRIPLE_SHAPES, datetime, in_shapes, in_shapes_of, micros, placeholders};
 
 /// Reads and locks the states of `pairs`, which are sorted by key. Pairs without a row are not in the answer.
 pub async fn old_states(connection: &mut MySqlConnection, pairs: &[Pair]) -> Result<HashMap<Pair, State>> {
@@ -131,7 +132,7 @@ pub async fn upserts_in_order(connection: &mut MySqlConnection, partition: u16) 
     for state in [state(1, true), state(3, false), state(2, true)] {
         match upsert(&mut tx, &[(pair, state)]).await {
             Ok(before) => met.extend(before.unwrap_or_default()),
-            Err(error) if error.is_unsupported() || error.fate() == Fate::Row => return Ok(false),
+            Err(error) if error.is_unsupported() || error.fate() == Fate::Item => return Ok(false),
             Err(error) => return Err(error),
         }
     }

@@ -11,8 +11,9 @@ use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tallyd_core::model::{Addition, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, OutboxRow, Since};
 
+use super::partitions::{self, LAST};
 use super::text::Text;
-use super::{Context, Result, Store, micros, partitions};
+use super::{Context, Result, Store, micros};
 
 /// Additions in one row: some 30 KiB.
 const ROW_ADDITIONS: usize = 1_000;
@@ -25,9 +26,6 @@ const READ_ROWS: u64 = 100;
 
 /// Rows that one statement deletes.
 const PRUNED_ROWS: u64 = 1_000;
-
-/// The number that a partition's next rows follow.
-pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
 /// How a partition's outbox stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,11 +11,12 @@ use tallyd_core::coalesce::{Pair, State};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{CounterKey, Metric, Micros};
 
-use super::counters::target;
 use super::jobs::run_of;
-use super::outbox::LAST;
 use super::text::Text;
-use super::{Context, Result, datetime, in_shapes, micros, placeholders};
+use super::{Context, Result, datetime, in_shapes, micros, placeholders, target};
+
+/// The number that a partition's next rows follow.
+pub(super) const LAST: &str = "GREATEST(outbox, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', NOW(6)) AS UNSIGNED))";
 
 /// What the owner's row says to the batch that has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,18 +21,6 @@ pub struct Settings {
     pub packet_max: u64,
 }
 
-impl StoreError {
-    /// The account or the database is refused.
-    pub fn is_refusal(&self) -> bool {
-        // No right to the database, wrong password, no such database, no right to the table, no such setting, no right to it, no login
-        // that way.
-        matches!(self, Self::TlsFault(_))
-            || self
-                .number()
-                .is_some_and(|number| matches!(number, 1044 | 1045 | 1049 | 1142 | 1143 | 1193 | 1227 | 1698))
-    }
-}
-
 impl Store {
     /// How the server is set.
     pub async fn settings(&self) -> Result<Settings> {

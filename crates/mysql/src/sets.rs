@@ -15,8 +15,7 @@ use tallyd_core::model::{CounterKey, Metric, Micros};
 use tallyd_core::resolve_sets::{LastSet, Standing};
 
 use super::applied_events::{DAYS, day, partition_of};
-use super::counters::target;
-use super::{Context, Result, micros};
+use super::{Context, Result, micros, target};
 
 /// Rows in one statement.
 const STATEMENT_ROWS: usize = 1_000;

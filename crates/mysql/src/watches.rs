@@ -8,9 +8,9 @@ use tallyd_core::drift::{Truth, Watched, WatchedCount, WatchedEvent};
 use tallyd_core::event::{EventId, LikeEvent};
 use tallyd_core::model::{CounterKey, Metric, Micros, UserId};
 
-use super::counters::{begin_snapshot, read_counted, target};
+use super::counters::{begin_snapshot, read_counted};
 use super::partitions::read_noted;
-use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders};
+use super::{Context, Result, Store, datetime, in_shapes, jobs, micros, placeholders, target};
 
 /// A change of a watched number that is not likes, as it is logged.
 #[derive(Clone, Copy, Debug)]

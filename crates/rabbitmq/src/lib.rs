@@ -6,20 +6,20 @@
 //! limit, so each gets ours.
 
 pub mod config;
+mod error;
 mod nodes;
 pub mod probe;
 mod topology;
 
+use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
 use lapin::message::BasicGetMessage;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
-use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::types::FieldTable;
 use lapin::uri::AMQPScheme;
@@ -29,6 +29,7 @@ use nodes::{Node, Nodes};
 
 use tallyd_connect::tls::{self, Identity, TlsFault};
 
+pub use self::error::{BrokerError, Result};
 use crate::config::Amqp;
 
 /// AMQP's number for "kept on disk".
@@ -50,11 +51,6 @@ pub struct Broker {
     vhost: String,
     tls: OwnedTLSConfig,
 }
-
-/// The broker accepted a call and didn't answer.
-#[derive(Debug, thiserror::Error)]
-#[error("no answer within {0} ms")]
-pub struct NoAnswer(u128);
 
 /// One connection and one channel on it. Dropping it closes both, and the broker takes back what wasn't acknowledged.
 pub struct Link {
@@ -120,7 +116,8 @@ impl Broker {
                 Err(error) => failed.push((node, error)),
             }
         }
-        Err(self.nodes.note(failed, None).unwrap_or_else(|| anyhow!("[amqp] url names no node")))
+        let none = || BrokerError::Config("[amqp] url names no node".to_owned());
+        Err(self.nodes.note(failed, None).unwrap_or_else(none))
     }
 
     async fn connect_to(&self, node: &Node, purpose: &str) -> Result<Link> {
@@ -131,20 +128,21 @@ impl Broker {
             Connection::connect_uri_with_config(node.uri.clone(), properties, self.tls.clone(), runtime).await
         };
         let connected = limit(timeout, "connect to RabbitMQ", connecting).await;
-        let connection = connected.map_err(|error| self.told(node, error))?;
+        let connection = connected.map_err(|error| self.explain(node, error))?;
         OPENED.fetch_add(1, Ordering::Relaxed);
         let channel = limit(timeout, "open a channel", connection.create_channel()).await?;
         Ok(Link { channel, connection, timeout })
     }
 
     /// Says what is wrong with a certificate, in place of the library.
-    fn told(&self, node: &Node, error: anyhow::Error) -> anyhow::Error {
+    fn explain(&self, node: &Node, error: BrokerError) -> BrokerError {
+        let BrokerError::Call { source, .. } = &error else { return error };
         let has_certificate = self.config.tls.identity.is_some();
         let server = tls::Server { name: "RabbitMQ", address: &node.name, section: "amqp", has_certificate };
-        match TlsFault::of(&*error, server) {
+        match TlsFault::of(source, server) {
             Some(fault) => fault.into(),
             // It says why only after the handshake, and then the connection is gone, often with what it said.
-            None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(&error) => error.context(format!(
+            None if node.uri.scheme == AMQPScheme::AMQPS && was_ended(source) => error.about(format!(
                 "RabbitMQ at {} ends the connection at once: its log says why. It may ask for a certificate that it trusts ([amqp] tls_cert_file)",
                 node.name
             )),
@@ -178,7 +176,8 @@ impl Link {
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         let passive = QueueDeclareOptions::durable().passive();
         let declare = self.channel.queue_declare(queue.into(), passive, FieldTable::default());
-        let queue = self.call("ask for the queue's length", declare).await.with_context(|| format!("queue {queue}"))?;
+        let asked = self.call("ask for the queue's length", declare).await;
+        let queue = asked.map_err(|error| error.about(format!("queue {queue}")))?;
         Ok(Depth { messages: queue.message_count(), consumers: queue.consumer_count() })
     }
 
@@ -188,7 +187,7 @@ impl Link {
     /// The broker is away, or there is no such queue.
     pub async fn get(&self, queue: &str) -> Result<Option<BasicGetMessage>> {
         let get = self.channel.basic_get(queue.into(), BasicGetOptions::default());
-        self.call("take a message", get).await.with_context(|| format!("queue {queue}"))
+        self.call("take a message", get).await.map_err(|error| error.about(format!("queue {queue}")))
     }
 }
 
@@ -225,10 +224,10 @@ impl Publisher {
         match self.0.call("publish", publish).await? {
             Confirmation::Ack(None) => Ok(()),
             Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
-                bail!("the broker gave the message back: {} (no queue is bound for it)", back.reply_text)
+                Err(BrokerError::Returned { reply: back.reply_text.to_string() })
             }
-            Confirmation::Nack(None) => bail!("the broker could not take the message"),
-            Confirmation::NotRequested => bail!("the channel does not confirm"),
+            Confirmation::Nack(None) => Err(BrokerError::Nacked),
+            Confirmation::NotRequested => Err(BrokerError::Unconfirmed),
         }
     }
 
@@ -247,16 +246,10 @@ impl Publisher {
     }
 }
 
-/// Whether the broker said no to what was asked, and is well: there is no such queue, or this account may not ask for it.
-pub fn is_refusal(error: &anyhow::Error) -> bool {
-    let told = error.chain().find_map(|cause| cause.downcast_ref::<lapin::Error>());
-    matches!(told.map(lapin::Error::kind), Some(lapin::ErrorKind::ProtocolError(error))
-        if matches!(error.kind(), AMQPErrorKind::Soft(AMQPSoftError::NOTFOUND | AMQPSoftError::ACCESSREFUSED)))
-}
-
 /// Whether the other side has ended the connection.
-fn was_ended(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
+fn was_ended(error: &lapin::Error) -> bool {
+    let causes = std::iter::successors(error.source(), |cause| (**cause).source());
+    causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| {
         matches!(
             error.kind(),
             io::ErrorKind::ConnectionReset
@@ -268,9 +261,8 @@ fn was_ended(error: &anyhow::Error) -> bool {
 }
 
 async fn limit<T>(limit: Duration, action: &'static str, call: impl Future<Output = lapin::Result<T>>) -> Result<T> {
-    tokio::time::timeout(limit, call)
-        .await
-        .map_err(|_| anyhow::Error::from(NoAnswer(limit.as_millis())))
-        .and_then(|result| result.map_err(Into::into))
-        .context(action)
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(|source| BrokerError::Call { action, source }),
+        Err(_) => Err(BrokerError::NoAnswer { action, limit }),
+    }
 }

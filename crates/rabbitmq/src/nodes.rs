@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, anyhow};
 use lapin::uri::AMQPUri;
+use tallyd_core::chain::Chain;
 use tracing::{info, warn};
 
+use super::{BrokerError, Result};
 use crate::config::Amqp;
 
 /// How long a node that didn't answer is tried after the others: it costs the whole time limit where its machine is gone.
@@ -41,7 +42,7 @@ struct State {
 impl Nodes {
     /// The node of `url` and those of `seeds`.
     pub fn new(config: &Amqp) -> Result<Self> {
-        let wrong = |error| anyhow!("[amqp] seeds: {error}");
+        let wrong = |error| BrokerError::Config(format!("[amqp] seeds: {error}"));
         let mut urls = vec![config.url.clone()];
         for seed in &config.seeds {
             urls.push(config.url.at(seed).map_err(wrong)?);
@@ -49,7 +50,8 @@ impl Nodes {
         let mut nodes: Vec<Node> = Vec::new();
         for url in urls {
             // The library's error quotes the address, password and all.
-            let mut uri: AMQPUri = url.expose().parse().map_err(|_| anyhow!("[amqp] url can't be read"))?;
+            let unread = |_| BrokerError::Config("[amqp] url can't be read".to_owned());
+            let mut uri: AMQPUri = url.expose().parse().map_err(unread)?;
             uri.query.heartbeat = Some(config.heartbeat_s);
             let parts = url.parts().map_err(wrong)?;
             let port = PORTS[usize::from(parts.scheme() == "amqps")];
@@ -76,18 +78,19 @@ impl Nodes {
     }
 
     /// Notes which nodes didn't answer before `reached` did, or that none has: then their errors in one.
-    pub fn note(&self, failed: Vec<(&Node, Error)>, reached: Option<&Node>) -> Option<Error> {
+    pub fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
         }
         if let Some(reached) = reached {
             reached.note_reached();
         }
-        let mut texts: Vec<String> = failed.iter().map(|(node, error)| format!("{}: {error:#}", node.name)).collect();
+        let mut texts: Vec<String> =
+            failed.iter().map(|(node, error)| format!("{}: {}", node.name, Chain(error))).collect();
         let (node, error) = failed.into_iter().next_back()?;
         texts.pop();
         texts.push(node.name.clone());
-        Some(if self.nodes.len() == 1 { error } else { error.context(texts.join("; ")) })
+        Some(if self.nodes.len() == 1 { error } else { error.about(texts.join("; ")) })
     }
 }
 
@@ -97,7 +100,7 @@ impl Node {
     }
 
     /// That none answers is told by whoever wanted to connect.
-    fn note_failed(&self, error: &Error, reached: Option<&Self>) {
+    fn note_failed(&self, error: &BrokerError, reached: Option<&Self>) {
         let tells = self.with(|state| {
             state.failed = Some(Instant::now());
             let tells = reached.is_some() && !state.is_told;
@@ -105,13 +108,10 @@ impl Node {
             tells
         });
         if let (true, Some(reached)) = (tells, reached) {
-            let (node, instead) = (&self.name, &reached.name);
+            let (node, instead, error) = (&self.name, &reached.name, Chain(error).to_string());
             warn!(
                 event = "rabbitmq-node-away",
-                node,
-                instead,
-                error = format!("{error:#}"),
-                "RabbitMQ's node {node} is away, connected to {instead} instead: {error:#}"
+                node, instead, error, "RabbitMQ's node {node} is away, connected to {instead} instead: {error}"
             );
         }
     }
@@ -144,15 +144,16 @@ mod tests {
         let nodes = Nodes::new(&Amqp { url, seeds, ..Amqp::default() }).unwrap();
         assert_eq!(names(&nodes.in_turn()), ["a:5672", "b:5673", "c:5672"]);
         let turn = nodes.in_turn();
+        let gone = || BrokerError::Config("gone".to_owned());
         assert_eq!(names(&turn), ["b:5673", "c:5672", "a:5672"]);
-        assert!(nodes.note(vec![(turn[0], anyhow!("gone"))], Some(turn[1])).is_some());
+        assert!(nodes.note(vec![(turn[0], gone())], Some(turn[1])).is_some());
         assert_eq!(names(&nodes.in_turn()), ["c:5672", "a:5672", "b:5673"]);
         assert_eq!(names(&nodes.in_turn()), ["a:5672", "c:5672", "b:5673"]);
         assert!(nodes.note(Vec::new(), Some(turn[0])).is_none());
         assert_eq!(names(&nodes.in_turn()), ["b:5673", "c:5672", "a:5672"]);
-        let failed = turn.iter().map(|node| (*node, anyhow!("gone"))).collect();
+        let failed = turn.iter().map(|node| (*node, gone())).collect();
         let error = nodes.note(failed, None).unwrap();
-        assert_eq!(format!("{error:#}"), "b:5673: gone; c:5672: gone; a:5672: gone");
+        assert_eq!(Chain(&error).to_string(), "b:5673: gone; c:5672: gone; a:5672: gone");
         assert_eq!(nodes.all()[1].uri.authority.port, 5_673);
     }
 }

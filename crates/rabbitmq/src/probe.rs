@@ -3,20 +3,19 @@
 //! A thing is asked for passively first: declared, one that is missing would be made. Each question has a channel of its own, which a
 //! refusal closes.
 
-use anyhow::{Context, Result};
 use futures_util::future::join_all;
 use lapin::options::{BasicPublishOptions, ExchangeDeclareOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
-use lapin::{BasicProperties, Channel, ErrorKind, ExchangeKind};
+use lapin::{BasicProperties, Channel, ExchangeKind};
 
 use super::topology::CONSISTENT_HASH;
-use super::{Broker, Link};
+use super::{Broker, Link, Result};
 
 /// No such thing, or unknown.
-const NOT_FOUND: u16 = 404;
+pub(super) const NOT_FOUND: u16 = 404;
 
 /// No right.
-const ACCESS_REFUSED: u16 = 403;
+pub(super) const ACCESS_REFUSED: u16 = 403;
 
 /// It exists and is different.
 const PRECONDITION_FAILED: u16 = 406;
@@ -25,10 +24,10 @@ const PRECONDITION_FAILED: u16 = 406;
 const COMMAND_INVALID: u16 = 503;
 
 /// No such vhost, or no right to it.
-const NOT_ALLOWED: u16 = 530;
+pub(super) const NOT_ALLOWED: u16 = 530;
 
 /// The broker can't do it.
-const NOT_IMPLEMENTED: u16 = 540;
+pub(super) const NOT_IMPLEMENTED: u16 = 540;
 
 /// What the broker says of one thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,23 +42,11 @@ pub enum Found {
     Refused(String),
 }
 
-/// Whether the broker has said no for good.
-pub fn is_refusal(error: &lapin::Error) -> bool {
-    code(error).is_some_and(|(code, _)| matches!(code, ACCESS_REFUSED | NOT_ALLOWED | NOT_IMPLEMENTED))
-}
-
-fn code(error: &lapin::Error) -> Option<(u16, String)> {
-    match error.kind() {
-        ErrorKind::ProtocolError(error) => Some((error.get_id(), error.get_message().to_string())),
-        _ => None,
-    }
-}
-
 impl Found {
     /// What an answer says.
     fn of<T>(answer: Result<T>) -> Result<Self> {
         let Err(error) = answer else { return Ok(Self::Right) };
-        match error.chain().find_map(|cause| cause.downcast_ref::<lapin::Error>()).and_then(code) {
+        match error.code() {
             Some((NOT_FOUND, _)) => Ok(Self::Missing),
             Some((PRECONDITION_FAILED, text)) => Ok(Self::Different(text)),
             Some((ACCESS_REFUSED, text)) => Ok(Self::Refused(text)),
@@ -130,7 +117,8 @@ impl Broker {
         let answer = link.call("ask whether it may publish", publish).await;
         match link.connection.status().blocked() {
             true => {
-                Found::of(answer.context("the broker has a memory or disk alarm, and reads nothing from publishers"))
+                let alarm = "the broker has a memory or disk alarm, and reads nothing from publishers";
+                Found::of(answer.map_err(|error| error.about(alarm)))
             }
             false => Found::of(answer),
         }
@@ -145,7 +133,7 @@ impl Broker {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declare = link.channel.exchange_declare("amq.tallyd-check".into(), kind, options, FieldTable::default());
         let Err(error) = link.call("ask for the plugin", declare).await else { return Ok(true) };
-        match error.chain().find_map(|cause| cause.downcast_ref::<lapin::Error>()).and_then(code) {
+        match error.code() {
             Some((COMMAND_INVALID, _)) => Ok(false),
             Some((ACCESS_REFUSED, _)) => Ok(true),
             _ => Err(error),

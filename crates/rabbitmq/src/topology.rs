@@ -1,11 +1,10 @@
 //! The broker's exchanges, queues and bindings: their names, their arguments, and how they are declared.
 
-use anyhow::{Context, Result};
 use lapin::ExchangeKind;
 use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
 
-use super::{Broker, Link};
+use super::{Broker, Link, Result};
 use crate::config::QueueType;
 
 /// How often a message may come back before the broker sets it aside.
@@ -57,9 +56,8 @@ impl Broker {
         }
         let spread = self.spread();
         let kind = ExchangeKind::Custom(CONSISTENT_HASH.to_owned());
-        self.declare_exchange(link, &spread, kind)
-            .await
-            .context("several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange")?;
+        let plugin = "several partitions need the plugin: rabbitmq-plugins enable rabbitmq_consistent_hash_exchange";
+        self.declare_exchange(link, &spread, kind).await.map_err(|error| error.about(plugin))?;
         for partition in 0..partitions {
             // With this kind of exchange the binding key is a weight.
             self.bind_queue(link, &self.queue(partition), &spread, "1").await?;
@@ -81,13 +79,15 @@ impl Broker {
     async fn declare_exchange(&self, link: &Link, name: &str, kind: ExchangeKind) -> Result<()> {
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let declare = link.channel.exchange_declare(name.into(), kind, options, FieldTable::default());
-        link.call("declare the exchange", declare).await.with_context(|| format!("exchange {name}"))
+        link.call("declare the exchange", declare).await.map_err(|error| error.about(format!("exchange {name}")))
     }
 
     async fn declare_queue(&self, link: &Link, name: &str, arguments: FieldTable) -> Result<()> {
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), arguments);
-        link.call("declare the queue", declare).await.map(drop).with_context(|| {
-            format!("queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false")
+        link.call("declare the queue", declare).await.map(drop).map_err(|error| {
+            error.about(format!(
+                "queue {name}; where it exists with other arguments, delete it or set [amqp] declare = false"
+            ))
         })
     }
 
@@ -126,6 +126,7 @@ impl Broker {
     async fn bind_queue(&self, link: &Link, queue: &str, exchange: &str, key: &str) -> Result<()> {
         let options = QueueBindOptions::default();
         let bind = link.channel.queue_bind(queue.into(), exchange.into(), key.into(), options, FieldTable::default());
-        link.call("bind the queue", bind).await.with_context(|| format!("queue {queue} to exchange {exchange}"))
+        let bound = link.call("bind the queue", bind).await;
+        bound.map_err(|error| error.about(format!("queue {queue} to exchange {exchange}")))
     }
 }

@@ -6,7 +6,7 @@ use redis::Value;
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Addition, Kind};
 
-use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text, unexpected};
+use super::{APPLY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX, Result, text};
 
 /// A row of an outbox, or what of it is for one bucket: its number, and what it adds.
 pub type Row = (u64, Vec<Addition>);
@@ -123,7 +123,7 @@ impl Cache {
                         applying.left.no_numbers += left;
                         applying.left.unknown_marks += u64::from(applying.is_unknown(mark));
                     }
-                    None => applying.failed = Some(unexpected(ACTION, &answer)),
+                    None => applying.failed = Some(CacheError::unexpected(ACTION, &answer)),
                 },
                 Err(error) => applying.failed = Some(error),
             }

@@ -15,8 +15,8 @@ use tallyd_core::score::Rule;
 
 use super::freezes::{GENERATION, late_field, read_notes};
 use super::{
-    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, PIPELINE_COMMANDS_MAX,
-    Result, text, unexpected,
+    BOARD_END, BOARD_FREEZE, BOARD_MERGE, BOARD_READ, BOARD_STAY, Cache, CacheError, Call, Context,
+    PIPELINE_COMMANDS_MAX, Result, text,
 };
 
 /// Which zsets of a period are there.
@@ -166,7 +166,7 @@ impl Cache {
         let answers = self.answers(ACTION, &pipeline).await?;
         match answers.as_slice() {
             [Value::Int(live), Value::Int(frozen)] => Ok((live.unsigned_abs(), frozen.unsigned_abs())),
-            _ => Err(unexpected(ACTION, &Value::Array(answers))),
+            _ => Err(CacheError::unexpected(ACTION, &Value::Array(answers))),
         }
     }
 
@@ -181,7 +181,7 @@ impl Cache {
         let mut command = redis::cmd("ZRANGE");
         command.arg(self.frozen(at)).arg(from).arg(last).arg("REV").arg("WITHSCORES");
         let answer = self.answer(ACTION, command).await?;
-        read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))
+        read_members(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
     /// A part of a board at one instant, and how many members the board has. [`Ranking::Dense`] takes further round
@@ -207,7 +207,7 @@ impl Cache {
             Part::Around { member, count } => call.arg("around").arg(member).number(count),
         };
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        let (members, mut before, page) = read_part(&answer).ok_or_else(|| unexpected(ACTION, &answer))?;
+        let (members, mut before, page) = read_part(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
         if ranking == Ranking::Dense
             && let Some(first) = page.first()
         {
@@ -246,7 +246,7 @@ impl Cache {
         let mut command = redis::cmd("ZMSCORE");
         command.arg(self.live(at)).arg(members);
         let answer = self.answer(ACTION, command).await?;
-        let Value::Array(scores) = &answer else { return Err(unexpected(ACTION, &answer)) };
+        let Value::Array(scores) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
         let score = |(member, score): (&Vec<u8>, &Value)| {
             Some(BoardMember { member: member.clone(), score: text(score)?.parse().ok()? })
         };
@@ -265,7 +265,7 @@ impl Cache {
             let mut command = redis::cmd("ZRANGE");
             command.arg(key).arg(from).arg(until).arg("REV").arg("WITHSCORES");
             let answer = self.answer(ACTION, command).await?;
-            let page = read_members(&answer).ok_or_else(|| unexpected(ACTION, &answer))?;
+            let page = read_members(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
             if page.is_empty() {
                 break;
             }
@@ -318,7 +318,7 @@ impl Cache {
 
     pub(super) async fn answers(&self, action: &'static str, pipeline: &Pipeline) -> Result<Vec<Value>> {
         let results = self.run(action, pipeline).await?;
-        results.into_iter().collect::<redis::RedisResult<_>>().map_err(|source| CacheError { action, source })
+        results.into_iter().collect::<redis::RedisResult<_>>().context(action)
     }
 }
 
@@ -330,7 +330,7 @@ pub(super) fn changed(action: &'static str, answer: Value) -> Result<Changed> {
         Value::Int(-3) => Ok(Changed::Lost),
         Value::Int(put) if put < -3 => Ok(Changed::Put(put.unsigned_abs() - 4)),
         Value::Int(times) => Ok(Changed::Done(times.unsigned_abs())),
-        other => Err(unexpected(action, &other)),
+        other => Err(CacheError::unexpected(action, &other)),
     }
 }
 

@@ -3,7 +3,7 @@
 use redis::Pipeline;
 use tallyd_core::model::Micros;
 
-use super::{Cache, CacheError, Result, Servers, text};
+use super::{Cache, Context, Result, Servers, text};
 
 /// Notes on a Cluster. They lie in as many slots, so that each master has some.
 const NOTES_ON_CLUSTER: u16 = 1_024;
@@ -37,7 +37,7 @@ impl Cache {
             let mut pipeline = Pipeline::new();
             some.iter().for_each(|number| command(&mut pipeline, self.keys.compared(*number)));
             for answer in self.run(action, &pipeline).await? {
-                let answer = answer.map_err(|source| CacheError { action, source })?;
+                let answer = answer.context(action)?;
                 answers.push(text(&answer).and_then(|at| at.parse().ok()).map(Micros));
             }
         }

@@ -10,7 +10,9 @@ use tallyd_core::layout::{Form, Layout, Loaded};
 use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
 
-use super::{COUNT_NUMBERS, Cache, Call, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text, unexpected};
+use super::{
+    COUNT_NUMBERS, Cache, CacheError, Call, Context, REPAIR, REPAIR_PLAIN, Result, SAMPLE, SAMPLE_PLAIN, text,
+};
 
 /// Ids that one call of a script names at most: Lua's stack holds about 8,000.
 pub const CALL_IDS_MAX: usize = 1_000;
@@ -179,7 +181,7 @@ impl Cache {
         let (calls, groups): (Vec<Call>, Vec<_>) = groups.into_iter().unzip();
         let mut done = Vec::new();
         for ((now, later), answer) in groups.iter().zip(self.eval(ACTION, &calls).await?) {
-            let Value::Array(results) = &answer else { return Err(unexpected(ACTION, &answer)) };
+            let Value::Array(results) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
             done.extend(now.iter().enumerate().map(|(index, repair)| {
                 let result = match results.get(index) {
                     Some(Value::Int(1)) => Repaired::Done,
@@ -204,11 +206,11 @@ impl Cache {
                 pipeline.cmd("HLEN").arg(self.keys.counters(kind, bucket));
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                let answer = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                let answer = match answer.context(ACTION) {
                     Err(error) if error.is_for_ever() => continue,
                     answer => answer?,
                 };
-                let Value::Int(fields) = answer else { return Err(unexpected(ACTION, &answer)) };
+                let Value::Int(fields) = answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
                 largest = largest.max(u64::try_from(fields).unwrap_or(0));
             }
         }
@@ -234,9 +236,9 @@ impl Cache {
                     }
                     answer => answer?,
                 };
-                let Value::Array(counts) = &answer else { return Err(unexpected(ACTION, &answer)) };
+                let Value::Array(counts) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
                 let [Value::Int(fields), Value::Int(numbers)] = counts.as_slice() else {
-                    return Err(unexpected(ACTION, &answer));
+                    return Err(CacheError::unexpected(ACTION, &answer));
                 };
                 sizes.push(Size { fields: fields.unsigned_abs(), numbers: numbers.unsigned_abs() });
             }
@@ -253,11 +255,11 @@ impl Cache {
         }
         let mut numbers = Vec::new();
         for answer in self.run(ACTION, &pipeline).await? {
-            let answer = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+            let answer = match answer.context(ACTION) {
                 Err(error) if error.is_for_ever() => continue,
                 answer => answer?,
             };
-            let Value::Array(fields) = &answer else { return Err(unexpected(ACTION, &answer)) };
+            let Value::Array(fields) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
             for pair in fields.chunks_exact(2) {
                 let [id, value] = pair else { continue };
                 let id = text(id).and_then(|id| id.parse().ok()).map(TargetId);
@@ -292,10 +294,10 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("SCAN").arg(from).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED_KEYS);
         let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let answer = answer.map_err(|source| super::CacheError { action: ACTION, source })?;
-        let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
-        let [next, Value::Array(found)] = parts.as_slice() else { return Err(unexpected(ACTION, &answer)) };
-        let next = text(next).ok_or_else(|| unexpected(ACTION, &answer))?;
+        let answer = answer.context(ACTION)?;
+        let Value::Array(parts) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
+        let [next, Value::Array(found)] = parts.as_slice() else { return Err(CacheError::unexpected(ACTION, &answer)) };
+        let next = text(next).ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
         let targets = found.iter().filter_map(|key| self.keys.target(text(key)?, kind, metric)).collect();
         Ok((targets, (next != "0").then(|| next.to_owned())))
     }

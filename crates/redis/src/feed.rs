@@ -5,7 +5,7 @@ use tallyd_core::board::Board;
 use tallyd_core::model::Micros;
 use tallyd_core::period::Period;
 
-use super::{BOARD, Cache, Call, unexpected};
+use super::{BOARD, Cache, CacheError, Call};
 
 /// What is added to a member of a board.
 #[derive(Clone, Copy, Debug)]
@@ -98,13 +98,13 @@ impl Cache {
     ///
     /// # Errors
     /// Redis is away, or took some of them: all must be sent again.
-    pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<super::CacheError>> {
+    pub async fn gain(&self, calls: &[Call]) -> super::Result<Vec<CacheError>> {
         const ACTION: &str = "add to a board";
         let (mut refused, mut missing) = (Vec::new(), None);
         for answer in self.eval_each(ACTION, calls).await? {
             match answer {
                 // What comes before it was not taken: it is sent again with that.
-                Ok(answer @ Value::Int(_)) => missing = Some(unexpected(ACTION, &answer)),
+                Ok(answer @ Value::Int(_)) => missing = Some(CacheError::unexpected(ACTION, &answer)),
                 Ok(_) => {}
                 Err(error) if error.is_for_ever() => refused.push(error),
                 Err(error) => missing = Some(error),

@@ -9,8 +9,8 @@ use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
 
 use super::{
-    Cache, CacheError, Call, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE, Result,
-    text, unexpected,
+    Cache, CacheError, Call, Context, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE,
+    Result, text,
 };
 
 /// Bytes that one call appends: Redis is not held up by it.
@@ -85,7 +85,7 @@ impl Cache {
                 pipeline.cmd("HMGET").arg(config).arg(&FIELDS[..]);
             }
             let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
-            let configs = answers.map_err(|source| CacheError { action: ACTION, source })?;
+            let configs = answers.context(ACTION)?;
             // Most targets have none, and cost this one command.
             let mut lengths = Pipeline::new();
             for (target, _) in some.iter().zip(&configs).filter(|(_, config)| read_config(config).is_some()) {
@@ -97,7 +97,7 @@ impl Cache {
                 true => Ok(Vec::new()),
                 false => self.run(ACTION, &lengths).await?.into_iter().collect::<RedisResult<Vec<Value>>>(),
             };
-            let lengths = answers.map_err(|source| CacheError { action: ACTION, source })?;
+            let lengths = answers.context(ACTION)?;
             let mut lengths = lengths.iter().map(|length| if let Value::Int(length) = length { *length } else { 0 });
             for config in &configs {
                 let state = read_config(config).map(|(state, noted)| {
@@ -213,7 +213,7 @@ impl Cache {
             };
             let calls: Vec<Call> = users.chunks(FOLD_USERS).map(call).collect();
             for answer in self.eval(ACTION, &calls).await? {
-                let Value::Int(taken) = answer else { return Err(unexpected(ACTION, &answer)) };
+                let Value::Int(taken) = answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
                 let Ok(taken) = u64::try_from(taken) else { return Ok(None) };
                 folded += taken;
             }
@@ -236,7 +236,7 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("HGET").arg(self.keys.filter_epoch()).arg("epoch");
         let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+        let answer = answer.context(ACTION)?;
         Ok(text(&answer).unwrap_or_default().to_owned())
     }
 
@@ -253,7 +253,7 @@ impl Cache {
                 pipeline.cmd("UNLINK").arg(&keys).arg(self.next_filter_key(kinds, *target));
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                answer.map_err(|source| CacheError { action: ACTION, source })?;
+                answer.context(ACTION)?;
             }
         }
         Ok(())
@@ -301,8 +301,8 @@ impl Cache {
     /// One step of a scan: where the next one goes on, and what was found.
     async fn scanned(&self, action: &'static str, pipeline: &Pipeline) -> Result<(String, Vec<Value>)> {
         let answer = self.run(action, pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let answer = answer.map_err(|source| CacheError { action, source })?;
-        let (cursor, found) = read_scan(&answer).ok_or_else(|| unexpected(action, &answer))?;
+        let answer = answer.context(action)?;
+        let (cursor, found) = read_scan(&answer).ok_or_else(|| CacheError::unexpected(action, &answer))?;
         Ok((cursor.to_owned(), found.to_vec()))
     }
 }

@@ -3,7 +3,7 @@
 use redis::Value;
 use tallyd_core::model::Freeze;
 
-use super::{BOARD_CLAIM, Cache, Call, Result, text, unexpected};
+use super::{BOARD_CLAIM, Cache, CacheError, Call, Result, text};
 
 /// The field of the notes that holds the generation; no period is called so.
 pub(super) const GENERATION: &str = "-";
@@ -23,7 +23,7 @@ impl Cache {
         let call = call.arg(self.claim(run)).number(run);
         let call = frozen.iter().fold(call, |call, (period, of, note)| call.arg(period).number(of).number(note));
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        number(&answer).ok_or_else(|| unexpected(ACTION, &answer))
+        number(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
     /// What a claim is: MySQL may give a run's number away again after a failover that lost it, and two processes must not both have the claim.

@@ -13,6 +13,7 @@ mod cluster;
 mod compared;
 pub mod config;
 pub mod counters;
+mod error;
 pub mod feed;
 pub mod filters;
 pub mod freezes;
@@ -36,65 +37,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value};
 use tallyd_core::keys::Keys;
 use tallyd_core::kinds::Metrics;
 use tallyd_core::model::Micros;
 
 pub use tallyd_core::{bloom, keys, layout, ranks, score, template};
 
+pub use self::error::{CacheError, Result};
 use crate::config::Redis;
 use cluster::Cluster;
-use link::{Link, NO_REPLICAS};
+use error::Context;
+use link::Link;
 use login::Login;
 use sentinel::Sentinels;
 
 /// Commands that one pipeline holds at most: it must be answered within `[redis] timeout_ms`, and live traffic waits
 /// behind it.
 const PIPELINE_COMMANDS_MAX: usize = 500;
-
-/// An error of Redis, or on the way to it. All of them pass: nothing here is the truth.
-#[derive(Debug, thiserror::Error)]
-#[error("{action}")]
-pub struct CacheError {
-    action: &'static str,
-    #[source]
-    source: RedisError,
-}
-
-impl CacheError {
-    /// Whether it did not run, because its keys are on two nodes of a Cluster while their slot moves.
-    pub fn is_of_a_moving_slot(&self) -> bool {
-        self.source.kind() == ErrorKind::Server(ServerErrorKind::TryAgain)
-    }
-
-    /// Whether it is about what one key holds (another type, a number that isn't one): the same call will fail again,
-    /// calls about other keys may do better.
-    pub fn is_of_the_key(&self) -> bool {
-        matches!(
-            self.source.kind(),
-            ErrorKind::Extension | ErrorKind::UnexpectedReturnType | ErrorKind::Server(ServerErrorKind::ResponseError)
-        ) && self.source.code() != Some(NO_REPLICAS)
-    }
-
-    /// Whether a script refused it, or the key is of another type: no later try would do better, until somebody mends the key.
-    pub(crate) fn is_for_ever(&self) -> bool {
-        matches!(self.source.code(), Some("ERR" | "WRONGTYPE"))
-    }
-
-    /// Whether TLS says that a server is another one than is meant, or the server that we are.
-    pub fn is_distrust(&self) -> bool {
-        login::is_distrust(&self.source)
-    }
-
-    /// Whether the configuration is wrong: a Cluster where it says one server, or the other way round; no such sentinel, or master.
-    pub fn is_of_the_configuration(&self) -> bool {
-        self.source.kind() == ErrorKind::InvalidClientConfig
-    }
-}
-
-/// The result of whatever asks Redis.
-pub type Result<T> = std::result::Result<T, CacheError>;
 
 /// Connections that this process has opened.
 static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -240,8 +200,8 @@ impl Cache {
             Sentinels::new(config, login.clone())
                 .map(|sentinels| Servers::One(Arc::new(Link::watched(sentinels, login))))
         };
-        let servers = servers.map_err(|source| CacheError { action: "read [redis] url", source })?;
-        let layout = config.layout().map_err(|error| wrong("read [redis] counter_key", error))?;
+        let servers = servers.context("read [redis] url")?;
+        let layout = config.layout().map_err(|error| CacheError::wrong("read [redis] counter_key", error))?;
         let nonce = RandomState::new().hash_one(std::process::id());
         Ok(Self { servers, timeout, nonce, keys: Keys::new(&config.key_prefix, metrics, layout) })
     }
@@ -258,7 +218,7 @@ impl Cache {
     /// Its keys can't be named so.
     pub fn also(&self, config: &Redis, metrics: &Metrics) -> Result<Option<Self>> {
         let Some(also) = &config.also else { return Ok(None) };
-        let layout = also.layout().map_err(|error| wrong("read [redis.also] counter_key", error))?;
+        let layout = also.layout().map_err(|error| CacheError::wrong("read [redis.also] counter_key", error))?;
         Ok(Some(Self { keys: Keys::new(&config.key_prefix, metrics, layout), ..self.clone() }))
     }
 
@@ -285,8 +245,8 @@ impl Cache {
         };
         let clocks: RedisResult<Vec<Micros>> =
             self.ask_all(ACTION, redis::cmd("TIME")).await?.into_iter().map(read).collect();
-        let clocks = clocks.map_err(|source| CacheError { action: ACTION, source })?;
-        clocks.into_iter().min().ok_or_else(|| unexpected(ACTION, &Value::Nil))
+        let clocks = clocks.context(ACTION)?;
+        clocks.into_iter().min().ok_or_else(|| CacheError::unexpected(ACTION, &Value::Nil))
     }
 
     /// Names the data set that Redis has: another name after a restart, and after a failover or a new replication. On a
@@ -343,7 +303,7 @@ impl Cache {
                     }
                     answer => answer,
                 };
-                answers.push(answer.map_err(|source| CacheError { action, source }));
+                answers.push(answer.context(action));
             }
         }
         Ok(answers)
@@ -358,7 +318,7 @@ impl Cache {
             Servers::One(link) => link.run(pipeline.clone(), self.timeout).await,
             Servers::Cluster(cluster) => cluster.run(pipeline).await,
         };
-        results.map_err(|source| CacheError { action, source })
+        results.context(action)
     }
 
     /// Runs a command that has no key on every server, and gives each one's answer.
@@ -371,19 +331,8 @@ impl Cache {
             }
             Servers::Cluster(cluster) => cluster.ask_all(&command).await,
         };
-        answers.map_err(|source| CacheError { action, source })
+        answers.context(action)
     }
-}
-
-fn wrong(action: &'static str, error: String) -> CacheError {
-    CacheError { action, source: RedisError::from((ErrorKind::InvalidClientConfig, "wrong", error)) }
-}
-
-/// An answer that isn't what the script returns.
-fn unexpected(action: &'static str, answer: &Value) -> CacheError {
-    let shown = format!("{answer:?}").chars().take(200).collect();
-    let source = RedisError::from((ErrorKind::UnexpectedReturnType, "unexpected answer", shown));
-    CacheError { action, source }
 }
 
 /// Text of an answer.

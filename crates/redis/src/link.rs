@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Mutex;
 
@@ -86,7 +85,7 @@ impl Link {
                 }
             }
             // A server may refuse our certificate after the handshake.
-            Ok(Err(error)) => self.login.told(error),
+            Ok(Err(error)) => self.login.explain(error),
             Err(_) => RedisError::from((ErrorKind::Io, "no answer in time")),
         };
         *self.connection.lock().await = None;
@@ -159,11 +158,6 @@ impl Link {
         *shared = Some(Connected { connection: connection.clone(), master, asked: Instant::now() });
         Ok(connection)
     }
-}
-
-/// What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
-pub(super) fn tcp_settings(timeout: Duration) -> TcpSettings {
-    TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
 /// It is part of a Cluster, or not, and the configuration says otherwise.

@@ -10,7 +10,7 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target, TargetId};
 use tallyd_core::outbox::OutboxOffsets;
 
 use super::counters::pieces;
-use super::{Cache, Call, LOAD, Result, text, unexpected};
+use super::{Cache, CacheError, Call, Context, LOAD, Result, text};
 
 /// Buckets that are marked at once: a load keeps 16 bytes of each.
 const BUCKETS_MAX: u32 = 1 << 22;
@@ -60,7 +60,7 @@ impl Cache {
                 pipeline.cmd("HGET").arg(self.keys.counters(kind, *bucket)).arg(LOADED);
             }
             for (bucket, answer) in some.iter().zip(self.run(ACTION, &pipeline).await?) {
-                let loaded = match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                let loaded = match answer.context(ACTION) {
                     Ok(Value::Nil) => Some(Loaded::No),
                     Ok(answer) => text(&answer).and_then(Loaded::parse),
                     Err(error) if error.is_for_ever() => None,
@@ -107,12 +107,14 @@ impl Cache {
                     }
                     answer => answer?,
                 };
-                let Value::Array(parts) = &answer else { return Err(unexpected(ACTION, &answer)) };
+                let Value::Array(parts) = &answer else { return Err(CacheError::unexpected(ACTION, &answer)) };
                 let [cut, fields @ ..] = parts.as_slice() else {
                     lost.cuts.push(None);
                     continue;
                 };
-                let cut = text(cut).and_then(|cut| cut.parse().ok()).ok_or_else(|| unexpected(ACTION, &answer))?;
+                let cut = text(cut)
+                    .and_then(|cut| cut.parse().ok())
+                    .ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
                 lost.cuts.push(Some(cut));
                 for pair in fields.chunks_exact(2) {
                     let [id, value] = pair else { continue };
@@ -151,7 +153,7 @@ impl Cache {
                 pipeline.cmd("HDEL").arg(self.keys.counters(kind, bucket)).arg(LOADED);
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                match answer.map_err(|source| super::CacheError { action: ACTION, source }) {
+                match answer.context(ACTION) {
                     Err(error) if error.is_for_ever() => {}
                     answer => unloaded += u64::from(answer? == Value::Int(1)),
                 }

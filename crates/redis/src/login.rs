@@ -1,7 +1,11 @@
 //! How the servers are logged in to: the address of one of them, and what TLS needs.
 
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use redis::io::tcp::TcpSettings;
 use redis::{
     Client, ClientTlsConfig, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError, RedisResult,
     TlsCertificates,
@@ -9,18 +13,20 @@ use redis::{
 use tallyd_connect::address::ServerUrl;
 use tallyd_connect::tls::{self, Identity, Tls, TlsFault};
 
-use super::link::tcp_settings;
 use crate::config::Redis;
 
 /// Redis' port, unless an address says otherwise.
 pub(super) const PORT: u16 = 6_379;
 
-/// What is said before a [`TlsFault`].
-const NO_TLS: &str = "no connection by TLS";
+/// The [`TlsFault`] that [`Login::explain`] has put into an error of the library.
+pub(super) fn tls_fault(error: &RedisError) -> Option<TlsFault> {
+    let held: &Arc<dyn Error + Send + Sync> = error.source()?.downcast_ref()?;
+    held.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref().cloned()
+}
 
-/// Whether it is a [`TlsFault`].
-pub(super) fn is_distrust(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::AuthenticationFailed && error.to_string().starts_with(NO_TLS)
+/// What was sent and isn't acknowledged for so long breaks the connection, and not a quarter of an hour later.
+fn tcp_settings(timeout: Duration) -> TcpSettings {
+    TcpSettings::default().set_nodelay(true).set_user_timeout(timeout)
 }
 
 /// A server and how it is logged in to.
@@ -75,12 +81,12 @@ impl Login {
     }
 
     /// Says what is wrong with a certificate, in place of the library.
-    pub(super) fn told(&self, error: RedisError) -> RedisError {
+    pub(super) fn explain(&self, error: RedisError) -> RedisError {
         let address = self.address();
         let has_certificate = self.tls.identity.is_some();
         let server = tls::Server { name: "Redis", address: &address, section: "redis", has_certificate };
         match TlsFault::of(&error, server) {
-            Some(fault) => RedisError::from((ErrorKind::AuthenticationFailed, NO_TLS, fault.to_string())),
+            Some(fault) => io::Error::other(fault).into(),
             None => error,
         }
     }

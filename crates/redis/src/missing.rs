@@ -4,7 +4,7 @@ use redis::{Pipeline, Value};
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Kind, Target};
 
-use super::{Cache, CacheError, Result, text, unexpected};
+use super::{Cache, CacheError, Context, Result, text};
 
 /// How long what readers find missing stays noted, in seconds.
 const MISSING_KEPT_S: u64 = 3_600;
@@ -34,8 +34,10 @@ impl Cache {
         let mut pipeline = Pipeline::new();
         pipeline.cmd("SPOP").arg(self.keys.missing()).arg(limit);
         let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil));
-        let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
-        let (Value::Array(members) | Value::Set(members)) = &answer else { return Err(unexpected(ACTION, &answer)) };
+        let answer = answer.context(ACTION)?;
+        let (Value::Array(members) | Value::Set(members)) = &answer else {
+            return Err(CacheError::unexpected(ACTION, &answer));
+        };
         let read = |member: &Value| {
             let (kind, bucket) = text(member)?.rsplit_once(':')?;
             Some((kinds.named(kind)?, self.keys.layout().named_bucket(bucket)?))

@@ -1,9 +1,10 @@
 //! Questions to Redis that change nothing: what the account may do, and how the servers are set.
 
-use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{ErrorKind, RedisError, Value};
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::{Kind, Metric, Micros, Target, TargetId};
 
-use super::{Cache, CacheError, MAY, Result, text};
+use super::{Cache, Context, MAY, Result, text};
 
 /// What the daemon runs on a bucket of counters.
 const ON_BUCKETS: [&str; 8] = ["HGET", "HGETALL", "HMGET", "HKEYS", "HLEN", "HSET", "HDEL", "EXISTS"];
@@ -40,16 +41,6 @@ pub enum Persistence {
     None,
     /// The account may not ask.
     Unknown,
-}
-
-impl CacheError {
-    /// The account is refused or may not run the command, or the server has none of that name.
-    pub fn is_refusal(&self) -> bool {
-        self.source.kind() == ErrorKind::AuthenticationFailed
-            || self.source.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
-            || matches!(self.source.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"))
-            || self.source.detail().is_some_and(|text| text.starts_with("unknown command"))
-    }
 }
 
 impl Cache {
@@ -110,7 +101,7 @@ impl Cache {
         let mut command = redis::cmd("CONFIG");
         command.arg("GET").arg("save");
         let answers = match self.ask_all("ask for Redis' settings", command).await {
-            Err(error) if error.is_refusal() => return Ok(Persistence::Unknown),
+            Err(error) if error.fate() == Fate::Refused => return Ok(Persistence::Unknown),
             answers => answers?,
         };
         let points = |answer: &Value| match answer {
@@ -134,12 +125,11 @@ impl Cache {
         const ACTION: &str = "read Redis' clock";
         let mut clocks = Vec::new();
         for answer in self.ask_all(ACTION, redis::cmd("TIME")).await? {
-            let (seconds, micros): (i64, i64) =
-                redis::from_redis_value(answer).map_err(|error| CacheError { action: ACTION, source: error.into() })?;
+            let (seconds, micros): (i64, i64) = redis::from_redis_value(answer).context(ACTION)?;
             clocks.push(Micros(seconds * 1_000_000 + micros));
         }
-        let none = || CacheError { action: ACTION, source: RedisError::from((ErrorKind::Io, "no server answers")) };
-        clocks.iter().min().copied().zip(clocks.iter().max().copied()).ok_or_else(none)
+        let none = RedisError::from((ErrorKind::Io, "no server answers"));
+        clocks.iter().min().copied().zip(clocks.iter().max().copied()).ok_or(none).context(ACTION)
     }
 }
 

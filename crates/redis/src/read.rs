@@ -5,7 +5,7 @@ use tallyd_core::keys::{KindNames, LOADED};
 use tallyd_core::layout::{Layout, Loaded};
 use tallyd_core::model::{Metric, Target};
 
-use super::{Cache, CacheError, Call, Result, SAMPLE_PLAIN, text, unexpected};
+use super::{Cache, CacheError, Call, Context, Result, SAMPLE_PLAIN, text};
 
 const ACTION: &str = "read counters";
 
@@ -40,8 +40,8 @@ impl Cache {
                 self.eval(ACTION, &calls).await?
             };
             for ((place, ..), answer) in some.iter().zip(answers) {
-                let read =
-                    read_found(self.keys.layout(), metrics, &answer).ok_or_else(|| unexpected(ACTION, &answer))?;
+                let read = read_found(self.keys.layout(), metrics, &answer)
+                    .ok_or_else(|| CacheError::unexpected(ACTION, &answer))?;
                 if let Some(slot) = found.get_mut(*place) {
                     *slot = read;
                 }
@@ -57,7 +57,7 @@ impl Cache {
             pipeline.cmd("HMGET").arg(bucket).arg(LOADED).arg(target.id.0);
         }
         let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<redis::RedisResult<Vec<Value>>>();
-        answers.map_err(|source| CacheError { action: ACTION, source })
+        answers.context(ACTION)
     }
 
     fn read_call(&self, kind: &str, target: Target, metrics: &[Metric]) -> Call {

@@ -8,7 +8,7 @@ use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
 use tracing::debug;
 
-use super::{Cache, CacheError, Call, FILTER_HAS, REMEMBER, Result, text};
+use super::{Cache, Call, Context, FILTER_HAS, REMEMBER, Result, text};
 
 /// The shape of a filter that a script's answer ends with.
 pub fn shape(parts: &[Value]) -> Option<Shape> {
@@ -52,7 +52,7 @@ impl Cache {
             return Ok(Vec::new());
         }
         let answers = self.run(ACTION, &pipeline).await?.into_iter().collect::<RedisResult<Vec<Value>>>();
-        let answers = answers.map_err(|source| CacheError { action: ACTION, source })?;
+        let answers = answers.context(ACTION)?;
         // The newer of the two stands first.
         let seen = |clicks: &[Value]| clicks.iter().find_map(liked).map_or(Seen::Unknown(None), Seen::Known);
         Ok(answers.chunks(2).map(seen).collect())
@@ -91,7 +91,7 @@ impl Cache {
         for (answers, call) in answers.chunks(3).zip(&calls) {
             let [newer, older, filter] = answers else { continue };
             let clicks = [newer, older].into_iter().cloned().collect::<RedisResult<Vec<Value>>>();
-            let clicks = clicks.map_err(|source| CacheError { action: ACTION, source })?;
+            let clicks = clicks.context(ACTION)?;
             untold = untold.or(Some(call).filter(|_| is_unknown_script(filter)));
             let by_filter = match filter {
                 Ok(Value::Int(0)) => Seen::Known(false),

@@ -14,7 +14,7 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisConnectionInfo, Redis
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
-use super::login::{Login, is_distrust};
+use super::login::{Login, tls_fault};
 use super::text;
 use crate::config::Redis;
 
@@ -99,9 +99,10 @@ impl Sentinels {
     async fn connect_to(&self, address: &str, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
         let login = self.login.at(address)?;
         let connected = login.client()?.get_multiplexed_async_connection_with_config(config).await;
-        let mut connection = connected.map_err(|error| login.told(error))?;
+        let mut connection = connected.map_err(|error| login.explain(error))?;
         // By TLS 1.3 a server refuses a client's certificate only after the handshake, with the first answer.
-        let role = redis::cmd("ROLE").query_async::<Value>(&mut connection).await.map_err(|error| login.told(error))?;
+        let role =
+            redis::cmd("ROLE").query_async::<Value>(&mut connection).await.map_err(|error| login.explain(error))?;
         let role = if let Value::Array(parts) = &role { parts.first().and_then(text) } else { None };
         match role {
             Some(MASTER) => Ok(connection),
@@ -192,7 +193,8 @@ impl Votes {
         }
         if self.of.is_empty() {
             // A refusal says more than that another one is away.
-            let refused = self.failed.iter().find(|error| error.kind() != ErrorKind::Io).or(self.failed.first());
+            let says_more = |error: &&RedisError| error.kind() != ErrorKind::Io || tls_fault(error).is_some();
+            let refused = self.failed.iter().find(says_more).or(self.failed.first());
             return Err(refused.cloned().unwrap_or_else(|| no_answer("no sentinel answers".to_owned())));
         }
         let mut named: Vec<(String, usize)> = self.of.into_iter().collect();
@@ -236,8 +238,8 @@ pub(super) fn address(answer: &Value) -> Option<String> {
 
 /// The same error with the sentinel's name.
 fn of_sentinel(sentinel: &Login, error: RedisError) -> RedisError {
-    let error = sentinel.told(error);
-    if is_distrust(&error) {
+    let error = sentinel.explain(error);
+    if tls_fault(&error).is_some() {
         return error;
     }
     let detail = format!("{}: {error}", sentinel.address());

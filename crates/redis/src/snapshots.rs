@@ -9,8 +9,8 @@ use tallyd_core::score::Rule;
 
 use super::boards::{Changed, read_members};
 use super::{
-    BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, Call, PIPELINE_COMMANDS_MAX,
-    Result, text, unexpected,
+    BOARD_FILL, BOARD_FREEZE, BOARD_MARK, BOARD_MERGE, BOARD_RAISE, BOARD_SCAN, Cache, CacheError, Call,
+    PIPELINE_COMMANDS_MAX, Result, text,
 };
 
 /// What a page of a board is, or why there is none.
@@ -89,7 +89,7 @@ impl Cache {
             command.arg(&member.member);
         }
         let answer = self.answer(ACTION, command).await?;
-        scores(&answer).ok_or_else(|| unexpected(ACTION, &answer))
+        scores(&answer).ok_or_else(|| CacheError::unexpected(ACTION, &answer))
     }
 
     /// About `count` members of a live board that has the mark `run` and at least `members_min` members. Each member that is there
@@ -108,7 +108,7 @@ impl Cache {
         const ACTION: &str = "read a board for its snapshot";
         let call = self.scan_call(at, run, members_min).arg("scan").arg(from.unwrap_or("0")).number(count);
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        scanned(answer, scan_page).map_err(|answer| unexpected(ACTION, &answer))
+        scanned(answer, scan_page).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
     /// The scores of `members` in a live board, in their order, under the same conditions.
@@ -129,7 +129,7 @@ impl Cache {
         let call = self.scan_call(at, run, members_min).arg("have");
         let call = members.iter().fold(call, |call, member| call.arg(&member.member));
         let answer = self.eval(ACTION, &[call]).await?.pop().unwrap_or(Value::Nil);
-        scanned(answer, scores).map_err(|answer| unexpected(ACTION, &answer))
+        scanned(answer, scores).map_err(|answer| CacheError::unexpected(ACTION, &answer))
     }
 
     /// Whether the whole of a zset that is being restored is there, and whether it is the only one that has what was added since

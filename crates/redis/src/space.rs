@@ -1,12 +1,13 @@
 //! What keeps buckets compact in Redis, and which keys a layout has.
 
 use redis::{Cmd, Pipeline, Value};
+use tallyd_connect::fate::Fate;
 use tallyd_core::keys::{KindNames, fields_beside};
 use tallyd_core::layout::{BUCKET_BITS_MAX, Form, Layout};
 use tallyd_core::model::{Metric, Target};
 
 use super::counters::pieces;
-use super::{Cache, CacheError, Result, text};
+use super::{Cache, Context, Result, text};
 
 /// The setting for the number of fields up to which Redis keeps a hash compact.
 pub const LISTPACK_ENTRIES: &str = "hash-max-listpack-entries";
@@ -39,7 +40,7 @@ impl Cache {
             text(pair)?.parse().ok()
         };
         let answers = match self.ask_all("ask for Redis' settings", command).await {
-            Err(error) if error.is_refusal() => return Ok(None),
+            Err(error) if error.fate() == Fate::Refused => return Ok(None),
             answers => answers?,
         };
         Ok(answers.iter().map(limit).collect::<Option<Vec<u64>>>().and_then(|limits| limits.into_iter().min()))
@@ -107,7 +108,7 @@ impl Cache {
                 pipeline.add_command(command.clone());
             }
             for answer in self.run(ACTION, &pipeline).await? {
-                let answer = answer.map_err(|source| CacheError { action: ACTION, source })?;
+                let answer = answer.context(ACTION)?;
                 ones += u64::from(answer == Value::Int(1));
             }
         }

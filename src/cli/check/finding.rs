@@ -5,17 +5,16 @@ use std::fmt;
 use anyhow::Error;
 use serde::Serialize;
 
+use crate::cli::exit::fate_of;
 use crate::config::{ConfigError, Problem};
-use crate::runtime::tls::TlsFault;
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::Micros;
-use tallyd_mysql::StoreError;
-use tallyd_redis::CacheError;
 
 /// How far two clocks may be apart before it is said, in microseconds.
 const CLOCKS_APART_MAX: i64 = 1_000_000;
 
 /// What to do about a certificate.
-const DISTRUSTED: &str =
+const UNTRUSTED: &str =
     "mend the certificate or the settings of TLS, as docs/operations.md says; the daemon waits for it meanwhile";
 
 /// What is looked at. Its name is stable, and the manual says what to do about each.
@@ -153,18 +152,22 @@ impl Check {
     }
 
     /// A server that is away, or one that refuses.
-    pub(super) fn failed(what: What, error: &Error, away: &str, refused: &str) -> Self {
-        let passes = !is_refusal(error);
-        let refused = if is_distrust(error) { DISTRUSTED } else { refused };
-        let advice = if passes { away } else { refused };
+    pub(super) fn failed(what: What, error: impl Into<Error>, away: &str, refused: &str) -> Self {
+        let error = error.into();
+        let (passes, advice) = match fate(&error) {
+            Fate::Untrusted => (false, UNTRUSTED),
+            Fate::Refused | Fate::Misconfigured => (false, refused),
+            Fate::Passing | Fate::Item => (true, away),
+        };
         Self { passes, ..Self::error(what, format!("{error:#}"), advice) }
     }
 
     /// What was not told: the account may not ask, or the server, which answered before, doesn't any more.
-    pub(super) fn untold(what: What, error: &Error, away: &str) -> Self {
-        match is_refusal(error) {
-            true => Self::unknown(what, format_args!("{error:#}")),
-            false => Self { passes: true, ..Self::error(what, format!("{error:#}"), away) },
+    pub(super) fn untold(what: What, error: impl Into<Error>, away: &str) -> Self {
+        let error = error.into();
+        match fate(&error) {
+            Fate::Refused | Fate::Untrusted | Fate::Misconfigured => Self::unknown(what, format_args!("{error:#}")),
+            Fate::Passing | Fate::Item => Self { passes: true, ..Self::error(what, format!("{error:#}"), away) },
         }
     }
 
@@ -188,26 +191,10 @@ impl fmt::Display for Check {
     }
 }
 
-/// The server answers, and says no: it won't say anything else before somebody has changed something. No answer is no refusal.
-fn is_refusal(error: &Error) -> bool {
-    error.chain().any(|cause| {
-        cause.is::<ConfigError>()
-            || cause.is::<TlsFault>()
-            || cause
-                .downcast_ref::<CacheError>()
-                .is_some_and(|error| error.is_of_the_configuration() || error.is_refusal())
-            || cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_refusal)
-            || cause.downcast_ref::<lapin::Error>().is_some_and(tallyd_rabbitmq::probe::is_refusal)
-    })
-}
-
-/// TLS says that the server is another one than is meant, or the server that we are.
-fn is_distrust(error: &Error) -> bool {
-    error.chain().any(|cause| {
-        cause.is::<TlsFault>()
-            || matches!(cause.downcast_ref(), Some(StoreError::TlsFault(_)))
-            || cause.downcast_ref::<CacheError>().is_some_and(CacheError::is_distrust)
-    })
+/// What the server's error among the causes means for the work.
+fn fate(error: &Error) -> Fate {
+    let of_configuration = error.chain().any(|cause| cause.is::<ConfigError>()).then_some(Fate::Misconfigured);
+    of_configuration.or_else(|| error.chain().find_map(fate_of)).unwrap_or(Fate::Passing)
 }
 
 /// A server's clock, which told `clock` at some instant between `before` and `after` of this machine's.

@@ -23,7 +23,7 @@ const REFUSED: &str = "make the database and the account, and give it its rights
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = Vec::new();
     match servers.store.settings().await {
-        Err(error) => checks.push(Check::failed(What::MysqlAnswers, &error.into(), AWAY, REFUSED)),
+        Err(error) => checks.push(Check::failed(What::MysqlAnswers, error, AWAY, REFUSED)),
         Ok(settings) => {
             checks.push(Check::ok(What::MysqlAnswers, config.mysql.url.to_string()));
             checks.push(version(&settings.version));
@@ -62,7 +62,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
     };
     match servers.check_schema().await {
         Err(error) => {
-            checks.push(Check::failed(What::MysqlSchema, &error, AWAY, advice));
+            checks.push(Check::failed(What::MysqlSchema, error, AWAY, advice));
             return;
         }
         Ok(Schema::Newer(steps)) => {
@@ -82,7 +82,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
                     .into_iter()
                     .map(|problem| Check::error(What::MysqlNames, problem, "give it a code that was never used")),
             ),
-            Err(error) => checks.push(Check::failed(What::MysqlNames, &error, AWAY, REFUSED)),
+            Err(error) => checks.push(Check::failed(What::MysqlNames, error, AWAY, REFUSED)),
         },
     }
     checks.push(partitions(config, servers).await);
@@ -92,7 +92,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
             let found = format!("the account has no {}", missing.join("; "));
             Check::error(What::MysqlPermissions, found, "GRANT it, as docs/operations.md says")
         }
-        Err(error) => Check::untold(What::MysqlPermissions, &error.into(), SILENT),
+        Err(error) => Check::untold(What::MysqlPermissions, error, SILENT),
     });
 }
 
@@ -100,7 +100,7 @@ async fn schema(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
 async fn partitions(config: &Config, servers: &Servers) -> Check {
     let here = config.amqp.partitions;
     match servers.store.noted_partitions().await {
-        Err(error) => Check::untold(What::MysqlPartitions, &error.into(), SILENT),
+        Err(error) => Check::untold(What::MysqlPartitions, error, SILENT),
         Ok(Some(noted)) if noted.partitions > here => Check {
             at: Some(Problem {
                 origin: None,
@@ -143,7 +143,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
                 format!("SET GLOBAL {setting} = 1, and in the server's configuration"),
             )
         })),
-        Err(error) => checks.push(Check::untold(What::MysqlDurability, &error.into(), SILENT)),
+        Err(error) => checks.push(Check::untold(What::MysqlDurability, error, SILENT)),
     }
     let before = crate::runtime::clock::now();
     match store.clock().await {
@@ -161,7 +161,7 @@ async fn server(store: &Store, checks: &mut Vec<Check>) {
             });
             checks.push(clock(What::MysqlClock, now, before, crate::runtime::clock::now()));
         }
-        Err(error) => checks.push(Check::untold(What::MysqlClock, &error.into(), SILENT)),
+        Err(error) => checks.push(Check::untold(What::MysqlClock, error, SILENT)),
     }
 }
 
@@ -175,7 +175,7 @@ async fn replicas(config: &Config, checks: &mut Vec<Check>) {
             Err(error) => {
                 let error = anyhow::Error::from(error).context(format!("the replica {name}"));
                 let away = "start it, or take it out of [reconcile] replicas: runs wait for it";
-                Check::failed(What::MysqlReplicas, &error, away, "give the account SELECT on it, too")
+                Check::failed(What::MysqlReplicas, error, away, "give the account SELECT on it, too")
             }
         });
     }
@@ -193,7 +193,7 @@ async fn recounts(config: &Config, servers: &Servers, checks: &mut Vec<Check>) {
                 at: Some(Problem { origin: None, key: Some(key), text: text.clone() }),
                 ..Check::error(What::MysqlRecounts, text, "mend the query, or give the account SELECT on what it reads")
             }),
-            Err(error) => checks.push(Check::failed(What::MysqlRecounts, &error.into_error(), AWAY, REFUSED)),
+            Err(error) => checks.push(Check::failed(What::MysqlRecounts, error.into_error(), AWAY, REFUSED)),
         }
     }
 }

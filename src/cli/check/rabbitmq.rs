@@ -1,8 +1,9 @@
 //! RabbitMQ: is it there, does it have what the daemon needs, and may the account use it.
 
 use crate::config::Config;
+use tallyd_core::chain::Chain;
 use tallyd_rabbitmq::probe::Found;
-use tallyd_rabbitmq::{Broker, Link};
+use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use super::finding::{Check, What};
 
@@ -28,7 +29,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
                 format!("it can't spread events over {} partitions", broker.partitions()),
                 "rabbitmq-plugins enable rabbitmq_consistent_hash_exchange, or set [amqp] partitions = 1",
             ),
-            Err(error) => Check::untold(What::RabbitmqPlugin, &error, SILENT),
+            Err(error) => Check::untold(What::RabbitmqPlugin, error, SILENT),
         });
     }
     let mut refused = Vec::new();
@@ -40,7 +41,7 @@ pub(super) async fn check(config: &Config, broker: &Broker) -> Vec<Check> {
         match found {
             Ok(found) => things(config.amqp.declare, what, found, &mut checks, &mut refused),
             Err(error) => {
-                checks.push(Check::untold(what, &error, SILENT));
+                checks.push(Check::untold(what, error, SILENT));
                 // The rest would be waited for as long.
                 return checks;
             }
@@ -61,16 +62,16 @@ async fn nodes(broker: &Broker) -> Result<(Link, Vec<Check>), Vec<Check>> {
     }
     let names: Vec<String> = links.iter().map(|(name, _)| name.clone()).collect();
     let Some((_, link)) = links.into_iter().next() else {
-        let said = |(name, error): (String, anyhow::Error)| {
-            Check::failed(What::RabbitmqAnswers, &error.context(name), AWAY, REFUSED)
+        let said = |(name, error): (String, BrokerError)| {
+            Check::failed(What::RabbitmqAnswers, anyhow::Error::from(error).context(name), AWAY, REFUSED)
         };
         return Err(failed.into_iter().map(said).collect());
     };
     let found = format!("{}, vhost \"{}\"", names.join(" and "), broker.vhost());
     let mut checks = vec![Check::ok(What::RabbitmqAnswers, found)];
-    let away = |(name, error): (String, anyhow::Error)| {
+    let away = |(name, error): (String, BrokerError)| {
         let advice = "start that node, or mend [amqp] url and seeds; tallyd uses the others meanwhile";
-        Check::warning(What::RabbitmqAnswers, format!("{name}: {error:#}"), advice)
+        Check::warning(What::RabbitmqAnswers, format!("{name}: {}", Chain(&error)), advice)
     };
     checks.extend(failed.into_iter().map(away));
     Ok((link, checks))
@@ -112,7 +113,7 @@ async fn permissions(broker: &Broker, link: &Link, is_there: bool, checks: &mut 
             Ok(Found::Refused(text)) => refused.push(text),
             Ok(_) => may.push(if exchange.is_empty() { "amq.default" } else { exchange }),
             Err(error) => {
-                checks.push(Check::untold(What::RabbitmqPermissions, &error, ALARM));
+                checks.push(Check::untold(What::RabbitmqPermissions, error, ALARM));
                 may.clear();
                 break;
             }

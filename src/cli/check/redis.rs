@@ -33,7 +33,7 @@ const REFUSED: &str =
 pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let cache = &servers.cache;
     if let Err(error) = cache.ping().await {
-        return vec![Check::failed(What::RedisAnswers, &error.into(), AWAY, REFUSED)];
+        return vec![Check::failed(What::RedisAnswers, error, AWAY, REFUSED)];
     }
     let found = match cache.master().await {
         Some(master) => format!("{master} is the master {}, as its sentinels say", config.redis.sentinel_master),
@@ -42,7 +42,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
     let mut checks = vec![Check::ok(What::RedisAnswers, found)];
     checks.push(match cache.versions().await {
         Ok(versions) => version(&versions),
-        Err(error) => Check::untold(What::RedisVersion, &error.into(), SILENT),
+        Err(error) => Check::untold(What::RedisVersion, error, SILENT),
     });
     checks.push(match cache.missing_rights(config.filter.is_on()).await {
         Ok(missing) if missing.is_empty() => {
@@ -52,9 +52,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
             let found = format!("the account may not run {}", missing.join(", "));
             Check::error(What::RedisPermissions, found, "ACL SETUSER, as docs/operations.md says")
         }
-        Err(error) => {
-            Check::failed(What::RedisPermissions, &error.into(), SILENT, "ACL SETUSER, as docs/operations.md says")
-        }
+        Err(error) => Check::failed(What::RedisPermissions, error, SILENT, "ACL SETUSER, as docs/operations.md says"),
     });
     memory(cache, &mut checks).await;
     let before = crate::runtime::clock::now();
@@ -64,7 +62,7 @@ pub(super) async fn check(config: &Config, servers: &Servers) -> Vec<Check> {
             let [slow, fast] = [slowest, fastest].map(|told| clock(What::RedisClock, told, before, after));
             if slow.status == Status::Warning { slow } else { fast }
         }
-        Err(error) => Check::untold(What::RedisClock, &error.into(), SILENT),
+        Err(error) => Check::untold(What::RedisClock, error, SILENT),
     });
     if cache.is_packed() {
         checks.push(listpack(config, cache).await);
@@ -88,7 +86,7 @@ fn version(versions: &[String]) -> Check {
 /// What may be taken away, or lost with a restart.
 async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
     match cache.eviction_policies().await {
-        Err(error) => checks.push(Check::untold(What::RedisEviction, &error.into(), SILENT)),
+        Err(error) => checks.push(Check::untold(What::RedisEviction, error, SILENT)),
         Ok(policies) => {
             let all: Vec<&str> =
                 policies.iter().map(String::as_str).filter(|policy| policy.starts_with("allkeys-")).collect();
@@ -112,7 +110,7 @@ async fn memory(cache: &Cache, checks: &mut Vec<Check>) {
             "CONFIG SET appendonly yes, and in the server's configuration",
         ),
         Ok(Persistence::Unknown) => Check::unknown(What::RedisPersistence, "the account may not ask (CONFIG GET)"),
-        Err(error) => Check::untold(What::RedisPersistence, &error.into(), SILENT),
+        Err(error) => Check::untold(What::RedisPersistence, error, SILENT),
     });
 }
 
@@ -122,7 +120,7 @@ async fn listpack(config: &Config, cache: &Cache) -> Check {
     let (entries, bytes) = match asked.await {
         Ok((Some(entries), Some(bytes))) => (entries, bytes),
         Ok(_) => return Check::unknown(What::RedisListpack, "the account may not ask (CONFIG GET)"),
-        Err(error) => return Check::untold(What::RedisListpack, &error, SILENT),
+        Err(error) => return Check::untold(What::RedisListpack, error, SILENT),
     };
     let likely = fields_most(cache.keys.layout(), FIELDS_MEAN_MAX, config.amqp.partitions);
     let longest = field_bytes(&config.metrics.codes());
@@ -161,7 +159,7 @@ async fn buckets(config: &Config, Servers { store, cache, .. }: &Servers) -> Vec
         }
         let most = match cache.largest_bucket(kind, 0..cache.keys.buckets().min(CHECKED_BUCKETS)).await {
             Ok(most) => most,
-            Err(error) => return vec![Check::untold(What::RedisBuckets, &error.into(), SILENT)],
+            Err(error) => return vec![Check::untold(What::RedisBuckets, error, SILENT)],
         };
         largest = most.max(largest);
         if most * 10 > limit * 8 {

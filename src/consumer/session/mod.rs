@@ -209,7 +209,8 @@ impl Session<'_> {
         let is_idle = self.writing.is_none() && self.open.batch.is_empty();
         if is_idle && self.stall_detector.is_due(Instant::now()) {
             let queue = self.partition.broker.queue(self.partition.number);
-            let messages = self.partition.heartbeat.during(self.link.depth(&queue)).await?.messages;
+            let depth = self.partition.heartbeat.during(self.link.depth(&queue)).await;
+            let messages = depth.map_err(anyhow::Error::from)?.messages;
             if self.stall_detector.is_stalled(messages, Instant::now()) {
                 return Err(SessionEnd::Stalled { queue, messages });
             }

@@ -17,8 +17,9 @@ pub use report::{Outcome, PeriodReport, Report};
 pub use tallyd_mysql::boards::JOB;
 
 use crate::runtime::progress::{ProgressSink, follow};
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::{BoardPeriod, Micros};
-use tallyd_mysql::{Fate, Store, StoreError};
+use tallyd_mysql::{Store, StoreError};
 use tallyd_redis::boards::{BoardKeys, Changed};
 use tallyd_redis::{Cache, CacheError};
 
@@ -205,18 +206,17 @@ impl<'a> BoardRun<'a> {
 impl From<StoreError> for Halt {
     fn from(error: StoreError) -> Self {
         match error.fate() {
-            Fate::Row => Self::Kept(Reason::Server(format!("{:#}", anyhow::Error::from(error)))),
-            Fate::Passing => Self::Failed(error.into()),
+            Fate::Item => Self::Kept(Reason::Server(format!("{:#}", anyhow::Error::from(error)))),
+            _ => Self::Failed(error.into()),
         }
     }
 }
 
 impl From<CacheError> for Halt {
     fn from(error: CacheError) -> Self {
-        if error.is_of_the_key() {
-            Self::Kept(Reason::Server(format!("{:#}", anyhow::Error::from(error))))
-        } else {
-            Self::Failed(error.into())
+        match error.fate() {
+            Fate::Item => Self::Kept(Reason::Server(format!("{:#}", anyhow::Error::from(error)))),
+            _ => Self::Failed(error.into()),
         }
     }
 }

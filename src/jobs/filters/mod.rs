@@ -183,7 +183,7 @@ impl Filters {
             data_set: redis,
             report: Report::default(),
         };
-        // The one write that distrusts whatever was built in another epoch.
+        // The one write that rejects what was built in another epoch.
         run.check_redis().await?;
         match done {
             Some(done) if mark.full != now.0 => {
@@ -284,8 +284,8 @@ impl Run<'_> {
                 Plan::Nothing => {}
                 Plan::Fold(shape) => folds.push((target, shape)),
                 Plan::Drop => drops.push(target),
-                Plan::Build { expected, distrusted } => {
-                    drops.extend(Some(target).filter(|_| distrusted));
+                Plan::Build { expected, drops_former } => {
+                    drops.extend(Some(target).filter(|_| drops_former));
                     builds.push((target, expected));
                 }
             }

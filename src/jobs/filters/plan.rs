@@ -16,12 +16,12 @@ pub enum Plan {
     Nothing,
     /// Users are noted beside it: set their bits.
     Fold(Shape),
-    /// Build one for this number of users. With `distrusted` the former one may lack some of them, and is dropped immediately.
+    /// Build one for this number of users. With `drops_former` the former one may lack some of them, and is dropped immediately.
     Build {
         /// For how many.
         expected: u64,
         /// The former one must not be asked any more.
-        distrusted: bool,
+        drops_former: bool,
     },
     /// The target has too few likes by now: take it away.
     Drop,
@@ -30,24 +30,24 @@ pub enum Plan {
 pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     let Some(state) = state else {
         let enough = likes >= wish.likes_min;
-        return if enough { Plan::Build { expected: fresh(wish, likes), distrusted: false } } else { Plan::Nothing };
+        return if enough { Plan::Build { expected: fresh(wish, likes), drops_former: false } } else { Plan::Nothing };
     };
     if likes.saturating_mul(2) < wish.likes_min {
         return Plan::Drop;
     }
-    let distrusted = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
+    let drops_former = state.is_lost || state.shape.is_some() && (state.epoch != wish.epoch || lacks(likes, state));
     let is_of_the_wish = state.false_positive == bloom::java_double(wish.false_positive);
     let outgrown = state.inserted > state.expected && state.expected < Shape::capacity_max(wish.false_positive);
     // What was unliked stays in the bits: then "no" is said of fewer and fewer.
     let stale = state.inserted >= likes.saturating_mul(2);
     match state.shape {
-        Some(shape) if !distrusted && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
+        Some(shape) if !drops_former && state.building.is_none() && is_of_the_wish && !outgrown && !stale => {
             if state.waiting > 0 { Plan::Fold(shape) } else { Plan::Nothing }
         }
         Some(_) if is_of_the_wish && fits(likes, state.expected) => {
-            Plan::Build { expected: state.expected, distrusted }
+            Plan::Build { expected: state.expected, drops_former }
         }
-        _ => Plan::Build { expected: fresh(wish, likes), distrusted },
+        _ => Plan::Build { expected: fresh(wish, likes), drops_former },
     }
 }
 
@@ -87,8 +87,8 @@ mod tests {
         }
     }
 
-    fn build(expected: u64, distrusted: bool) -> Plan {
-        Plan::Build { expected, distrusted }
+    fn build(expected: u64, drops_former: bool) -> Plan {
+        Plan::Build { expected, drops_former }
     }
 
     #[test]

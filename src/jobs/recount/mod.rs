@@ -167,7 +167,7 @@ impl Recounter {
         progress: watch::Sender<Progress>,
         stop: &CancellationToken,
     ) -> Result<Report, JobError> {
-        let publisher = self.broker.connect_publisher("recount").await?;
+        let publisher = self.broker.connect_publisher("recount").await.map_err(anyhow::Error::from)?;
         let fences = Fences {
             job: JobName::Recount,
             store: &self.store,

@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::Rest;
-use tallyd_rabbitmq::{self as rabbitmq, Broker, Publisher};
+use tallyd_connect::fate::Fate;
+use tallyd_rabbitmq::{Broker, Publisher};
 
 /// How long a queue is not asked for again that does not exist, or that this account may not read: the refusal costs a connection.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
@@ -58,17 +59,17 @@ impl Queues {
                     self.link = Some(open);
                 }
                 // The refusal has closed the channel.
-                Err(error) if rabbitmq::is_refusal(&error) => drop(self.missing.insert(queue)),
-                Err(error) => return Err(error),
+                Err(error) if error.fate() == Fate::Refused => drop(self.missing.insert(queue)),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(depths)
     }
 
     async fn open(&mut self) -> Result<Publisher> {
-        match self.link.take() {
-            Some(open) => Ok(open),
-            None => self.broker.connect_publisher("observer").await,
-        }
+        Ok(match self.link.take() {
+            Some(open) => open,
+            None => self.broker.connect_publisher("observer").await?,
+        })
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use redis::AsyncCommands;
 use serde::Deserialize;
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::BoardPeriod;
 use tallyd_redis::boards::Changed;
 use tallyd_redis::score::{Columns, Packing, Rule, Tie};
@@ -173,7 +174,7 @@ async fn what_comes_late_is_added_column_by_column() {
     let () = redis.zadd(&live, "a", pack(2, 100_000)).await.unwrap();
     let rule = Rule { tie: Tie::Second, packing: Packing::new(20) };
     let error = world.cache.merge_late(&at("2026-W03"), 1, 10, rule).await.unwrap_err();
-    assert!(error.is_of_the_key(), "the other boards go on");
+    assert_eq!(error.fate(), Fate::Item, "the other boards go on");
     assert!(format!("{:#}", anyhow::Error::from(error)).contains("no longer holds what came late"));
     assert_eq!(redis.zscore::<_, _, f64>(&live, "a").await.unwrap(), pack(2, 100_000));
     world.close().await;

@@ -5,7 +5,8 @@ use lapin::types::FieldTable;
 use sqlx::mysql::{MySqlDatabaseError, MySqlPool};
 use sqlx::{AssertSqlSafe, Executor};
 use tallyd::config::{Amqp, ServerUrl};
-use tallyd_rabbitmq::{Broker, Link, is_refusal};
+use tallyd_connect::fate::Fate;
+use tallyd_rabbitmq::{Broker, BrokerError, Link};
 
 use crate::common::World;
 
@@ -112,7 +113,7 @@ async fn on_the_broker_an_api_server_publishes_events_alone_and_the_daemon_keeps
         let declare = link.channel.queue_declare(name.into(), QueueDeclareOptions::durable(), FieldTable::default());
         link.call("declare", declare).await.map(drop)
     };
-    let denied = |result: anyhow::Result<()>| assert!(is_refusal(&result.expect_err("it was let in")));
+    let denied = |result: Result<(), BrokerError>| assert_eq!(result.expect_err("it was let in").fate(), Fate::Refused);
     denied(declared(accounts.of_api(url), &format!("{}.events.9", world.name)).await);
     denied(declared(accounts.of_daemon(url), "of-somebody-else").await);
     let link = linked(accounts.of_api(url)).await;

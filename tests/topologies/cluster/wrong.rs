@@ -3,6 +3,7 @@
 use std::process::Output;
 
 use tallyd::config::Redis;
+use tallyd_connect::fate::Fate;
 use tallyd_core::model::Metric;
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
@@ -33,7 +34,7 @@ async fn a_cluster_that_is_configured_as_one_server_is_an_error_of_the_configura
     let redis = Redis { url: url.as_str().into(), cluster: false, ..world.config.redis.clone() };
     let error =
         Cache::new(&redis, &world.config.metrics).unwrap().read(&names, &[Metric(1)], &targets).await.unwrap_err();
-    assert!(error.is_of_the_configuration(), "{error:?}");
+    assert_eq!(error.fate(), Fate::Misconfigured, "{error:?}");
     assert_eq!(nodes.client(&world).read(&targets).await.unwrap().len(), 100);
     world.close().await;
 }

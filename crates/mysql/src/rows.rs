@@ -1,0 +1,70 @@
+//! What statements about many rows share: how long they are, and how their values are written and read.
+
+use chrono::{DateTime, NaiveDateTime};
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+use tallyd_core::model::{Kind, Micros, Target, TargetId};
+
+pub(super) fn target(row: &MySqlRow, column: usize) -> Result<Target, sqlx::Error> {
+    Ok(Target { kind: Kind(row.try_get(column)?), id: TargetId(row.try_get(column + 1)?) })
+}
+
+/// `DATETIME(6)`, UTC. The decoder holds that every `at` fits.
+pub(super) fn datetime(at: Micros) -> NaiveDateTime {
+    DateTime::from_timestamp_micros(at.0).unwrap_or_default().naive_utc()
+}
+
+pub(super) fn micros(datetime: NaiveDateTime) -> Micros {
+    Micros(datetime.and_utc().timestamp_micros())
+}
+
+/// Rows per statement, greedily the largest first: so that a statement's text is one of a few, which the server's
+/// prepared-statement cache knows.
+const SHAPES: [usize; 4] = [512, 64, 8, 1];
+
+/// The same for IN lists of (kind, target, user): MariaDB rewrites one of 1,000 values or more into a join.
+pub(super) const TRIPLE_SHAPES: [usize; 4] = [256, 32, 4, 1];
+
+/// Cuts `rows` into pieces whose lengths are all in [`SHAPES`].
+pub(super) fn in_shapes<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
+    in_shapes_of(SHAPES, rows)
+}
+
+/// Cuts `rows` into pieces whose lengths are all in `shapes`, the last of which is 1.
+pub(super) fn in_shapes_of<T>(shapes: [usize; 4], mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let shape = shapes.into_iter().find(|shape| *shape <= rows.len())?;
+        let (piece, rest) = rows.split_at(shape);
+        rows = rest;
+        Some(piece)
+    })
+}
+
+/// `(?, ?), (?, ?)`: `rows` groups of `columns` placeholders.
+pub(super) fn placeholders(rows: usize, columns: usize) -> String {
+    let group = format!("({})", vec!["?"; columns].join(", "));
+    vec![group; rows].join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_cut_into_few_shapes_without_loss() {
+        for count in [0, 1, 7, 8, 63, 577, 5_000] {
+            let rows: Vec<usize> = (0..count).collect();
+            let pieces: Vec<&[usize]> = in_shapes(&rows).collect();
+            assert!(pieces.iter().all(|piece| SHAPES.contains(&piece.len())));
+            assert_eq!(pieces.concat(), rows);
+        }
+        assert_eq!(placeholders(2, 3), "(?, ?, ?), (?, ?, ?)");
+    }
+
+    #[test]
+    fn times_keep_their_microseconds() {
+        for at in [Micros(1), Micros(1_764_000_000_123_456), Micros::MAX] {
+            assert_eq!(micros(datetime(at)), at);
+        }
+    }
+}
