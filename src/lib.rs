@@ -18,16 +18,18 @@
 //! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
 //! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side. ARCHITECTURE.md tells the whole.
 
+#![warn(unreachable_pub)]
+
 pub(crate) mod admin;
 pub mod app;
-pub mod boards;
+pub(crate) mod boards;
 pub mod cli;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;
 pub mod jobs;
 pub mod letter;
-pub mod outbox;
+pub(crate) mod outbox;
 pub mod runtime;
 pub mod servers;
 pub(crate) mod telemetry;

@@ -67,7 +67,7 @@ const PRUNE_EVERY: Duration = Duration::from_secs(10);
 /// How long it continues after the last batch: the next daemon does the rest.
 const END_MAX: Duration = Duration::from_secs(2);
 
-pub struct Outbox {
+pub(crate) struct Outbox {
     pub store: Store,
     /// Where they are added: one for each layout.
     pub caches: Vec<Cache>,
@@ -94,7 +94,7 @@ struct State {
 
 impl Outbox {
     /// Adds rows, each time `wake` changes, until all its senders are gone.
-    pub async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
+    pub(crate) async fn run(self, mut wake: watch::Receiver<()>, beat: Heartbeat) {
         let mut outage = Outage::new("adding the outbox to Redis");
         let mut state = State::default();
         loop {

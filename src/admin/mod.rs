@@ -6,9 +6,9 @@
 //!
 //! The loop that accepts connections is our own, because `axum::serve` limits neither the connections nor the time and size of a request's head.
 
-pub mod ask;
+pub(crate) mod ask;
 mod counters;
-pub mod health;
+pub(crate) mod health;
 mod hosts;
 mod listener;
 mod metrics;
@@ -104,7 +104,7 @@ impl Admin {
     ///
     /// # Errors
     /// [`ConfigError`]: the address or path is taken, or may not be listened on.
-    pub async fn bind(
+    pub(crate) async fn bind(
         live: &ConfigHandle,
         broker: &Broker,
         owner: &str,
@@ -135,7 +135,7 @@ impl Admin {
         Ok(Some((Self { listener, routes: routes(asked) }, observer)))
     }
 
-    pub async fn run(self, beat: Heartbeat, end: CancellationToken) {
+    pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
         let mut connections = JoinSet::new();
         while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
             match accepted {

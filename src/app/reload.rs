@@ -27,7 +27,7 @@ pub(super) struct Reloader {
 }
 
 impl Reloader {
-    pub async fn run(mut self, stop: CancellationToken) {
+    pub(super) async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
             systemd::reloading();
             if let Err(error) = self.reload().await {

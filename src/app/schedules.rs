@@ -18,12 +18,12 @@ pub(super) struct Schedules {
 }
 
 impl Schedules {
-    pub async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
+    pub(super) async fn start(live: &ConfigHandle, wakes: Wakes) -> Result<Self> {
         let modes = jobs::modes(&live.current());
         Ok(Self { cron: start(&modes, &wakes).await?, wakes, modes })
     }
 
-    pub async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
+    pub(super) async fn run(mut self, mut live: ConfigHandle, stop: CancellationToken) {
         while stop.run_until_cancelled(live.changed()).await.is_some() {
             self.follow(&live.current()).await;
         }

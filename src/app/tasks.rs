@@ -61,29 +61,29 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub fn new(liveness: &Liveness) -> Self {
+    pub(super) fn new(liveness: &Liveness) -> Self {
         Self { liveness: liveness.clone(), set: JoinSet::new() }
     }
 
-    pub fn start_loop<F>(&mut self, name: TaskName, task: impl FnOnce(Heartbeat) -> F)
+    pub(super) fn start_loop<F>(&mut self, name: TaskName, task: impl FnOnce(Heartbeat) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         self.start(name, task(self.liveness.register(name.to_string())));
     }
 
-    pub fn start(&mut self, name: TaskName, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn start(&mut self, name: TaskName, task: impl Future<Output = ()> + Send + 'static) {
         self.set.spawn(async move {
             task.await;
             name
         });
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.set.is_empty()
     }
 
-    pub async fn next_end(&mut self) -> Option<Result<TaskName, JoinError>> {
+    pub(super) async fn next_end(&mut self) -> Option<Result<TaskName, JoinError>> {
         self.set.join_next().await
     }
 }
@@ -96,7 +96,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    pub async fn start_all(self, running: &mut Running) -> Result<()> {
+    pub(super) async fn start_all(self, running: &mut Running) -> Result<()> {
         let wake_outbox = watch::Sender::default();
         self.start_outbox(&wake_outbox, running)?;
         // The outbox ends with the last of those who wake it.

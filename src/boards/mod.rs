@@ -20,7 +20,7 @@ use tallyd_redis::Cache;
 use tallyd_redis::boards::Part;
 use tallyd_redis::ranks::{Placed, Ranking};
 
-pub use view::{List, Listed, Row, Source, State, Top};
+pub(crate) use view::{List, Listed, Row, Source, State, Top};
 
 /// Periods of a board that are listed from MySQL at most.
 const LISTED_MAX: usize = 20;
@@ -30,7 +30,7 @@ const UNARCHIVED_LOOKED: usize = 20;
 
 /// A board can't be shown.
 #[derive(Debug, thiserror::Error)]
-pub enum NotShown {
+pub(crate) enum NotShown {
     /// The configuration has no such board.
     #[error("no board is called \"{name}\": the configuration has {known}")]
     UnknownBoard {
@@ -65,7 +65,7 @@ pub enum NotShown {
 }
 
 /// The configured boards and where they are.
-pub struct Boards<'a> {
+pub(crate) struct Boards<'a> {
     /// As configured.
     pub boards: &'a [Board],
     pub store: &'a Store,
@@ -73,11 +73,11 @@ pub struct Boards<'a> {
 }
 
 /// The snapshots that there are.
-pub type Saved = BTreeMap<BoardPeriod, Snapshot>;
+pub(crate) type Saved = BTreeMap<BoardPeriod, Snapshot>;
 
 impl Boards<'_> {
     /// Each board's current period, then those that MySQL knows, newest first.
-    pub async fn list(&self, now: Micros) -> Result<List> {
+    pub(crate) async fn list(&self, now: Micros) -> Result<List> {
         let (saved, mut list) = (self.saved().await?, List::default());
         for board in self.boards {
             list.0.extend(self.list_of(board, &saved, now).await?);
@@ -86,12 +86,12 @@ impl Boards<'_> {
     }
 
     /// All snapshots, for [`Self::list_of`].
-    pub async fn saved(&self) -> Result<Saved> {
+    pub(crate) async fn saved(&self) -> Result<Saved> {
         Ok(self.store.snapshots().await?.into_iter().collect())
     }
 
     /// The same of one board.
-    pub async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
+    pub(crate) async fn list_of(&self, board: &Board, saved: &Saved, now: Micros) -> Result<Vec<Listed>> {
         let calendar = board.calendar(jiff::tz::db())?;
         let period = Period::containing(board.period, now, &calendar);
         let mut open = self.in_redis(&board.name, period, State::Open, saved, now).await?;
@@ -153,7 +153,7 @@ impl Boards<'_> {
 
     /// The first `count` places of a board; of its current period where none is named. Where the configuration has the
     /// board for several lengths of period, one must be.
-    pub async fn top(
+    pub(crate) async fn top(
         &self,
         name: &str,
         period: Option<&str>,

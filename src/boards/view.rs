@@ -13,7 +13,7 @@ use tallyd_redis::score::Rule;
 /// How far a period is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub(crate) enum State {
     /// Writers still add to it.
     Open,
     /// Redis has lost it since its snapshot.
@@ -32,7 +32,7 @@ pub enum State {
 
 impl State {
     /// The name that users see.
-    pub fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Open => "open",
             Self::Lost => "lost",
@@ -58,7 +58,7 @@ impl From<PeriodState> for State {
 
 /// One period of a board.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Listed {
+pub(crate) struct Listed {
     pub board: String,
     pub period: String,
     /// How far it is.
@@ -76,19 +76,19 @@ pub struct Listed {
 /// All boards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct List(pub Vec<Listed>);
+pub(crate) struct List(pub Vec<Listed>);
 
 /// The server that a board was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub(crate) enum Source {
     Redis,
     MySql,
 }
 
 /// The first places of a board.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Top {
+pub(crate) struct Top {
     pub board: String,
     pub period: String,
     /// The server that it was read from.
@@ -99,7 +99,7 @@ pub struct Top {
 
 /// One place of a board.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub(crate) struct Row {
     /// From 1.
     pub place: u64,
     /// As text; bytes that are not UTF-8 are replaced.
@@ -130,7 +130,7 @@ impl Top {
     ///
     /// # Errors
     /// A row can't be written, which doesn't happen in memory.
-    pub fn to_csv(&self) -> Result<String> {
+    pub(crate) fn to_csv(&self) -> Result<String> {
         let mut csv = csv::Writer::from_writer(Vec::new());
         for row in &self.entries {
             csv.serialize(row)?;

@@ -17,16 +17,16 @@ pub(super) struct Fault {
 pub(super) struct Faults(pub Vec<Fault>);
 
 impl Faults {
-    pub fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
+    pub(super) fn at(&mut self, key: impl Into<Key>, text: impl Into<String>) {
         self.0.push(Fault { keys: vec![key.into()], text: text.into() });
     }
 
-    pub fn between(&mut self, keys: &[Key], text: impl Into<String>) {
+    pub(super) fn between(&mut self, keys: &[Key], text: impl Into<String>) {
         self.0.push(Fault { keys: keys.to_vec(), text: text.into() });
     }
 
     #[cfg(test)]
-    pub fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
+    pub(super) fn texts(find: impl FnOnce(&mut Self)) -> Vec<String> {
         let mut found = Self::default();
         find(&mut found);
         found.0.into_iter().map(|fault| fault.text).collect()

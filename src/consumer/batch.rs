@@ -33,7 +33,7 @@ pub(super) struct Arrived {
 
 impl Arrived {
     /// The bytes of its body and of its headers as they came: an empty body can have 128 KiB of headers.
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.body.len() + self.headers.bytes
     }
 }
@@ -54,27 +54,27 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    pub fn push(&mut self, delivery: Delivery) {
+    pub(super) fn push(&mut self, delivery: Delivery) {
         let message = Arrived::from(delivery);
         self.bytes += message.bytes();
         self.messages.push_back(message);
     }
 
-    pub fn pop(&mut self) -> Option<Arrived> {
+    pub(super) fn pop(&mut self) -> Option<Arrived> {
         let message = self.messages.pop_front()?;
         self.bytes -= message.bytes();
         Some(message)
     }
 
     /// The bytes of each message.
-    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.messages.iter().map(Arrived::bytes)
     }
 }
 
 /// A message in a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Origin {
+pub(super) struct Origin {
     /// One event, or a list of events.
     pub body: Vec<u8>,
     /// Headers as JSON; empty if there are none.
@@ -83,7 +83,7 @@ pub struct Origin {
 
 /// An event with the message it came in, of which a dead letter is made if the database refuses the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Received {
+pub(super) struct Received {
     /// The decoded event.
     pub event: Event,
     /// The message, shared by all events of a list.
@@ -94,7 +94,7 @@ pub struct Received {
 
 /// An event to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub(super) enum Event {
     /// A like or unlike.
     Like(LikeEvent),
     /// A number changes.
@@ -105,7 +105,7 @@ pub enum Event {
 
 impl Event {
     /// When it happened.
-    pub fn at(&self) -> Micros {
+    pub(super) fn at(&self) -> Micros {
         match self {
             Self::Like(event) => event.at,
             Self::Count(event) => event.at,
@@ -114,31 +114,31 @@ impl Event {
     }
 
     /// Whether the ledger should know the event, and the event is older than the ledger's `floor`.
-    pub fn is_before(&self, floor: Micros) -> bool {
+    pub(super) fn is_before(&self, floor: Micros) -> bool {
         !matches!(self, Self::Like(_)) && self.at() < floor
     }
 }
 
 impl Received {
     /// The like or unlike that it is.
-    pub fn like(&self) -> Option<LikeEvent> {
+    pub(super) fn like(&self) -> Option<LikeEvent> {
         if let Event::Like(event) = self.event { Some(event) } else { None }
     }
 
     /// The count that it is.
-    pub fn counted(&self) -> Option<CountEvent> {
+    pub(super) fn counted(&self) -> Option<CountEvent> {
         if let Event::Count(event) = self.event { Some(event) } else { None }
     }
 
     /// The set that it is.
-    pub fn set(&self) -> Option<SetEvent> {
+    pub(super) fn set(&self) -> Option<SetEvent> {
         if let Event::Set(event) = self.event { Some(event) } else { None }
     }
 }
 
 /// The messages that one transaction writes.
 #[derive(Clone, Debug, Default)]
-pub struct Batch {
+pub(super) struct Batch {
     /// In the order they came.
     pub events: Vec<Received>,
     /// Messages that can never be applied.
@@ -155,24 +155,24 @@ pub struct Batch {
 
 impl Batch {
     /// Whether the batch must be written before it takes more. The last message can be a list that exceeds the bounds.
-    pub fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
+    pub(super) fn is_full(&self, events_max: usize, bytes_max: usize) -> bool {
         self.events.len() + self.refused.len() + self.fences.len() >= events_max || self.bytes >= bytes_max
     }
 
     /// Notes a fence that follows the batch's events.
-    pub fn take_fence(&mut self, fence: u64) {
+    pub(super) fn take_fence(&mut self, fence: u64) {
         let highest = self.fences.entry(run_of(fence)).or_default();
         *highest = fence.max(*highest);
     }
 
     /// Whether there is more than one thing to write.
-    pub fn can_split(&self) -> bool {
+    pub(super) fn can_split(&self) -> bool {
         self.events.len() + self.refused.len() > 1
     }
 
     /// Keeps one part and returns the other with the fences, which follow all events. Both are smaller if the batch can be split.
     #[must_use]
-    pub fn split(&mut self) -> Self {
+    pub(super) fn split(&mut self) -> Self {
         // Events on the one side and dead letters on the other, or halves of what there is.
         let keeps = |all: usize, others: usize| if others > 0 { all } else { all / 2 };
         let (events, refused) = (self.events.len(), self.refused.len());
@@ -186,7 +186,7 @@ impl Batch {
     }
 
     /// Whether there is nothing to write.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.messages == 0
     }
 }

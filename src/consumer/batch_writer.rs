@@ -96,7 +96,7 @@ struct Tries {
 
 impl BatchWriter {
     /// The writer of `partition`, of which there are `partitions`, until `ends`.
-    pub fn new(
+    pub(super) fn new(
         partition: &Partition,
         config: &Config,
         partitions: u16,
@@ -121,7 +121,7 @@ impl BatchWriter {
     }
 
     /// Writes the batch, however often that takes. Parts of it are committed alone where MySQL refuses the whole.
-    pub async fn write(&mut self, batch: Batch) -> Result<Written, WriteError> {
+    pub(super) async fn write(&mut self, batch: Batch) -> Result<Written, WriteError> {
         let mut outage = Outage::new(Work::Writing(self.partition));
         let mut written = Written::default();
         // Events that are refused alone become dead letters together, in the last part.
@@ -169,7 +169,7 @@ impl BatchWriter {
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
-    pub async fn release(&self) {
+    pub(super) async fn release(&self) {
         self.transaction.ownership.release(&self.store).await;
     }
 

@@ -14,11 +14,11 @@ static STEADY: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// How far this machine's clock was ahead of a steady one, in microseconds: the least and the most of several readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Clock(Option<(i64, i64)>);
+pub(super) struct Clock(Option<(i64, i64)>);
 
 impl Clock {
     /// Notes what this machine's clock says now.
-    pub fn note(&mut self, now: Micros) {
+    pub(super) fn note(&mut self, now: Micros) {
         let ahead = ahead_of_steady(now);
         let (least, most) = self.0.unwrap_or((ahead, ahead));
         self.0 = Some((least.min(ahead), most.max(ahead)));
@@ -28,7 +28,7 @@ impl Clock {
     ///
     /// # Errors
     /// The clocks are too far apart.
-    pub fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
+    pub(super) fn hold(mut self, mysql: Micros) -> Result<(), StoreError> {
         self.note(crate::runtime::clock::now());
         let (least, most) = self.0.unwrap_or_default();
         let apart_s = |ahead: i64| (ahead - ahead_of_steady(mysql)) / 1_000_000;

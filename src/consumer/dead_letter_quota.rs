@@ -48,7 +48,7 @@ pub(super) struct DeadLetterQuota {
 
 impl DeadLetterQuota {
     /// The quota of one of `partitions`.
-    pub fn new(
+    pub(super) fn new(
         partition: u16,
         partitions: u16,
         broker: Broker,
@@ -62,7 +62,7 @@ impl DeadLetterQuota {
     }
 
     /// The first of `letters`, as many as the quota admits as of the transaction.
-    pub async fn admit<'a>(
+    pub(super) async fn admit<'a>(
         &mut self,
         tx: &mut MySqlConnection,
         letters: &'a [DeadLetter],
@@ -78,7 +78,7 @@ impl DeadLetterQuota {
 
     /// Returns letters over the quota to the broker, or counts them, before their batch is acknowledged. Fails once the session ends and
     /// the broker has not taken all of them.
-    pub async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
+    pub(super) async fn turn_away(&mut self, letters: &[DeadLetter], outage: &mut Outage) -> Result<()> {
         let (mut left, never): (VecDeque<&DeadLetter>, VecDeque<&DeadLetter>) =
             letters.iter().partition(|letter| Reason::may_be_good(letter.reason));
         never.iter().for_each(|letter| telemetry().consumer.dead_letter_dropped(letter.reason));

@@ -19,7 +19,7 @@ const EVERY: Duration = Duration::from_secs(3_600);
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 
 /// Empties days that are older than `[consumer] applied_event_keep`, until the stop.
-pub async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
+pub(crate) async fn run(store: Store, live: ConfigHandle, beat: Heartbeat, stop: CancellationToken) {
     let mut outage = Outage::new("emptying days of applied_event and recent_delta");
     while !stop.is_cancelled() {
         let keep = live.current().consumer.applied_event_keep.0;

@@ -26,7 +26,7 @@ mod batch;
 mod batch_writer;
 mod clock;
 mod dead_letter_quota;
-pub mod ledger_gc;
+pub(crate) mod ledger_gc;
 mod rows;
 mod session;
 mod telemetry;
@@ -105,11 +105,11 @@ enum SessionEnd {
 
 impl SessionEnd {
     /// Nothing went wrong: what was delivered can still be written.
-    pub fn is_orderly(&self) -> bool {
+    pub(crate) fn is_orderly(&self) -> bool {
         matches!(self, Self::Stopped | Self::OtherPrefetch)
     }
 
-    pub fn takes_fewer(&self) -> bool {
+    pub(crate) fn takes_fewer(&self) -> bool {
         matches!(self, Self::Redelivered(_) | Self::LargeMessages(_))
     }
 }

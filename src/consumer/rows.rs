@@ -36,18 +36,18 @@ pub(super) struct Written {
 }
 
 impl LikeRows {
-    pub fn new(metric: Metric, reads_first: bool) -> Self {
+    pub(super) fn new(metric: Metric, reads_first: bool) -> Self {
         Self { metric, reads_first }
     }
 
     /// Falls back to the slower way if the server cannot do the faster one. Returns whether that is new.
-    pub fn falls_back(&mut self, error: &StoreError) -> bool {
+    pub(super) fn falls_back(&mut self, error: &StoreError) -> bool {
         let is_new = !self.reads_first && error.is_unsupported();
         self.reads_first |= is_new;
         is_new
     }
 
-    pub async fn write(
+    pub(super) async fn write(
         &self,
         tx: &mut MySqlConnection,
         received: &[Received],
@@ -93,7 +93,7 @@ pub(super) struct Counts {
 
 impl Counts {
     /// Notes counts and sets. Returns what counters gain or lose by them, sorted by key.
-    pub async fn apply(
+    pub(super) async fn apply(
         &mut self,
         tx: &mut MySqlConnection,
         received: &[Received],
@@ -120,11 +120,11 @@ impl Counts {
     }
 
     /// A transaction has failed. Perhaps it met a count that was applied before, and perhaps its COMMIT was done.
-    pub fn failed(&mut self) {
+    pub(super) fn failed(&mut self) {
         self.asks_ledger = self.asks_ledger.max(1);
     }
 
-    pub fn committed(&mut self) {
+    pub(super) fn committed(&mut self) {
         self.asks_ledger = self.asks_ledger.saturating_sub(1);
     }
 
@@ -177,12 +177,12 @@ pub(super) struct EventCapture {
 }
 
 impl EventCapture {
-    pub fn new(like: Metric) -> Self {
+    pub(super) fn new(like: Metric) -> Self {
         Self { like, watch: None, keys: HashSet::new() }
     }
 
     /// Reads which counters `watch` is of, unless they are known. They were noted before the watch began.
-    pub async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
+    pub(super) async fn refresh(&mut self, tx: &mut MySqlConnection, watch: Option<u64>) -> Result<(), StoreError> {
         if self.watch == watch {
             return Ok(());
         }
@@ -195,13 +195,13 @@ impl EventCapture {
     }
 
     /// Whether likes are captured, so that the rows' former states must be read in full.
-    pub fn has_likes(&self) -> bool {
+    pub(super) fn has_likes(&self) -> bool {
         self.of_likes().is_some()
     }
 
     /// Logs each like event of a watched target with the row's former state, also those that coalescing or a newer row
     /// made void.
-    pub async fn log_likes(
+    pub(super) async fn log_likes(
         &self,
         tx: &mut MySqlConnection,
         events: &[LikeEvent],
@@ -216,7 +216,7 @@ impl EventCapture {
     }
 
     /// Logs changes of watched counters that are not likes: counts that are applied, and sets that win.
-    pub async fn log_counts(
+    pub(super) async fn log_counts(
         &self,
         tx: &mut MySqlConnection,
         added: &[CountEvent],

@@ -25,7 +25,7 @@ pub(super) struct ReceivedCounts {
 }
 
 impl ReceivedCounts {
-    pub fn event(&mut self, event: &Event) {
+    pub(super) fn event(&mut self, event: &Event) {
         *match event {
             Event::Like(event) if event.liked => &mut self.likes,
             Event::Like(_) => &mut self.unlikes,
@@ -35,7 +35,7 @@ impl ReceivedCounts {
     }
 
     /// Adds them to the metrics.
-    pub fn note(&mut self) {
+    pub(super) fn note(&mut self) {
         let Self { messages, redelivered, likes, unlikes, counts, sets } = std::mem::take(self);
         let metrics = &telemetry().consumer;
         metrics.messages.inc_by(messages);
@@ -80,19 +80,19 @@ impl Default for Steps {
 }
 
 impl Steps {
-    pub fn begin(&mut self) {
+    pub(super) fn begin(&mut self) {
         self.last = Instant::now();
         self.took.clear();
     }
 
     /// Ends a step.
-    pub fn end(&mut self, step: Step) {
+    pub(super) fn end(&mut self, step: Step) {
         let now = Instant::now();
         self.took.push((step, now.duration_since(self.last).as_secs_f64()));
         self.last = now;
     }
 
-    pub fn note(&mut self) {
+    pub(super) fn note(&mut self) {
         for (step, seconds) in self.took.drain(..) {
             telemetry().consumer.steps.get_or_create(&step).observe(seconds);
         }
@@ -107,7 +107,7 @@ pub(super) struct Oldest {
 }
 
 impl Oldest {
-    pub fn note(&self, vitals: &Arc<PartitionState>) {
+    pub(super) fn note(&self, vitals: &Arc<PartitionState>) {
         vitals.oldest(self.writing.or(self.open));
     }
 }

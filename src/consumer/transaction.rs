@@ -45,7 +45,7 @@ pub(super) struct Committed {
 }
 
 impl Transaction {
-    pub fn new(partition: &Partition, config: &Config, reads_first: bool, quota: DeadLetterQuota) -> Self {
+    pub(super) fn new(partition: &Partition, config: &Config, reads_first: bool, quota: DeadLetterQuota) -> Self {
         let Partition { number, owner, live, .. } = partition;
         let like = config.metrics.like();
         Self {
@@ -62,7 +62,7 @@ impl Transaction {
     }
 
     /// Everything that is committed together. The partition's row is locked first.
-    pub async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
+    pub(super) async fn run(&mut self, tx: &mut MySqlConnection, batch: &Batch) -> Result<Committed, StoreError> {
         let rules = Arc::clone(self.rules.get());
         let owner = self.ownership.lock(tx).await?;
         batch.clock.hold(owner.now)?;
@@ -145,7 +145,7 @@ impl Ownership {
     }
 
     /// Notes that a transaction of this epoch is committed.
-    pub fn committed(&mut self, epoch: u64) {
+    pub(super) fn committed(&mut self, epoch: u64) {
         let Self { partition, .. } = *self;
         telemetry().partition(partition).writes();
         if self.epoch.replace(epoch).is_none() {
@@ -154,7 +154,7 @@ impl Ownership {
     }
 
     /// Gives the partition back, after everything is written and the broker has the rest.
-    pub async fn release(&self, store: &Store) {
+    pub(super) async fn release(&self, store: &Store) {
         let Some(epoch) = self.epoch else { return };
         let released = async {
             let mut conn = store.acquire().await?;

@@ -15,9 +15,9 @@
 //! What it must never do: acknowledge a message that is not committed; take one where it could not be written, because messages
 //! that are given back often are dropped; delete what was not sent again, unless that was asked for.
 
-pub mod purge;
-pub mod replay;
-pub mod returned;
+pub(crate) mod purge;
+pub(crate) mod replay;
+pub(crate) mod returned;
 pub mod verdict;
 
 use std::fmt;

@@ -15,7 +15,7 @@ use tallyd_mysql::letters::Selection;
 const AT_ONCE: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub dry_run: bool,
     /// Letters that were deleted; in a dry run those that would be.
     pub deleted: u64,
@@ -25,13 +25,13 @@ pub struct Report {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Meant {
+pub(crate) struct Meant {
     pub all: u64,
     pub open: u64,
     pub open_left: u64,
 }
 
-pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
+pub(crate) async fn count(store: &Store, which: &Which) -> Result<Meant> {
     match which {
         Which::Ids(ids) => {
             all_there(store, ids).await?;
@@ -50,7 +50,7 @@ pub async fn count(store: &Store, which: &Which) -> Result<Meant> {
     }
 }
 
-pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &CancellationToken) -> Result<Report> {
+pub(crate) async fn purge(store: &Store, which: &Which, meant: Meant, stop: &CancellationToken) -> Result<Report> {
     let mut report = Report { open_left: meant.open_left, ..Report::default() };
     let until = store.newest_dead_letter().await?;
     let (mut after, mut rest) = (0, which.clone());
@@ -74,7 +74,7 @@ pub async fn purge(store: &Store, which: &Which, meant: Meant, stop: &Cancellati
 }
 
 impl Report {
-    pub fn dry(meant: Meant) -> Self {
+    pub(crate) fn dry(meant: Meant) -> Self {
         Self { dry_run: true, deleted: meant.all, open_left: meant.open_left, stopped: false }
     }
 }

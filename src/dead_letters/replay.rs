@@ -26,7 +26,7 @@ const BYTES_AT_ONCE: u64 = 4 << 20;
 /// Letters that were left alone and are named in the report.
 const LEFT_NAMED_MAX: usize = 1_000;
 
-pub struct Replay<'a> {
+pub(crate) struct Replay<'a> {
     pub store: &'a Store,
     pub broker: &'a Broker,
     pub terms: &'a Terms,
@@ -38,7 +38,7 @@ pub struct Replay<'a> {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub dry_run: bool,
     pub found: u64,
     /// Those that were sent and confirmed; in a dry run those that would be.
@@ -53,7 +53,7 @@ pub struct Report {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Left {
+pub(crate) struct Left {
     pub id: u64,
     pub because: String,
 }
@@ -66,7 +66,7 @@ impl Replay<'_> {
     ///
     /// # Errors
     /// [`super::NoLetter`], before anything is sent; the servers'. What was sent until then is noted.
-    pub async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
+    pub(crate) async fn run(&self, which: &Which, limit: Option<u64>, stop: &CancellationToken) -> Result<Report> {
         let mut report = Report { dry_run: self.dry_run, ..Report::default() };
         if let Which::Ids(ids) = which {
             all_there(self.store, ids).await?;
@@ -79,7 +79,7 @@ impl Replay<'_> {
         Ok(report)
     }
 
-    pub async fn edited(&self, letter: &Letter, body: Vec<u8>) -> Result<Report> {
+    pub(crate) async fn edited(&self, letter: &Letter, body: Vec<u8>) -> Result<Report> {
         let mut report = Report { found: 1, ..Report::default() };
         let publisher = self.connect().await?;
         let changed = Letter { body, ..letter.clone() };
@@ -175,7 +175,7 @@ impl Report {
         }
     }
 
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.left == 0 && self.open_again == 0 && !self.stopped
     }
 }

@@ -41,7 +41,7 @@ pub struct Returned {
 }
 
 /// Takes in what waits. What goes wrong is no failure: it is said, and the messages stay where they are.
-pub async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u64) -> Returned {
+pub(crate) async fn take_in(store: &Store, broker: &Broker, dead_letters_max: u64) -> Returned {
     let mut returned = Returned { queue: broker.returned(), ..Returned::default() };
     if let Err(error) = take(store, broker, dead_letters_max, &mut returned).await {
         returned.problem = Some(format!("{error:#}"));

@@ -11,7 +11,7 @@ pub mod reconcile;
 pub mod recount;
 pub mod runner;
 pub mod runs;
-pub mod schedule;
+pub(crate) mod schedule;
 pub mod snapshots;
 mod table;
 

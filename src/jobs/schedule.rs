@@ -44,9 +44,9 @@ pub(super) enum Wait {
 
 impl Wait {
     /// After a run that failed, or that found the lock held.
-    pub const AFTER_RUN: Self = Self::Pause(PAUSE);
+    pub(super) const AFTER_RUN: Self = Self::Pause(PAUSE);
 
-    pub async fn over(self, wake: &Notify) {
+    pub(super) async fn over(self, wake: &Notify) {
         match self {
             Self::Pause(pause) => tokio::time::sleep(pause).await,
             // An error would say that the time is over.
@@ -80,7 +80,7 @@ struct Backoff {
 
 impl Schedule {
     /// Takes these modes, and keeps what is known of those that it had.
-    pub fn set(&mut self, specs: Vec<JobSpec>) {
+    pub(super) fn set(&mut self, specs: Vec<JobSpec>) {
         let mut had = std::mem::take(&mut self.0);
         for spec in specs {
             let same = had.iter().position(|entry| (entry.spec.job, &entry.spec.mode) == (spec.job, &spec.mode));
@@ -92,7 +92,7 @@ impl Schedule {
     }
 
     /// Asks MySQL for the last runs and for the time, by which the runs' starts are noted.
-    pub async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
+    pub(super) async fn ask(&mut self, store: &Store, config: &Config) -> Result<Micros, StoreError> {
         if self.0.is_empty() {
             return Ok(Micros(0));
         }
@@ -108,7 +108,7 @@ impl Schedule {
     }
 
     /// The mode to run: of those that are due the first one that was not tried in vain; else one whose pause is over.
-    pub fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
+    pub(super) fn next_due(&mut self, now: Micros, instant: Instant) -> Option<&mut Entry> {
         let due = self.0.iter_mut().filter(|entry| entry.is_due(now));
         let ready = due.filter(|entry| entry.backoff.is_none_or(|backoff| backoff.until <= instant));
         ready.min_by_key(|entry| match entry.backoff {
@@ -119,14 +119,14 @@ impl Schedule {
     }
 
     /// What is waited for where nothing is due at `instant`.
-    pub fn wait(&self, instant: Instant) -> Wait {
+    pub(super) fn wait(&self, instant: Instant) -> Wait {
         let pauses = self.0.iter().filter_map(|entry| entry.backoff).map(|backoff| backoff.until);
         // A pause that is over is of a mode that another daemon has done meanwhile.
         let until = pauses.filter(|until| *until > instant).min();
         Wait::Woken(until.map_or(Duration::MAX, |until| until.saturating_duration_since(instant)))
     }
 
-    pub fn jobs(&self) -> impl Iterator<Item = JobName> {
+    pub(super) fn jobs(&self) -> impl Iterator<Item = JobName> {
         self.0.iter().map(|entry| entry.spec.job)
     }
 }
@@ -148,7 +148,7 @@ impl Entry {
     }
 
     /// Notes how a run of it ended, which had taken a request or not.
-    pub fn ran(&mut self, retry: RetryAfter, requested: bool) {
+    pub(super) fn ran(&mut self, retry: RetryAfter, requested: bool) {
         if requested && retry != RetryAfter::NextTime {
             self.spec.request.put_back();
         }

@@ -18,7 +18,7 @@ const LOOKED_AT: usize = 40_320;
 
 /// Reads a pattern of six fields: second, minute, hour, day of month, month, day of week (0 or 7 is Sunday). A day
 /// of month and a day of week must both match. UTC.
-pub fn parse(pattern: &str) -> Result<Cron> {
+pub(crate) fn parse(pattern: &str) -> Result<Cron> {
     CronParser::builder()
         .seconds(Seconds::Required)
         .dom_and_dow(true)
@@ -28,14 +28,14 @@ pub fn parse(pattern: &str) -> Result<Cron> {
 }
 
 /// The latest instant at or before `now` at which the pattern fired; none if it never did.
-pub fn last_fired(cron: &Cron, now: Micros) -> Option<Micros> {
+pub(crate) fn last_fired(cron: &Cron, now: Micros) -> Option<Micros> {
     // Whole seconds: the library would carry the fraction over into what it finds.
     let now = DateTime::<Utc>::from_timestamp(now.0.div_euclid(1_000_000), 0)?;
     cron.find_previous_occurrence(&now, true).ok().map(|fired| Micros(fired.timestamp_micros()))
 }
 
 /// The longest time between two of the next instants, of some days if it fires often.
-pub fn longest_gap(cron: &Cron) -> Duration {
+pub(crate) fn longest_gap(cron: &Cron) -> Duration {
     // Any day: patterns that are longer apart on other days are told by their next instants, too.
     let fired: Vec<DateTime<Utc>> = cron.iter_after(DateTime::<Utc>::UNIX_EPOCH).take(LOOKED_AT).collect();
     let gaps = fired.windows(2).filter_map(|pair| match pair {
@@ -45,23 +45,23 @@ pub fn longest_gap(cron: &Cron) -> Duration {
     gaps.max().unwrap_or(Duration::MAX)
 }
 
-pub fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
+pub(crate) fn next_runs(cron: &Cron, now: Micros, count: usize) -> Vec<String> {
     let Some(now) = DateTime::<Utc>::from_timestamp_micros(now.0) else { return Vec::new() };
     cron.iter_after(now).take(count).map(|run| run.format("%Y-%m-%d %H:%M:%S UTC").to_string()).collect()
 }
 
-pub fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
+pub(crate) fn next_run(cron: &Cron, now: Micros) -> Option<Micros> {
     let now = DateTime::<Utc>::from_timestamp_micros(now.0)?;
     cron.iter_after(now).next().map(|run| Micros(run.timestamp_micros()))
 }
 
 /// Rings `bells` by their patterns until it is dropped. Empty patterns never ring.
-pub struct CronTriggers {
+pub(crate) struct CronTriggers {
     scheduler: JobScheduler,
 }
 
 impl CronTriggers {
-    pub async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
+    pub(crate) async fn start(bells: Vec<(String, Arc<Notify>)>) -> Result<Self> {
         let scheduler = JobScheduler::new().await.context("make the scheduler")?;
         for (pattern, bell) in bells {
             if pattern.is_empty() {
@@ -75,7 +75,7 @@ impl CronTriggers {
         Ok(Self { scheduler })
     }
 
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         if let Err(error) = self.scheduler.shutdown().await {
             tracing::debug!(event = "scheduler-stop-failed", "the scheduler did not stop in order: {error}");
         }

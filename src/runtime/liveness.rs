@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::lock::locked;
 
 #[derive(Clone, Default)]
-pub struct Liveness(Arc<Mutex<Vec<Loop>>>);
+pub(crate) struct Liveness(Arc<Mutex<Vec<Loop>>>);
 
 /// A loop's name, and its last beat, which is gone once it has ended.
 type Loop = (String, Weak<Mutex<Instant>>);
@@ -20,13 +20,13 @@ type Loop = (String, Weak<Mutex<Instant>>);
 pub struct Heartbeat(Arc<Mutex<Instant>>);
 
 impl Liveness {
-    pub fn register(&self, name: impl Into<String>) -> Heartbeat {
+    pub(crate) fn register(&self, name: impl Into<String>) -> Heartbeat {
         let last = Arc::new(Mutex::new(Instant::now()));
         locked(&self.0).push((name.into(), Arc::downgrade(&last)));
         Heartbeat(last)
     }
 
-    pub fn stuck(&self, limit: Duration) -> Vec<String> {
+    pub(crate) fn stuck(&self, limit: Duration) -> Vec<String> {
         let mut loops = locked(&self.0);
         loops.retain(|(_, last)| last.strong_count() > 0);
         let is_stuck = |last: &Weak<Mutex<Instant>>| last.upgrade().is_some_and(|last| locked(&last).elapsed() > limit);

@@ -23,14 +23,14 @@ const SPEAK_EVERY: Duration = Duration::from_secs(10);
 
 /// Something that may happen thousands of times a second: said at once the first time, then as a count.
 #[derive(Default)]
-pub struct Flood {
+pub(crate) struct Flood {
     said: Option<Instant>,
     unsaid: u64,
 }
 
 impl Flood {
     /// Notes `times` more; the count since the last time when it is time to speak.
-    pub fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
+    pub(crate) fn note(&mut self, times: u64, now: Instant) -> Option<u64> {
         self.unsaid += times;
         if self.unsaid == 0 || self.said.is_some_and(|said| now.duration_since(said) < SPEAK_EVERY) {
             return None;
@@ -43,7 +43,7 @@ impl Flood {
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// Has lines written above `bar`, until the answer is dropped, which clears the bar.
-pub fn under(bar: &ProgressBar) -> impl Drop + use<> {
+pub(crate) fn under(bar: &ProgressBar) -> impl Drop + use<> {
     *locked(&BAR) = Some(bar.clone());
     Under
 }
@@ -100,7 +100,7 @@ impl Format {
 }
 
 /// What is logged. `RUST_LOG` wins over the configured `level`.
-pub fn filter(level: &str) -> Result<EnvFilter> {
+pub(crate) fn filter(level: &str) -> Result<EnvFilter> {
     let (filter, origin) = match std::env::var("RUST_LOG") {
         Ok(filter) if !filter.is_empty() => (filter, "RUST_LOG"),
         _ => (level.to_owned(), "level"),
@@ -110,14 +110,14 @@ pub fn filter(level: &str) -> Result<EnvFilter> {
 
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-pub fn change(filter: EnvFilter) {
+pub(crate) fn change(filter: EnvFilter) {
     if let Some(handle) = FILTER.get() {
         // Fails only where nothing is logged any more.
         let _ = handle.reload(filter);
     }
 }
 
-pub fn start(filter: EnvFilter, format: Format) -> Result<()> {
+pub(crate) fn start(filter: EnvFilter, format: Format) -> Result<()> {
     let (filter, handle) = reload::Layer::new(filter);
     let lines = match format.resolved() {
         Format::Journald => tracing_journald::layer().context("open the journal")?.boxed(),

@@ -1,15 +1,15 @@
 //! What any daemon needs: signals, schedules, retries, logs, systemd. Knows nothing of likes.
 
 pub mod clock;
-pub mod cron;
-pub mod liveness;
+pub(crate) mod cron;
+pub(crate) mod liveness;
 pub(crate) mod lock;
-pub mod log;
-pub mod process;
+pub(crate) mod log;
+pub(crate) mod process;
 pub mod progress;
-pub mod retry;
-pub mod shutdown;
-pub mod systemd;
-pub mod waits;
+pub(crate) mod retry;
+pub(crate) mod shutdown;
+pub(crate) mod systemd;
+pub(crate) mod waits;
 
 pub use tallyd_connect::fault;

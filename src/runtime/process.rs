@@ -14,15 +14,15 @@ const STACK: &str = "RUST_MIN_STACK";
 const STACK_BYTES: u64 = if cfg!(debug_assertions) { 512 << 20 } else { 128 << 20 };
 
 /// For threads that only drop what the broker library has read.
-pub const WORKER_BYTES: usize = 32 << 20;
+pub(crate) const WORKER_BYTES: usize = 32 << 20;
 
 /// Runs something on such a thread: the first one has only what the system gives it (`ulimit -s`). `None` if the thread can't be started.
-pub fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(crate) fn with_room<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let thread = std::thread::Builder::new().name("tallyd".to_owned()).stack_size(WORKER_BYTES).spawn(run).ok()?;
     Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-pub fn check_stacks() {
+pub(crate) fn check_stacks() {
     let bytes = std::env::var(STACK).ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
     if bytes < STACK_BYTES {
         warn!(
@@ -34,7 +34,7 @@ pub fn check_stacks() {
 
 /// Forbids core dumps of this process, which would hold passwords and keys. It also keeps other processes of the same user from debugging it and
 /// from reading its environment.
-pub fn forbid_dumps() {
+pub(crate) fn forbid_dumps() {
     // Neither can fail with these values; what a kernel refuses all the same is left as the unit has it (LimitCORE=0).
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     // A limit of size is not asked where the kernel hands dumps to a program, as it does to systemd-coredump.

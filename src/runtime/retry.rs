@@ -15,7 +15,7 @@ const DELAY_MAX: Duration = Duration::from_secs(1);
 
 const LOG_AGAIN_AFTER: Duration = Duration::from_secs(30);
 
-pub struct Outage {
+pub(crate) struct Outage {
     what: Work,
     delays: ExponentialBackoff,
     began: Option<Instant>,
@@ -25,12 +25,12 @@ pub struct Outage {
 }
 
 impl Outage {
-    pub fn new(what: impl Into<Work>) -> Self {
+    pub(crate) fn new(what: impl Into<Work>) -> Self {
         Self { what: what.into(), delays: delays(), began: None, logged: Instant::now(), tries: 0, wait: None }
     }
 
     /// Notes a failure and says how long to wait before the next try.
-    pub fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
+    pub(crate) fn failed(&mut self, error: &dyn fmt::Display) -> Duration {
         self.tries += 1;
         let first = self.began.is_none();
         let began = *self.began.get_or_insert_with(Instant::now);
@@ -50,11 +50,11 @@ impl Outage {
         self.delays.next().unwrap_or(DELAY_MAX)
     }
 
-    pub fn age(&self) -> Duration {
+    pub(crate) fn age(&self) -> Duration {
         self.began.map_or(Duration::ZERO, |began| began.elapsed())
     }
 
-    pub fn over(&mut self) {
+    pub(crate) fn over(&mut self) {
         if let Some(began) = self.began.take() {
             let (tries, seconds) = (self.tries, began.elapsed().as_secs_f32());
             info!(event = "outage-over", what = %self.what, tries, seconds, "{} works again after {seconds:.1} s", self.what);

@@ -8,12 +8,12 @@ use tracing::{info, warn};
 /// The exit code after a second signal: 128 + SIGINT, as shells have it.
 const ABORTED: i32 = 130;
 
-pub fn hangups() -> Result<Signal> {
+pub(crate) fn hangups() -> Result<Signal> {
     signal(SignalKind::hangup()).context("listen for SIGHUP")
 }
 
 /// What the first signal cancels. The second one ends the process.
-pub fn on_signals() -> Result<CancellationToken> {
+pub(crate) fn on_signals() -> Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     let stop = CancellationToken::new();

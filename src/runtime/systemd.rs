@@ -9,30 +9,30 @@ use tracing::{error, warn};
 use super::liveness::Liveness;
 
 /// A loop that hasn't beaten for this long is stuck. No single call may take as long.
-pub const STUCK_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The configuration is valid and the loops run. A server may be away: it is waited for.
-pub fn ready() {
+pub(crate) fn ready() {
     tell(&[NotifyState::Ready]);
 }
 
-pub fn reloading() {
+pub(crate) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
         Err(error) => warn!(event = "notify-failed", "systemd could not be told: {error}"),
     }
 }
 
-pub fn stopping() {
+pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
 
-pub fn status(line: &str) {
+pub(crate) fn status(line: &str) {
     tell(&[NotifyState::Status(line)]);
 }
 
 /// Feeds the watchdog while every loop beats. A loop that is stuck is logged, and systemd restarts the process.
-pub async fn watchdog(liveness: Liveness, stop: CancellationToken) {
+pub(crate) async fn watchdog(liveness: Liveness, stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut tick = tokio::time::interval(limit / 3);
     while stop.run_until_cancelled(tick.tick()).await.is_some() {

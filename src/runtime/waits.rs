@@ -12,14 +12,14 @@ use super::clock;
 use super::lock::locked;
 
 #[derive(Debug)]
-pub struct Waits {
+pub(crate) struct Waits {
     begun: AtomicU64,
     open: Mutex<BTreeMap<u64, Wait>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wait {
+pub(crate) struct Wait {
     pub(crate) what: Work,
     /// Why it failed the last time.
     pub(crate) reason: String,
@@ -40,7 +40,7 @@ pub enum Work {
 
 static WAITS: Waits = Waits::new();
 
-pub fn waits() -> &'static Waits {
+pub(crate) fn waits() -> &'static Waits {
     &WAITS
 }
 
@@ -66,11 +66,11 @@ impl Waits {
         locked(&self.open).remove(&number);
     }
 
-    pub fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    pub fn open(&self) -> Vec<Wait> {
+    pub(crate) fn open(&self) -> Vec<Wait> {
         locked(&self.open).values().cloned().collect()
     }
 }

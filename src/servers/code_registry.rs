@@ -24,7 +24,7 @@ const TRIES_MAX: u32 = 10;
 
 /// A difference between the configuration and what is noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     of: Of,
     code: u8,
     name: String,
@@ -58,7 +58,7 @@ enum Rows {
 ///
 /// # Errors
 /// [`ConfigError`] with every code that would change its meaning; MySQL's.
-pub async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
+pub(crate) async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
     let (mut changes, mut problems) = (Vec::new(), Vec::new());
     let until = Instant::now() + LOOK_MAX;
     for (of, configured, retired) in
@@ -78,7 +78,7 @@ pub async fn compare(store: &Store, config: &Config) -> Result<Vec<Change>> {
 }
 
 /// Compares, and notes what is new. Gives that.
-pub async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
+pub(crate) async fn agree(store: &Store, config: &Config) -> Result<Vec<Change>> {
     for _ in 0..TRIES_MAX {
         let changes = compare(store, config).await?;
         let mut all = true;

@@ -2,8 +2,8 @@
 //!
 //! It opens connections and asks what must be right before anybody writes. It knows of no task.
 
-pub mod code_registry;
-pub mod numbers;
+pub(crate) mod code_registry;
+pub(crate) mod numbers;
 
 use anyhow::Result;
 

@@ -14,13 +14,13 @@ use tallyd_redis::keys::KindNames;
 use tallyd_redis::read::Found;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct TargetNumbers {
+pub(crate) struct TargetNumbers {
     pub target: String,
     pub numbers: Vec<Number>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Number {
+pub(crate) struct Number {
     pub metric: String,
     /// In Redis; none where that is unknown, because Redis has lost it or is getting it back.
     pub redis: Option<i64>,
@@ -30,7 +30,7 @@ pub struct Number {
 }
 
 /// Asks for all of them. Events on the way are in Redis already and not yet in MySQL.
-pub async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
+pub(crate) async fn of(config: &Config, store: &Store, cache: &Cache, target: Target) -> Result<TargetNumbers> {
     let (like, metrics) = (config.metrics.like(), config.metrics.codes());
     let found = cache.read(&KindNames::new(&config.kinds), &metrics, &[target]).await?;
     let redis: BTreeMap<Metric, i64> = match found.into_iter().next() {

@@ -110,28 +110,28 @@ pub(crate) struct PartitionState {
 }
 
 impl PartitionState {
-    pub fn stands(&self, standing: Standing) {
+    pub(crate) fn stands(&self, standing: Standing) {
         *locked(&self.standing) = standing;
     }
 
     /// It has written a batch: the partition is its own, unless it has ended meanwhile.
-    pub fn writes(&self) {
+    pub(crate) fn writes(&self) {
         let mut standing = locked(&self.standing);
         if *standing == Standing::Listening {
             *standing = Standing::Writing;
         }
     }
 
-    pub fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         *locked(&self.standing)
     }
 
-    pub fn oldest(&self, came: Option<Micros>) {
+    pub(crate) fn oldest(&self, came: Option<Micros>) {
         *locked(&self.oldest) = came;
     }
 
     /// Seconds since the oldest message came that is not acknowledged; 0 where there is none.
-    pub fn oldest_s(&self, now: Micros) -> f64 {
+    pub(crate) fn oldest_s(&self, now: Micros) -> f64 {
         locked(&self.oldest).map_or(0.0, |came| super::seconds_between(came, now))
     }
 }

@@ -20,17 +20,17 @@ pub(crate) struct Jobs(Mutex<BTreeMap<&'static str, JobRun>>);
 
 impl Jobs {
     /// Notes that a run has begun. It has ended when the answer is dropped.
-    pub fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
+    pub(crate) fn begin(&self, job: &'static str, mode: &str) -> Running<'_> {
         let running = Some((mode.to_owned(), clock::now()));
         locked(&self.0).insert(job, JobRun { running, ..JobRun::default() });
         Running { jobs: self, job }
     }
 
-    pub fn waits(&self, job: &'static str, waits: Option<(WaitsFor, String)>) {
+    pub(crate) fn waits(&self, job: &'static str, waits: Option<(WaitsFor, String)>) {
         locked(&self.0).entry(job).or_default().waits = waits;
     }
 
-    pub fn get(&self, job: &str) -> JobRun {
+    pub(crate) fn get(&self, job: &str) -> JobRun {
         let run = locked(&self.0).get(job).cloned().unwrap_or_default();
         JobRun { done: progress::done(job), ..run }
     }

@@ -97,15 +97,15 @@ impl Telemetry {
         }
     }
 
-    pub fn works(&self) {
+    pub(crate) fn works(&self) {
         self.working.store(true, Ordering::Relaxed);
     }
 
-    pub fn drains(&self) {
+    pub(crate) fn drains(&self) {
         self.draining.set(1);
     }
 
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         if self.draining.get() > 0 {
             State::Draining
         } else if self.working.load(Ordering::Relaxed) {
@@ -115,29 +115,29 @@ impl Telemetry {
         }
     }
 
-    pub fn partition(&self, number: u16) -> std::sync::Arc<PartitionState> {
+    pub(crate) fn partition(&self, number: u16) -> std::sync::Arc<PartitionState> {
         self.consumer.partition(number)
     }
 
-    pub fn bucket_fields(&self, kind: &str, most: u64) {
+    pub(crate) fn bucket_fields(&self, kind: &str, most: u64) {
         let most = i64::try_from(most).unwrap_or(i64::MAX);
         self.bucket_fields.get_or_create(&[("kind", kind.to_owned())]).set(most);
     }
 
-    pub fn reloaded(&self, wrong: Option<String>) {
+    pub(crate) fn reloaded(&self, wrong: Option<String>) {
         self.reloads.get_or_create(if wrong.is_some() { &Reload::Refused } else { &Reload::Taken }).inc();
         *locked(&self.refused) = wrong.map(|wrong| (crate::runtime::clock::now(), wrong));
     }
 
-    pub fn refused(&self) -> Option<(Micros, String)> {
+    pub(crate) fn refused(&self) -> Option<(Micros, String)> {
         locked(&self.refused).clone()
     }
 
-    pub fn mysql_went_back(&self) {
+    pub(crate) fn mysql_went_back(&self) {
         *locked(&self.went_back) = Some(crate::runtime::clock::now());
     }
 
-    pub fn mysql_went_back_at(&self) -> Option<Micros> {
+    pub(crate) fn mysql_went_back_at(&self) -> Option<Micros> {
         *locked(&self.went_back)
     }
 

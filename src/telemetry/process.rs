@@ -16,7 +16,7 @@ pub(crate) struct Process {
 const TICKS_S: f64 = 100.0;
 
 impl Process {
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |text: &str, name: &str, place: usize| -> Option<u64> {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -39,7 +39,7 @@ struct State {
 
 impl Pulse {
     /// Makes a point of what was written since the last call. The first call makes none.
-    pub fn beat(&self, queued: Option<u64>) {
+    pub(crate) fn beat(&self, queued: Option<u64>) {
         let (committed, lag) = telemetry().written();
         self.add((Instant::now(), clock::now()), committed, lag, queued);
     }
@@ -62,11 +62,11 @@ impl Pulse {
         });
     }
 
-    pub fn last(&self) -> Option<Point> {
+    pub(crate) fn last(&self) -> Option<Point> {
         locked(&self.0).points.back().cloned()
     }
 
-    pub fn points(&self) -> Vec<Point> {
+    pub(crate) fn points(&self) -> Vec<Point> {
         locked(&self.0).points.iter().cloned().collect()
     }
 }

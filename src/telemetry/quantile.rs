@@ -10,7 +10,7 @@ pub(crate) struct Buckets(Vec<(f64, u64)>);
 
 impl Buckets {
     /// What a histogram holds now. The library shows its buckets to its encoder alone, so they are read from the text.
-    pub fn of(histogram: &Histogram) -> Self {
+    pub(super) fn of(histogram: &Histogram) -> Self {
         let (mut registry, mut text) = (Registry::default(), String::new());
         registry.register("it", "", histogram.clone());
         // A String can't fail.
@@ -23,14 +23,14 @@ impl Buckets {
     }
 
     #[must_use]
-    pub fn since(&self, former: &Self) -> Self {
+    pub(super) fn since(&self, former: &Self) -> Self {
         let before = former.0.iter().map(|(_, count)| *count).chain(std::iter::repeat(0));
         Self(self.0.iter().zip(before).map(|((bound, count), before)| (*bound, count.saturating_sub(before))).collect())
     }
 
     /// The value below which the part `share` of all values lies, taken to lie evenly in each range, as Prometheus'
     /// `histogram_quantile` does; the last finite bound for what is above it. `None` where there is no value.
-    pub fn quantile(&self, share: f64) -> Option<f64> {
+    pub(super) fn quantile(&self, share: f64) -> Option<f64> {
         let rank = share * self.0.last().map_or(0, |(_, total)| *total) as f64;
         let (mut below, mut low) = (0.0, 0.0);
         for (bound, count) in &self.0 {

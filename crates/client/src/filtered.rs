@@ -29,11 +29,11 @@ pub(super) struct Shapes {
 }
 
 impl Shapes {
-    pub fn get(&self, target: Target) -> Option<Shape> {
+    pub(crate) fn get(&self, target: Target) -> Option<Shape> {
         self.shapes.lock().unwrap_or_else(PoisonError::into_inner).get(&target).copied()
     }
 
-    pub fn learn(&self, target: Target, shape: Shape) {
+    pub(crate) fn learn(&self, target: Target, shape: Shape) {
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         if shapes.len() >= SHAPES_MAX && !shapes.contains_key(&target) {
             shapes.clear();
@@ -42,7 +42,7 @@ impl Shapes {
     }
 
     /// The epoch of the filters that are believed; empty where none is, or Redis doesn't say.
-    pub async fn epoch(&self, cache: &Cache) -> String {
+    pub(crate) async fn epoch(&self, cache: &Cache) -> String {
         let now = Instant::now();
         if let Some((read, epoch)) = &*self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
             && now.duration_since(*read) < EPOCH_KEPT

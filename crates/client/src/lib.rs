@@ -7,7 +7,7 @@
 //! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
 //! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
 
-#![warn(missing_docs)]
+#![warn(missing_docs, unreachable_pub)]
 
 pub mod boards;
 pub mod counts;

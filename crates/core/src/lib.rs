@@ -2,6 +2,8 @@
 //!
 //! Pure: no I/O, no clock, no runtime. The time and the time zone database are arguments.
 
+#![warn(unreachable_pub)]
+
 pub mod bloom;
 pub mod board;
 pub mod chain;

@@ -5,6 +5,8 @@
 //! between MySQL 8 and later and MariaDB 10.11 and later: `VALUES(col)`, no row alias. `likes::upsert`
 //! alone rests on user variables, which MySQL deprecates; there is another way beside it.
 
+#![warn(unreachable_pub)]
+
 pub mod applied_events;
 pub mod archive_rows;
 pub mod boards;

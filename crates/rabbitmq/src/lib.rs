@@ -5,6 +5,8 @@
 //! recovery is off, because after some errors it leaves a consumer waiting for ever. The library's calls have no time
 //! limit, so each gets ours.
 
+#![warn(unreachable_pub)]
+
 pub mod config;
 mod error;
 mod nodes;

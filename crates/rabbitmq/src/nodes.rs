@@ -41,7 +41,7 @@ struct State {
 
 impl Nodes {
     /// The node of `url` and those of `seeds`.
-    pub fn new(config: &Amqp) -> Result<Self> {
+    pub(crate) fn new(config: &Amqp) -> Result<Self> {
         let wrong = |error| BrokerError::Config(format!("[amqp] seeds: {error}"));
         let mut urls = vec![config.url.clone()];
         for seed in &config.seeds {
@@ -64,12 +64,12 @@ impl Nodes {
     }
 
     /// All of them.
-    pub fn all(&self) -> &[Node] {
+    pub(crate) fn all(&self) -> &[Node] {
         &self.nodes
     }
 
     /// All of them, in the order in which one connection tries them.
-    pub fn in_turn(&self) -> Vec<&Node> {
+    pub(crate) fn in_turn(&self) -> Vec<&Node> {
         let from = self.next.fetch_add(1, Ordering::Relaxed) % self.nodes.len();
         let (before, after) = self.nodes.split_at(from);
         let mut turn: Vec<&Node> = after.iter().chain(before).collect();
@@ -78,7 +78,7 @@ impl Nodes {
     }
 
     /// Notes which nodes didn't answer before `reached` did, or that none has: then their errors in one.
-    pub fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
+    pub(crate) fn note(&self, failed: Vec<(&Node, BrokerError)>, reached: Option<&Node>) -> Option<BrokerError> {
         for (node, error) in &failed {
             node.note_failed(error, reached);
         }

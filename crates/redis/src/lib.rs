@@ -7,6 +7,8 @@
 //!
 //! On a Redis Cluster the commands of one pipeline go to many nodes, and those of different slots run in any order.
 
+#![warn(unreachable_pub)]
+
 pub mod apply;
 pub mod boards;
 mod cluster;

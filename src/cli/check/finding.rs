@@ -102,7 +102,7 @@ impl What {
 /// How well it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub(super) enum Status {
     /// Nothing is to be done.
     Ok,
     /// tallyd works, but something may be lost, or become slow.
@@ -113,7 +113,7 @@ pub enum Status {
 
 /// One thing that was looked at.
 #[derive(Clone, Debug, Serialize)]
-pub struct Check {
+pub(super) struct Check {
     #[serde(rename = "check")]
     pub(super) what: What,
     pub(super) server: String,
@@ -172,7 +172,7 @@ impl Check {
     }
 
     /// A mistake in the configuration.
-    pub fn problem(problem: Problem) -> Self {
+    pub(super) fn problem(problem: Problem) -> Self {
         let found = problem.to_string();
         Self { at: Some(problem), ..Self::new(What::Configuration, Status::Error, found) }
     }

@@ -20,7 +20,7 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    pub async fn find(run: &BoardRun<'_>, boards: &[Board], scope: &Scope) -> Result<Self> {
+    pub(super) async fn find(run: &BoardRun<'_>, boards: &[Board], scope: &Scope) -> Result<Self> {
         let Periods { closed, open } = scope.periods(boards, run.now)?;
         let closed = with_keys(run.cache, closed, |candidate| &candidate.at).await?;
         let closed = closed.into_iter().filter(|(_, keys)| keys.live || keys.frozen || scope.period.is_some());

@@ -30,13 +30,13 @@ pub(super) struct Copied {
 }
 
 impl<'a> Copier<'a> {
-    pub fn new(run: &'a BoardRun<'a>, page_members: usize) -> Self {
+    pub(super) fn new(run: &'a BoardRun<'a>, page_members: usize) -> Self {
         Self { run, page_members }
     }
 
     /// Writes the frozen zset to the places of a copy, the highest score first, up to place `top`, over what is there. The next pages are read
     /// while some are written, and those that were are read back from both stores.
-    pub async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
+    pub(super) async fn copy(&self, at: &BoardPeriod, copy: u8, top: u64) -> Step<Copied> {
         let (_, members) = self.run.cache.count_board(at).await?;
         let wanted = members.min(top);
         self.run.show(at, "copied", wanted);
@@ -71,7 +71,7 @@ impl<'a> Copier<'a> {
         Ok(Copied { tally, left_out: members - copied })
     }
 
-    pub async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
+    pub(super) async fn trim(&self, at: &BoardPeriod, copy: u8, members: u64) -> Step<()> {
         let BoardRun { store, number, .. } = *self.run;
         let last = store.last_place(at, copy).await?;
         let mut after = members;
@@ -83,7 +83,7 @@ impl<'a> Copier<'a> {
     }
 
     /// Checks that both stores end where the copy did: all before that was verified as it was written.
-    pub async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
+    pub(super) async fn verify_end(&self, at: &BoardPeriod, copy: u8, copied: Copied) -> Step<()> {
         let before = copied.tally.members + copied.left_out;
         let (_, now) = self.run.cache.count_board(at).await?;
         if now != before {
@@ -96,7 +96,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    pub async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
+    pub(super) async fn verify_again(&self, at: &BoardPeriod, row: PeriodRow) -> Step<Tally> {
         // Its end, too, if there must be none beyond.
         let until = if row.left_out == 0 { u64::MAX } else { row.tally.members };
         self.run.show(at, "verified", row.tally.members);

@@ -35,18 +35,18 @@ struct Frozen {
 }
 
 impl<'a> Steps<'a> {
-    pub fn new(run: &'a BoardRun<'a>, page_members: usize) -> Self {
+    pub(super) fn new(run: &'a BoardRun<'a>, page_members: usize) -> Self {
         Self { run, copier: Copier::new(run, page_members), page_members }
     }
 
     /// Comes before the board is read, so that an overtaken run can change nothing after that.
-    pub async fn claim(&self, board: &str) -> anyhow::Result<()> {
+    pub(super) async fn claim(&self, board: &str) -> anyhow::Result<()> {
         self.run.claim(board).await?;
         fault::point("archive:claimed");
         Ok(())
     }
 
-    pub async fn take(&self, candidate: &Candidate) -> Step<PeriodReport> {
+    pub(super) async fn take(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let started = Instant::now();
         let taken = self.do_what_is_missing(candidate).await.map(|taken| taken.after(started.elapsed()));
         let BoardPeriod { board, period } = &candidate.at;
@@ -240,7 +240,7 @@ impl<'a> Steps<'a> {
         Ok(())
     }
 
-    pub async fn foresee(&self, candidate: &Candidate) -> Step<PeriodReport> {
+    pub(super) async fn foresee(&self, candidate: &Candidate) -> Step<PeriodReport> {
         let BoardRun { store, cache, now, .. } = *self.run;
         let at = &candidate.at;
         let row = store.board_period(at).await?;

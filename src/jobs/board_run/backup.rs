@@ -83,11 +83,11 @@ pub(in crate::jobs) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    pub fn new(store: &'a Store, at: &'a BoardPeriod, of: RowsOf) -> Self {
+    pub(crate) fn new(store: &'a Store, at: &'a BoardPeriod, of: RowsOf) -> Self {
         Self { store, at, of, read: 0, last: None }
     }
 
-    pub async fn next(&mut self) -> Result<Option<Vec<BoardMember>>, StoreError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<BoardMember>>, StoreError> {
         let page: Vec<BoardMember> = match self.of {
             RowsOf::Archive { copy } => {
                 let rows = self.store.archived_page(self.at, copy, self.read, PAGE_MEMBERS).await?;

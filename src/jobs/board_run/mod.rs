@@ -145,46 +145,52 @@ pub(super) enum Reason {
 }
 
 impl<'a> BoardRun<'a> {
-    pub fn new(store: &'a Store, cache: &'a Cache, number: u64, now: Micros, stop: &'a CancellationToken) -> Self {
+    pub(super) fn new(
+        store: &'a Store,
+        cache: &'a Cache,
+        number: u64,
+        now: Micros,
+        stop: &'a CancellationToken,
+    ) -> Self {
         Self { store, cache, stop, number, now, progress: watch::Sender::default() }
     }
 
-    pub async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
+    pub(super) async fn followed<T>(&self, to: ProgressSink, work: impl Future<Output = T>) -> Result<T> {
         tokio::select! {
             done = work => Ok(done),
             () = follow(to, self.progress.subscribe()) => anyhow::bail!("nobody is shown the run any longer"),
         }
     }
 
-    pub fn show(&self, at: &BoardPeriod, verb: &'static str, total: u64) {
+    pub(super) fn show(&self, at: &BoardPeriod, verb: &'static str, total: u64) {
         self.progress.send_replace(Progress::of(at, verb, total));
     }
 
-    pub fn show_done(&self, done: u64) {
+    pub(super) fn show_done(&self, done: u64) {
         self.progress.send_modify(|progress| progress.done = done);
     }
 
     /// Lets this run alone change the board's closed periods from now on; returns the generation of its data.
-    pub async fn claim(&self, board: &str) -> Result<u64> {
+    pub(super) async fn claim(&self, board: &str) -> Result<u64> {
         let frozen = self.store.frozen_periods(board).await?;
         Ok(self.cache.claim_board(board, self.number, &frozen).await?)
     }
 
-    pub async fn keys(&self, at: &BoardPeriod) -> Step<BoardKeys> {
+    pub(super) async fn keys(&self, at: &BoardPeriod) -> Step<BoardKeys> {
         Ok(self.cache.find_boards(std::slice::from_ref(at)).await?.pop().unwrap_or_default())
     }
 
-    pub async fn mark(&self, at: &BoardPeriod) -> Step<Option<u64>> {
+    pub(super) async fn mark(&self, at: &BoardPeriod) -> Step<Option<u64>> {
         Ok(self.cache.board_marks(std::slice::from_ref(at)).await?.pop().flatten())
     }
 
     /// Keeps the period if the zset is gone that the step is about.
-    pub fn present(&self, changed: Changed) -> Step<u64> {
+    pub(super) fn present(&self, changed: Changed) -> Step<u64> {
         self.taken(changed)?.ok_or(Halt::Kept(Reason::ZsetGone))
     }
 
     /// Ends the run if the claim is gone. `None` if the zset is gone that the step is about.
-    pub fn taken(&self, changed: Changed) -> Step<Option<u64>> {
+    pub(super) fn taken(&self, changed: Changed) -> Step<Option<u64>> {
         match changed {
             Changed::Done(times) | Changed::Put(times) => Ok(Some(times)),
             Changed::Absent => Ok(None),
@@ -198,7 +204,7 @@ impl<'a> BoardRun<'a> {
         }
     }
 
-    pub fn check_stop(&self) -> Step<()> {
+    pub(super) fn check_stop(&self) -> Step<()> {
         if self.stop.is_cancelled() { Err(Halt::Stopped) } else { Ok(()) }
     }
 }

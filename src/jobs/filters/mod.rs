@@ -60,7 +60,7 @@
 //!   until it is built again: `tallyd rebuild-filters`. Where more like a target than were ever put into its filter that is seen.
 
 mod build;
-pub mod plan;
+pub(crate) mod plan;
 pub mod report;
 
 use std::collections::BTreeSet;

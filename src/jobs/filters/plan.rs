@@ -4,7 +4,7 @@ use tallyd_redis::bloom::{self, Shape};
 use tallyd_redis::filters::FilterState;
 
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub(crate) struct Wish {
     pub likes_min: u64,
     pub false_positive: f64,
     /// Since when this Redis is trusted: what was built before is not.
@@ -12,7 +12,7 @@ pub struct Wish {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plan {
+pub(crate) enum Plan {
     Nothing,
     /// Users are noted beside it: set their bits.
     Fold(Shape),
@@ -27,7 +27,7 @@ pub enum Plan {
     Drop,
 }
 
-pub fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
+pub(crate) fn decide(wish: &Wish, likes: u64, state: Option<&FilterState>) -> Plan {
     let Some(state) = state else {
         let enough = likes >= wish.likes_min;
         return if enough { Plan::Build { expected: fresh(wish, likes), drops_former: false } } else { Plan::Nothing };

@@ -50,7 +50,7 @@ pub(super) struct KnownByBucket(pub Vec<u16>);
 
 impl KnownByBucket {
     /// For all buckets of one kind.
-    pub fn new(cache: &Cache) -> Self {
+    pub(super) fn new(cache: &Cache) -> Self {
         Self(vec![0; cache.keys.buckets() as usize])
     }
 
@@ -62,7 +62,7 @@ impl KnownByBucket {
 }
 
 impl<'a> Comparer<'a> {
-    pub fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
         let options = run.options;
         Self {
             run,
@@ -76,7 +76,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Compares counters that are sorted by key, to the end.
-    pub async fn compare(&mut self, keys: &[CounterKey]) -> Result<()> {
+    pub(super) async fn compare(&mut self, keys: &[CounterKey]) -> Result<()> {
         let mut rest = keys;
         while !rest.is_empty() && !self.run.early_end.is_due() {
             let (page, after) = rest.split_at(rest.len().min(self.throttle.page()));
@@ -87,7 +87,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Measures one page of counters when the servers have time for it.
-    pub async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
+    pub(super) async fn compare_page(&mut self, page: &[CounterKey]) -> Result<()> {
         // Somebody waits for an answer about a few targets.
         if !self.report.lists_all {
             self.wait().await?;
@@ -107,7 +107,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Judges a range by what was read of it. Counters and like records were read in one snapshot.
-    pub async fn compare_range(
+    pub(super) async fn compare_range(
         &mut self,
         sampled: SampledRange,
         recount: Recount,
@@ -143,7 +143,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// Measures the suspects again until there are none.
-    pub async fn recheck(&mut self) -> Result<()> {
+    pub(super) async fn recheck(&mut self) -> Result<()> {
         while !self.suspects.is_empty() {
             let mut some = std::mem::take(&mut self.suspects);
             if let Some((first, _)) = some.iter().nth(SUSPECTS_MAX) {
@@ -156,22 +156,22 @@ impl<'a> Comparer<'a> {
     }
 
     /// Whether the suspects must be rechecked before the next page.
-    pub fn has_many_suspects(&self) -> bool {
+    pub(super) fn has_many_suspects(&self) -> bool {
         self.suspects.len() >= SUSPECTS_MAX
     }
 
     /// Whether everything was compared, or is noted for the next run.
-    pub fn is_complete(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.repairer.has_kept_all() && !self.run.early_end.was_due()
     }
 
     /// Waits until the servers have time for a page.
-    pub async fn wait(&mut self) -> Result<()> {
+    pub(super) async fn wait(&mut self) -> Result<()> {
         self.throttle.wait(self.measure.publisher()).await
     }
 
     /// Shows how far the run is: up to `place`.
-    pub fn show(&self, place: Option<Target>) {
+    pub(super) fn show(&self, place: Option<Target>) {
         let Report { checked, drifted, .. } = self.report;
         let pending = self.suspects.len() as u64;
         let place = place.map(|place| self.run.servers.name(place));
@@ -183,7 +183,7 @@ impl<'a> Comparer<'a> {
 
     /// Notes how far the run has come, where nothing before it is suspect. A dry run notes nothing: what it has seen was
     /// not repaired.
-    pub async fn note_checkpoint(&self, text: &str) -> Result<()> {
+    pub(super) async fn note_checkpoint(&self, text: &str) -> Result<()> {
         if !self.suspects.is_empty() || self.report.dry_run {
             return Ok(());
         }
@@ -191,7 +191,7 @@ impl<'a> Comparer<'a> {
     }
 
     /// The report, with what the parts have counted.
-    pub fn into_report(self) -> Report {
+    pub(super) fn into_report(self) -> Report {
         let mut report = self.report;
         report.steps_ms.merge(self.measure.steps);
         self.throttle.report(&mut report);

@@ -118,28 +118,28 @@ pub(super) struct Servers {
 
 impl Servers {
     /// A target as reports and logs write it: `video:42`.
-    pub fn name(&self, target: Target) -> String {
+    pub(super) fn name(&self, target: Target) -> String {
         format!("{}:{}", self.kinds.name(target.kind), target.id)
     }
 
     /// Whether the daemon adds the number to Redis.
-    pub fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
+    pub(super) fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
         self.rules.of(target.kind, metric).writer == Writes::Daemon
     }
 
     /// The keys of all counters of targets that are sorted.
-    pub fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
+    pub(super) fn counter_keys(&self, targets: impl IntoIterator<Item = Target>) -> Vec<CounterKey> {
         let metrics = self.metrics.codes();
         targets.into_iter().flat_map(|target| metrics.iter().map(move |metric| (target, *metric))).collect()
     }
 
     /// The time by Redis' clock.
-    pub async fn redis_now(&self) -> Result<Micros> {
+    pub(super) async fn redis_now(&self) -> Result<Micros> {
         self.cache.now().await.context("ask for Redis' clock")
     }
 
     /// Ends all watches of the run. A failure does not fail the run: the next run does it, and a watch expires.
-    pub async fn unwatch(&self, run: u64) {
+    pub(super) async fn unwatch(&self, run: u64) {
         if let Err(error) = self.store.unwatch(run).await {
             let error = format!("{:#}", anyhow::Error::from(error));
             warn!(event = "prune-failed", error, "what was logged of watched targets could not be forgotten: {error}");
@@ -147,7 +147,7 @@ impl Servers {
     }
 
     /// Deletes old notes of repairs. A failure does not fail the run: the next run does it.
-    pub async fn forget_old_repairs(&self) {
+    pub(super) async fn forget_old_repairs(&self) {
         if let Err(error) = self.store.prune_repairs(self.limits.repair_keep.0).await {
             let error = format!("{:#}", anyhow::Error::from(error));
             warn!(event = "prune-failed", error, "old repairs could not be forgotten: {error}");
@@ -170,7 +170,7 @@ pub(super) struct RunContext<'a> {
 }
 
 impl<'a> RunContext<'a> {
-    pub async fn new(
+    pub(super) async fn new(
         servers: &'a Servers,
         options: &'a RunOptions,
         number: u64,
@@ -183,20 +183,20 @@ impl<'a> RunContext<'a> {
     }
 
     /// The number of the next fence, watch or repair: higher than all before it.
-    pub fn next_pass(&self) -> u64 {
+    pub(super) fn next_pass(&self) -> u64 {
         number_of(self.number, self.passes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// The metric whose rows are recounted: like records are the truth of likes, `counter` is the truth of all else.
     /// `None` where the run trusts `counter`.
-    pub fn recounted(&self) -> Option<Metric> {
+    pub(super) fn recounted(&self) -> Option<Metric> {
         let recounts = matches!(self.options.mode, Mode::Full | Mode::Layout | Mode::Scrub | Mode::Targets(_));
         recounts.then(|| self.servers.metrics.like())
     }
 
     /// Fails if Redis is no longer what it was when the run began: a replica that was promoted since a measurement can
     /// lack the drift that was measured.
-    pub async fn check_data_set(&self) -> Result<()> {
+    pub(super) async fn check_data_set(&self) -> Result<()> {
         if self.servers.cache.data_set().await? == self.data_set {
             return Ok(());
         }
@@ -204,7 +204,7 @@ impl<'a> RunContext<'a> {
     }
 
     /// Notes in Redis up to which instant it has been compared.
-    pub async fn note_compared(&self, cut: Micros) -> Result<()> {
+    pub(super) async fn note_compared(&self, cut: Micros) -> Result<()> {
         self.check_data_set().await?;
         self.servers.cache.note_compared(cut).await.context("note the cut in Redis")
     }
@@ -236,7 +236,7 @@ impl<'a> EarlyEnd<'a> {
     }
 
     /// Whether no other page may begin. Ask only where there is another page: on `true` it is left out.
-    pub fn is_due(&self) -> bool {
+    pub(super) fn is_due(&self) -> bool {
         let is_due = self.stop.is_cancelled()
             || self.gave_up()
             || self.makes_way.get().is_some()
@@ -248,36 +248,36 @@ impl<'a> EarlyEnd<'a> {
     }
 
     /// Whether something was left out.
-    pub fn was_due(&self) -> bool {
+    pub(super) fn was_due(&self) -> bool {
         self.cut_short.load(Ordering::Relaxed)
     }
 
     /// When the time of the run is over.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         self.run_time_max.map(|max| self.began + max)
     }
 
-    pub fn gave_up(&self) -> bool {
+    pub(super) fn gave_up(&self) -> bool {
         self.gave_up.load(Ordering::Relaxed)
     }
 
     /// Ends the run because it has waited for the servers for too long.
-    pub fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         self.gave_up.store(true, Ordering::Relaxed);
     }
 
     /// Ends the run in favour of one that loads what Redis lost.
-    pub fn make_way(&self, reason: &'static str) {
+    pub(super) fn make_way(&self, reason: &'static str) {
         self.makes_way.get_or_init(|| reason);
     }
 
     /// Sleeps, at most until the stop.
-    pub async fn pause(&self, pause: Duration) {
+    pub(super) async fn pause(&self, pause: Duration) {
         self.stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
 
     /// Notes in the report why the run ended early, if it did.
-    pub fn note(&self, mode: &Mode, report: &mut Report) {
+    pub(super) fn note(&self, mode: &Mode, report: &mut Report) {
         if self.stop.is_cancelled() {
             report.end(End::Stopped, "told to stop".to_owned());
         } else if let Some(reason) = self.makes_way.get() {

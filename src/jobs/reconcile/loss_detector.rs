@@ -23,7 +23,7 @@ const CHECKED_BUCKETS: u32 = 2_048;
 const MISSING_MAX: usize = 1_000;
 
 /// Finds out that Redis lost counters, and asks for a run that loads them.
-pub struct LossDetector {
+pub(crate) struct LossDetector {
     /// The Redis that it checks.
     pub cache: Cache,
     /// Which kinds, and how often: zero for never.
@@ -41,7 +41,7 @@ struct LastCheck {
 
 impl LossDetector {
     /// Checks again and again until the stop.
-    pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
+    pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at Redis");
         let mut last = LastCheck::default();
         while !stop.is_cancelled() {

@@ -72,13 +72,13 @@ pub(super) struct RecountedRange {
 }
 
 impl<'a> Measure<'a> {
-    pub fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>, fences: Fences<'a>) -> Self {
         Self { run, fences, uncorrected: HashMap::new(), steps: Steps::default() }
     }
 
     /// Measures counters that are sorted by key. The fence is sent `grace` after the sample; counters that the daemon adds
     /// to Redis need none. Like records of the metric `recounted` are counted.
-    pub async fn measure(
+    pub(super) async fn measure(
         &mut self,
         keys: &[CounterKey],
         grace: Duration,
@@ -111,7 +111,7 @@ impl<'a> Measure<'a> {
     /// Measures busy counters that are sorted by key: their events are logged from before the sample until the read.
     /// Those that have an event within `skew` of the cut stay busy. Counters that the daemon adds to Redis are only
     /// measured again: they were busy because rows of their outbox were deleted.
-    pub async fn measure_watched(
+    pub(super) async fn measure_watched(
         &mut self,
         keys: &[CounterKey],
         grace: Duration,
@@ -151,7 +151,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Samples and fences the counters of a range.
-    pub async fn sample_range(&mut self, range: Range) -> Result<SampledRange> {
+    pub(super) async fn sample_range(&mut self, range: Range) -> Result<SampledRange> {
         let servers = self.run.servers;
         let began = Instant::now();
         let keys: Vec<CounterKey> = range.counters.iter().map(|counted| counted.number).collect();
@@ -166,7 +166,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Verdict {
+    pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Verdict {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
             judge_waiting(sample, truth, lag.of(key, &sample.offsets))
@@ -176,7 +176,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Whether what is missing in the sample's bucket is zero, and not unknown. A run can measure what it loads itself.
-    pub fn is_known(&self, sample: &Sample) -> bool {
+    pub(super) fn is_known(&self, sample: &Sample) -> bool {
         match sample.loaded {
             Loaded::Yes { .. } => true,
             Loaded::Loading { generation, .. } => generation == self.run.number,
@@ -186,14 +186,14 @@ impl<'a> Measure<'a> {
 
     /// An instant, by Redis' clock: every event that is not newer is in MySQL. Those of the last `publish_grace` may not
     /// even be published.
-    pub async fn fenced_now(&mut self) -> Result<Micros> {
+    pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
         let now = self.run.servers.redis_now().await?;
         self.fence(Duration::ZERO).await?;
         Ok(now.before(self.run.servers.limits.publish_grace.0))
     }
 
     /// Waits for a fence for as long as it takes.
-    pub async fn fence_patiently(&mut self) -> Result<()> {
+    pub(super) async fn fence_patiently(&mut self) -> Result<()> {
         let patience = std::mem::replace(&mut self.fences.fence_max, Duration::MAX);
         let passed = self.fence(Duration::ZERO).await;
         self.fences.fence_max = patience;
@@ -201,22 +201,22 @@ impl<'a> Measure<'a> {
     }
 
     /// How many messages the partitions hold.
-    pub async fn in_flight(&self) -> Result<u64> {
+    pub(super) async fn in_flight(&self) -> Result<u64> {
         self.fences.waiting().await
     }
 
     /// A connection that can ask for the depths of queues.
-    pub fn publisher(&self) -> &Publisher {
+    pub(super) fn publisher(&self) -> &Publisher {
         &self.fences.publisher
     }
 
     /// Whether a dry run has left the target's row of `counter` as it was.
-    pub fn is_uncorrected(&self, target: Target) -> bool {
+    pub(super) fn is_uncorrected(&self, target: Target) -> bool {
         self.uncorrected.contains_key(&target)
     }
 
     /// Notes what a dry run would have added to the target's row of `counter`.
-    pub fn leave_uncorrected(&mut self, target: Target, delta: i64) {
+    pub(super) fn leave_uncorrected(&mut self, target: Target, delta: i64) {
         if self.uncorrected.len() < UNCORRECTED_MAX {
             self.uncorrected.insert(target, delta);
         }
@@ -268,7 +268,7 @@ impl<'a> Measure<'a> {
 
 impl SampledRange {
     /// Reads MySQL.
-    pub async fn recount(&self, store: &Store) -> Result<RecountedRange> {
+    pub(super) async fn recount(&self, store: &Store) -> Result<RecountedRange> {
         let began = Instant::now();
         let recount = store.recount_range(&self.range, self.applied.as_ref()).await?;
         Ok(RecountedRange { recount, took: began.elapsed() })
@@ -277,7 +277,14 @@ impl SampledRange {
 
 impl Measurement {
     /// Lists the counter in the report, where there is room.
-    pub fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: TargetVerdict) {
+    pub(super) fn list(
+        &self,
+        report: &mut Report,
+        servers: &Servers,
+        key: CounterKey,
+        added: i64,
+        verdict: TargetVerdict,
+    ) {
         let (target, metric) = key;
         // The value as of the cut is not known of an undecided counter: its value now is reported.
         let drift = match self.verdict {

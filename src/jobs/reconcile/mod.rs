@@ -38,7 +38,7 @@
 mod compare;
 mod context;
 mod load;
-pub mod loss_detector;
+pub(crate) mod loss_detector;
 mod measure;
 mod orphans;
 mod repair;

@@ -33,13 +33,13 @@ pub(super) struct Orphans<'r, 'a> {
 }
 
 impl<'r, 'a> Orphans<'r, 'a> {
-    pub fn new(comparer: &'r mut Comparer<'a>, kind: Kind, name: &'r str) -> Self {
+    pub(super) fn new(comparer: &'r mut Comparer<'a>, kind: Kind, name: &'r str) -> Self {
         Self { comparer, kind, name, found: Vec::new() }
     }
 
     /// Searches the buckets that hold another number of counters than the samples of all `known` ones have found there. A
     /// bucket that has lost as many as it has too many is not searched, and waits for the next scrub or full run.
-    pub async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
+    pub(super) async fn compare_all(mut self, known: KnownByBucket) -> Result<()> {
         let servers = self.comparer.run.servers;
         let metrics = servers.metrics.codes();
         if !servers.cache.is_packed() {
@@ -74,7 +74,7 @@ impl<'r, 'a> Orphans<'r, 'a> {
     }
 
     /// Searches all of these buckets. Other layouts have no counters there: a full run searches their keys.
-    pub async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
+    pub(super) async fn compare_buckets(mut self, buckets: Range<u32>) -> Result<()> {
         if !self.comparer.run.servers.cache.is_packed() {
             return Ok(());
         }

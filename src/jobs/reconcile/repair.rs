@@ -33,17 +33,17 @@ pub(super) struct Repairer<'a> {
 }
 
 impl<'a> Repairer<'a> {
-    pub fn new(run: &'a RunContext<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>) -> Self {
         Self { run, all_kept: true }
     }
 
     /// Whether the next run will measure all counters that this run could not decide.
-    pub fn has_kept_all(&self) -> bool {
+    pub(super) fn has_kept_all(&self) -> bool {
         self.all_kept
     }
 
     /// Adds what the `first` drifts and the `second` measurements agree on. A dry run only lists it.
-    pub async fn repair_confirmed(
+    pub(super) async fn repair_confirmed(
         &mut self,
         first: &BTreeMap<CounterKey, i64>,
         second: &BTreeMap<CounterKey, Measurement>,
@@ -83,7 +83,7 @@ impl<'a> Repairer<'a> {
 
     /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3); where one doesn't,
     /// somebody has changed it by hand, or there is a bug. What was not recounted has no rows here.
-    pub async fn correct_counters(
+    pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,
         measure: &mut Measure<'_>,
@@ -125,7 +125,7 @@ impl<'a> Repairer<'a> {
     }
 
     /// Notes counters for the next run, which measures them first. So the cut of all others can go on.
-    pub async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
+    pub(super) async fn keep_for_next(&mut self, mut drifts: Vec<(CounterKey, i64)>, report: &Report) -> Result<()> {
         if drifts.is_empty() || report.dry_run {
             return Ok(());
         }

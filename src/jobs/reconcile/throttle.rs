@@ -48,18 +48,18 @@ struct Wait {
 }
 
 impl<'a> Throttle<'a> {
-    pub fn new(run: &'a RunContext<'a>) -> Self {
+    pub(super) fn new(run: &'a RunContext<'a>) -> Self {
         let page = run.servers.limits.page_targets.min(PAGE_MIN * 10);
         Self { run, page, checked: None, waited: Duration::ZERO, waited_for: None, waits: Waits::default() }
     }
 
     /// How many targets the next page has.
-    pub fn page(&self) -> usize {
+    pub(super) fn page(&self) -> usize {
         self.page
     }
 
     /// Sizes the next page by the time that one of `targets` took: at most twice or half as large as it was.
-    pub fn note(&mut self, targets: usize, took: Duration) {
+    pub(super) fn note(&mut self, targets: usize, took: Duration) {
         // A short last page tells nothing.
         if targets < self.page / 2 {
             return;
@@ -71,7 +71,7 @@ impl<'a> Throttle<'a> {
 
     /// Waits until the servers have time for the next page, or until the stop or the run's deadline. A run that others
     /// wait for gives up after its `wait_max`.
-    pub async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
+    pub(super) async fn wait(&mut self, publisher: &Publisher) -> Result<()> {
         let early_end = &self.run.early_end;
         if early_end.gave_up() {
             return Ok(());
@@ -86,7 +86,7 @@ impl<'a> Throttle<'a> {
     }
 
     /// Writes how long the run has waited, and for what.
-    pub fn report(self, report: &mut Report) {
+    pub(super) fn report(self, report: &mut Report) {
         report.waited_s = self.waited.as_secs();
         report.waits = self.waits;
         report.waited_for = self.waited_for;

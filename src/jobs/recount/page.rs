@@ -8,7 +8,7 @@ use tallyd_mysql::recounts::Answer;
 
 /// One target, as one look saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Measured {
+pub(super) struct Measured {
     pub id: TargetId,
     /// What the query says; zero where it says nothing.
     pub truth: i64,
@@ -19,14 +19,14 @@ pub struct Measured {
 }
 
 impl Measured {
-    pub fn drift(&self) -> i64 {
+    pub(super) fn drift(&self) -> i64 {
         self.counted.saturating_sub(self.truth)
     }
 }
 
 /// What two looks at one target come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(super) enum Verdict {
     /// The second look found it right: at the first one an event was on its way.
     Right,
     /// It changed between the looks: nothing can be said yet.
@@ -39,7 +39,7 @@ pub enum Verdict {
 /// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
 /// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
 /// less, of whose events only one has come yet, leave it as it was.
-pub fn judge(first: &Measured, second: &Measured) -> Verdict {
+pub(super) fn judge(first: &Measured, second: &Measured) -> Verdict {
     if second.drift() == 0 {
         return Verdict::Right;
     }
@@ -53,7 +53,7 @@ pub fn judge(first: &Measured, second: &Measured) -> Verdict {
 }
 
 /// All targets of an answer, in order of id, whether the query, `counter` or both know them.
-pub fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
+pub(super) fn measured(answer: &Answer) -> impl Iterator<Item = Measured> {
     let mut truths = answer.truths.iter().copied().peekable();
     let mut counters = answer.counters.iter().copied().peekable();
     std::iter::from_fn(move || next(&mut truths, &mut counters))

@@ -20,7 +20,7 @@ use tallyd_redis::Cache;
 
 const LOOK_EVERY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-pub struct SnapshotClock {
+pub(crate) struct SnapshotClock {
     pub live: ConfigHandle,
     pub store: Store,
     pub cache: Cache,
@@ -35,7 +35,7 @@ struct Seen {
 }
 
 impl SnapshotClock {
-    pub async fn run(self, beat: Heartbeat, stop: CancellationToken) {
+    pub(crate) async fn run(self, beat: Heartbeat, stop: CancellationToken) {
         let mut outage = Outage::new("looking at boards");
         let mut seen = Seen::default();
         while !stop.is_cancelled() {

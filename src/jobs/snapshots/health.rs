@@ -30,23 +30,23 @@ pub(super) struct Savable {
 
 impl Savable {
     /// Its snapshot; `None` before the first one was complete.
-    pub fn snapshot(&self) -> Option<Snapshot> {
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
         self.noted.filter(|snapshot| snapshot.taken_at.is_some())
     }
 
-    pub fn is_lost(&self) -> bool {
+    pub(super) fn is_lost(&self) -> bool {
         self.snapshot().is_some_and(|snapshot| !snapshot.is_marked(self.mark))
     }
 
-    pub fn is_on(&self) -> bool {
+    pub(super) fn is_on(&self) -> bool {
         !self.every.is_zero()
     }
 
-    pub fn is_late(&self, now: Micros) -> bool {
+    pub(super) fn is_late(&self, now: Micros) -> bool {
         self.is_due(now) && self.noted.is_some_and(|noted| noted.began_at.after(self.every * 2) < now)
     }
 
-    pub fn is_due(&self, now: Micros) -> bool {
+    pub(super) fn is_due(&self, now: Micros) -> bool {
         let Some(Snapshot { began_at, taken_at, .. }) = self.noted else { return self.live };
         let pause = if taken_at == Some(began_at) { self.every } else { self.every.min(AGAIN_AFTER) };
         // One from the future was taken by a clock that was wrong.

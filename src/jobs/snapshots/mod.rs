@@ -3,7 +3,7 @@
 //! `clock` says when a snapshot is due, and reports a board that Redis has lost; `health` knows which boards can be saved; `save` takes a
 //! snapshot, `restore` puts one back. The archive knows nothing of this: it only asks whether MySQL has a backup of a board.
 
-pub mod clock;
+pub(crate) mod clock;
 mod health;
 mod restore;
 mod save;

@@ -99,7 +99,7 @@ pub(super) struct Restorer<'a> {
 }
 
 impl Restorer<'_> {
-    pub async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
+    pub(super) async fn restore_board(&self, candidate: &Candidate, to: ProgressSink) -> Result<Report> {
         let Restore { dry_run, .. } = self.how;
         let at = candidate.at.clone();
         if !dry_run {

@@ -60,7 +60,7 @@ struct Known {
 
 impl Saver<'_> {
     /// Of the boards in `scope`, or of those that are due.
-    pub async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
+    pub(super) async fn save_boards(&self, boards: &[Board], scope: Option<&Scope>) -> Result<Report> {
         let mut report = Report::default();
         let savable = self.choose(boards, scope).await?;
         let started = Instant::now();

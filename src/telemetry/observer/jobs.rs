@@ -34,7 +34,7 @@ struct Read {
 }
 
 impl Runs {
-    pub async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
+    pub(super) async fn look(&mut self, store: &Store, modes: Vec<JobMode>, now: Micros) -> Result<Vec<Job>> {
         let running = store.running_jobs().await?;
         let mut jobs = Vec::new();
         for JobMode { job, mode, pattern } in modes {
@@ -60,12 +60,12 @@ impl Runs {
         Ok(jobs)
     }
 
-    pub fn last_reconciles(&self) -> Vec<Reconciled> {
+    pub(super) fn last_reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         of.filter_map(|(_, last)| Some(last.runs.back()?.found.clone())).collect()
     }
 
-    pub fn reconciles(&self) -> Vec<Reconciled> {
+    pub(super) fn reconciles(&self) -> Vec<Reconciled> {
         let of = self.0.iter().filter(|((job, _), _)| job == JobName::Reconcile.name());
         let mut all: Vec<Reconciled> =
             of.flat_map(|(_, last)| last.runs.iter().map(|read| read.found.clone())).collect();

@@ -64,7 +64,7 @@ pub(crate) struct Observer {
 }
 
 impl Observer {
-    pub fn new(
+    pub(crate) fn new(
         live: &ConfigHandle,
         store: Store,
         cache: Cache,
@@ -89,7 +89,7 @@ impl Observer {
         (observer, sight)
     }
 
-    pub async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, beat: Heartbeat, stop: CancellationToken) {
         let (mut jobs, mut boards, mut point) = (Rest::default(), Rest::default(), Rest(Some(Instant::now())));
         while !stop.is_cancelled() {
             let began = Instant::now();

@@ -27,18 +27,18 @@ pub(super) struct Depths {
 }
 
 impl Queues {
-    pub fn new(broker: Broker) -> Self {
+    pub(super) fn new(broker: Broker) -> Self {
         Self { broker, link: None, missing: BTreeSet::new(), again: Rest::default() }
     }
 
-    pub async fn ask(&mut self) -> Result<()> {
+    pub(super) async fn ask(&mut self) -> Result<()> {
         let open = self.open().await?;
         open.answers().await?;
         self.link = Some(open);
         Ok(())
     }
 
-    pub async fn look(&mut self, partitions: u16) -> Result<Depths> {
+    pub(super) async fn look(&mut self, partitions: u16) -> Result<Depths> {
         if self.again.is_over(AGAIN_AFTER) {
             self.missing.clear();
         }

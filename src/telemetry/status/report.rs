@@ -14,7 +14,7 @@ use tallyd_core::model::Micros;
 const FAILS_MAX: i64 = 5_000_000;
 
 impl Status {
-    pub fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
+    pub(crate) fn report(config: &Config, owner: &str, telemetry: &Telemetry, seen: &Observed, now: Micros) -> Self {
         let mut status = Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             owner: owner.to_owned(),

@@ -28,7 +28,7 @@ pub(crate) enum Standing {
 
 impl Standing {
     /// Events of the partition are written here, or are another daemon's work.
-    pub fn is_well(self) -> bool {
+    pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Listening | Self::Writing | Self::Elsewhere)
     }
 }
@@ -52,12 +52,12 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    pub fn of(word: &str) -> Self {
+    pub(crate) fn of(word: &str) -> Self {
         serde_json::from_value(word.into()).unwrap_or_default()
     }
 
     /// It did what it was meant to do, or was stopped before.
-    pub fn is_well(self) -> bool {
+    pub(crate) fn is_well(self) -> bool {
         matches!(self, Self::Done | Self::Stopped)
     }
 }

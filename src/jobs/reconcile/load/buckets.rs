@@ -46,12 +46,12 @@ struct Lacking {
 }
 
 impl<'l, 'a> Loader<'l, 'a> {
-    pub fn new(run: &'l RunContext<'l>, measure: &'l mut Measure<'a>, report: &'l mut Report) -> Self {
+    pub(super) fn new(run: &'l RunContext<'l>, measure: &'l mut Measure<'a>, report: &'l mut Report) -> Self {
         Self { run, measure, report }
     }
 
     /// Loads buckets from `from` on, as many as memory allows; returns the bucket that follows them.
-    pub async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
+    pub(super) async fn load_from(mut self, kind: Kind, name: &str, from: u32) -> Result<u32> {
         let servers = self.run.servers;
         // Read before: what is committed by then is loaded, and never added to these buckets, however late it is sent.
         let outbox = servers.store.outbox_numbers().await?;

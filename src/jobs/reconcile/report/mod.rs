@@ -259,7 +259,7 @@ pub(super) const LISTED_MAX: usize = 20;
 
 /// How far a run is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub(crate) struct Progress {
     /// Targets that were compared.
     pub checked: u64,
     /// Rows of `counter` that were listed: a target has one for each partition that wrote it.

@@ -36,23 +36,23 @@ struct Listed {
 
 impl<'r, 'a> Ranges<'r, 'a> {
     /// Of all counters.
-    pub fn all(comparer: &'r mut Comparer<'a>) -> Self {
+    pub(super) fn all(comparer: &'r mut Comparer<'a>) -> Self {
         Self { comparer, slice_left: None }
     }
 
     /// Of the next `rows` rows of `counter`.
-    pub fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
+    pub(super) fn slice(comparer: &'r mut Comparer<'a>, rows: u64) -> Self {
         Self { comparer, slice_left: Some(rows) }
     }
 
     /// Whether the slice is compared.
-    pub fn is_at_end(&self) -> bool {
+    pub(super) fn is_at_end(&self) -> bool {
         self.slice_left == Some(0)
     }
 
     /// Compares the kind's targets after `after`, until the end of the kind or of the slice; returns the last target.
     /// `checkpoint` writes down how far the run has come, and whether nothing was off until there.
-    pub async fn compare_kind(
+    pub(super) async fn compare_kind(
         &mut self,
         kind: Kind,
         after: TargetId,
