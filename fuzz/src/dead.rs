@@ -2,7 +2,7 @@
 
 use lapin::BasicProperties;
 use lapin::types::{AMQPValue, FieldArray, FieldTable};
-use tallyd::dead_letters::verdict::judge;
+use tallyd::dead_letters::preview::judge;
 use tallyd::letter::text::{
     hex_dump, instant, pretty_json, printable, printable_bytes, printable_json, printable_lines,
 };

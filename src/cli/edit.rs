@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::dead::asked;
-use crate::dead_letters::verdict::judge;
+use crate::dead_letters::preview::judge;
 use crate::letter::text::{pretty_json, printable};
 use crate::runtime::clock;
 use tallyd_core::event::Terms;
@@ -35,11 +35,11 @@ pub(super) fn edit(letter: &Letter, terms: &Terms, force: bool) -> Result<Option
         if body.is_empty() {
             return Ok(None);
         }
-        let verdict = judge(&body, terms, clock::now());
-        if force || verdict.is_taken() {
+        let preview = judge(&body, terms, clock::now());
+        if force || preview.is_taken() {
             return Ok(Some(body));
         }
-        writeln!(std::io::stderr(), "tallyd: {}", printable(&verdict.words())).context("print")?;
+        writeln!(std::io::stderr(), "tallyd: {}", printable(&preview.words())).context("print")?;
         if !asked("edit it again? [Y/n] ", true)? {
             return Ok(None);
         }

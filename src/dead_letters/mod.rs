@@ -15,10 +15,10 @@
 //! What it must never do: acknowledge a message that is not committed; take one where it could not be written, because messages
 //! that are given back often are dropped; delete what was not sent again, unless that was asked for.
 
-pub(crate) mod purge;
-pub(crate) mod replay;
-pub(crate) mod returned;
-pub mod verdict;
+pub mod preview;
+pub mod purge;
+pub mod replay;
+pub mod returned;
 
 use std::fmt;
 
@@ -28,12 +28,12 @@ use serde_json::Value;
 
 use crate::config::Config;
 use crate::letter::text::{hex_dump, instant, pretty_json, printable, printable_bytes, printable_lines};
+use preview::{Preview, judge};
 use returned::Returned;
 use tallyd_core::event::Terms;
 use tallyd_core::model::Micros;
 use tallyd_mysql::Store;
 use tallyd_mysql::letters::{Letter, Selection, Total};
-use verdict::{Verdict, judge};
 
 const PAGE: usize = 500;
 
@@ -138,8 +138,8 @@ pub async fn show(config: &Config, store: &Store, ids: &[u64], now: Micros) -> R
     let mut shown = Vec::new();
     for id in ids {
         let letter = whole(store, *id).await?;
-        let verdict = judge(&letter.body, &terms, now);
-        shown.push(Whole::new(letter, verdict));
+        let preview = judge(&letter.body, &terms, now);
+        shown.push(Whole::new(letter, preview));
     }
     Ok(Shown(shown))
 }
@@ -174,15 +174,15 @@ impl From<Letter> for Row {
 }
 
 impl Whole {
-    fn new(letter: Letter, verdict: Verdict) -> Self {
+    fn new(letter: Letter, preview: Preview) -> Self {
         let raw = letter.body.clone();
         // Headers are ours; what somebody has changed by hand is shown as text.
         let headers = serde_json::from_str(&letter.headers).unwrap_or_else(|_| Value::String(letter.headers.clone()));
         let now = Now {
-            taken: verdict.taken,
-            refused: verdict.refused,
-            words: verdict.words(),
-            routing_key: verdict.routing_key,
+            taken: preview.taken,
+            refused: preview.refused,
+            words: preview.words(),
+            routing_key: preview.routing_key,
         };
         let mut row = Row::from(letter);
         let body_hex = match std::str::from_utf8(&raw) {

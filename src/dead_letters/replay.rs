@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::verdict::judge;
+use super::preview::judge;
 use super::{PAGE, Which, all_there};
 use crate::letter::text::{instant, printable};
 use crate::runtime::clock;
@@ -126,21 +126,21 @@ impl Replay<'_> {
     async fn send(&self, letters: Vec<Letter>, publisher: Option<&Publisher>, report: &mut Report) -> Result<()> {
         let mut chosen = Vec::new();
         for letter in letters {
-            let verdict = judge(&letter.body, self.terms, clock::now());
+            let preview = judge(&letter.body, self.terms, clock::now());
             let because = match letter.replayed_at {
                 // Nobody waits for it, and the partition that gets it could be another one.
-                _ if verdict.is_fence => Some(verdict.words()),
+                _ if preview.is_fence => Some(preview.words()),
                 Some(at) if !self.force => Some(format!("it was replayed at {}; --force sends it again", instant(at))),
-                _ if !self.force && !verdict.is_taken() => Some(verdict.words()),
+                _ if !self.force && !preview.is_taken() => Some(preview.words()),
                 _ => None,
             };
             match because {
                 Some(because) => report.leave(letter.id, because),
                 None => {
-                    if verdict.has_likes && self.has_filters {
+                    if preview.has_likes && self.has_filters {
                         report.filters = Some(REBUILD);
                     }
-                    chosen.push((letter, verdict.routing_key));
+                    chosen.push((letter, preview.routing_key));
                 }
             }
         }

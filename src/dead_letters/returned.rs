@@ -7,7 +7,7 @@ use lapin::Acker;
 use lapin::options::BasicAckOptions;
 use serde::Serialize;
 
-use super::verdict::judge;
+use super::preview::judge;
 use crate::config::Config;
 use crate::letter;
 use crate::runtime::clock;

@@ -64,9 +64,9 @@ pub struct Watched {
     pub counts: Vec<WatchedCount>,
 }
 
-/// What one look at a target says.
+/// What one measurement of a target says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Judgement {
     /// Redis minus MySQL, both as of the cut; zero is right.
     Drift(i64),
     /// Events later than the cut are in MySQL's value already: it must be watched.
@@ -75,18 +75,18 @@ pub enum Verdict {
 
 /// Judges a sample by what MySQL says after the fence. A target that nothing newer than the cut was applied to is
 /// quiet: its value now is its value as of the cut. Events are told by a clock that is at most `skew` off Redis' one.
-pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Verdict {
-    let Some(truth) = truth else { return Verdict::Drift(sample.value) };
+pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgement {
+    let Some(truth) = truth else { return Judgement::Drift(sample.value) };
     if truth.update_at.is_some_and(|update_at| update_at > sample.cut.before(skew)) {
-        return Verdict::Busy;
+        return Judgement::Busy;
     }
-    Verdict::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
+    Judgement::Drift(sample.value - truth.rows.unwrap_or(truth.counted))
 }
 
 /// Judges a sample of what the daemon adds to Redis, which `lacks` what was not added to its bucket then; none where nobody knows that.
-pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Verdict {
-    let Some(lacks) = lacks else { return Verdict::Busy };
-    Verdict::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
+pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
+    let Some(lacks) = lacks else { return Judgement::Busy };
+    Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))
 }
 
 /// The value of one target as of `cut`, from its value `now` and all its events that were logged since before the cut,
@@ -209,26 +209,26 @@ mod tests {
     #[test]
     fn quiet_targets_are_judged_and_busy_ones_are_not() {
         let judged = |truth: Option<Truth>| judge(&sample(7), truth.as_ref(), Duration::ZERO);
-        assert_eq!(judged(Some(truth(5, None, 100))), Verdict::Drift(2));
-        assert_eq!(judged(Some(truth(5, Some(7), 99))), Verdict::Drift(0));
-        assert_eq!(judged(Some(truth(7, None, 101))), Verdict::Busy);
-        assert_eq!(judged(None), Verdict::Drift(7));
+        assert_eq!(judged(Some(truth(5, None, 100))), Judgement::Drift(2));
+        assert_eq!(judged(Some(truth(5, Some(7), 99))), Judgement::Drift(0));
+        assert_eq!(judged(Some(truth(7, None, 101))), Judgement::Busy);
+        assert_eq!(judged(None), Judgement::Drift(7));
     }
 
     #[test]
     fn what_the_daemon_adds_is_judged_by_what_was_not_added_yet() {
         let judged = |lacks| judge_waiting(&sample(7), Some(truth(9, None, 101)), lacks);
-        assert_eq!(judged(Some(2)), Verdict::Drift(0));
-        assert_eq!(judged(Some(0)), Verdict::Drift(-2));
-        assert_eq!(judged(None), Verdict::Busy);
-        assert_eq!(judge_waiting(&sample(7), None, Some(0)), Verdict::Drift(7));
+        assert_eq!(judged(Some(2)), Judgement::Drift(0));
+        assert_eq!(judged(Some(0)), Judgement::Drift(-2));
+        assert_eq!(judged(None), Judgement::Busy);
+        assert_eq!(judge_waiting(&sample(7), None, Some(0)), Judgement::Drift(7));
     }
 
     #[test]
     fn within_the_skew_of_a_producers_clock_a_target_is_busy() {
         let skew = Duration::from_micros(10);
-        for (update_at, verdict) in [(90, Verdict::Drift(2)), (91, Verdict::Busy), (100, Verdict::Busy)] {
-            assert_eq!(judge(&sample(7), Some(&truth(5, None, update_at)), skew), verdict, "{update_at}");
+        for (update_at, judgement) in [(90, Judgement::Drift(2)), (91, Judgement::Busy), (100, Judgement::Busy)] {
+            assert_eq!(judge(&sample(7), Some(&truth(5, None, update_at)), skew), judgement, "{update_at}");
         }
         let logged = |at| WatchedEvent {
             event: LikeEvent { target: TARGET, user: UserId(1), at: Micros(at), liked: true },

@@ -13,11 +13,11 @@ use anyhow::Result;
 use super::context::{RunContext, Servers};
 use super::measure::{Measure, Measurement, Measurements, SampledRange, WATCHED_MAX, with_busy};
 use super::repair::Repairer;
-use super::report::{Progress, Report, TargetReport, TargetVerdict};
+use super::report::{Progress, Report, TargetReport, Verdict};
 use super::throttle::Throttle;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
-use tallyd_core::drift::{Truth, Verdict};
+use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::OutboxLag;
 use tallyd_mysql::ranges::{Counted, Recount};
@@ -28,7 +28,7 @@ use tallyd_redis::layout::Loaded;
 pub(super) const SUSPECTS_MAX: usize = 10_000;
 
 /// Counters that no measurement has cleared, and what the last one found.
-type Suspects = BTreeMap<CounterKey, Verdict>;
+type Suspects = BTreeMap<CounterKey, Judgement>;
 
 /// Compares the counters of a run.
 pub(super) struct Comparer<'a> {
@@ -122,7 +122,7 @@ impl<'a> Comparer<'a> {
         let unlisted: Vec<CounterKey> = truths.keys().copied().filter(|key| !is_listed(key)).collect();
         self.report.checked += (range.counters.len() + unlisted.len()) as u64;
         self.repairer.correct_counters(&truths, &mut self.measure, &mut self.report).await?;
-        self.suspects.extend(unlisted.into_iter().map(|key| (key, Verdict::Busy)));
+        self.suspects.extend(unlisted.into_iter().map(|key| (key, Judgement::Busy)));
         for (Counted { number: key, .. }, sample) in range.counters.iter().zip(samples) {
             if sample.as_ref().is_some_and(|sample| sample.loaded == Loaded::No) && self.run.options.gives_way() {
                 self.run.early_end.make_way("Redis lost counters: they are loaded first, then it resumes");
@@ -135,8 +135,8 @@ impl<'a> Comparer<'a> {
                 known.note(&servers.cache, key.0);
             }
             match self.measure.judge(*key, &sample, truths.get(key).copied(), &lag) {
-                Verdict::Drift(0) => self.report.exact += 1,
-                verdict => self.suspect(*key, verdict),
+                Judgement::Drift(0) => self.report.exact += 1,
+                judgement => self.suspect(*key, judgement),
             }
         }
         Ok(())
@@ -204,9 +204,9 @@ impl<'a> Comparer<'a> {
         self.report.checked += keys.len() as u64;
         let measurements = self.measured(keys, Duration::ZERO, self.run.recounted()).await?;
         for (key, measurement) in &measurements {
-            match measurement.verdict {
-                Verdict::Drift(0) => self.note_exact(*key, measurement),
-                verdict => self.suspect(*key, verdict),
+            match measurement.judgement {
+                Judgement::Drift(0) => self.note_exact(*key, measurement),
+                judgement => self.suspect(*key, judgement),
             }
         }
         Ok(())
@@ -254,26 +254,26 @@ impl<'a> Comparer<'a> {
     async fn decide(&mut self, suspects: &Suspects, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let mut first = BTreeMap::new();
         for (key, measurement) in measurements {
-            match (suspects.get(key), measurement.verdict) {
-                (_, Verdict::Busy) => {}
-                (Some(Verdict::Drift(drift)), Verdict::Drift(_)) => {
+            match (suspects.get(key), measurement.judgement) {
+                (_, Judgement::Busy) => {}
+                (Some(Judgement::Drift(drift)), Judgement::Drift(_)) => {
                     first.insert(*key, *drift);
                 }
-                (_, Verdict::Drift(0)) => self.note_exact(*key, measurement),
-                (_, verdict) => self.suspect(*key, verdict),
+                (_, Judgement::Drift(0)) => self.note_exact(*key, measurement),
+                (_, judgement) => self.suspect(*key, judgement),
             }
         }
         self.repairer.repair_confirmed(&first, measurements, &mut self.report).await
     }
 
-    fn suspect(&mut self, key: CounterKey, verdict: Verdict) {
-        self.suspects.insert(key, verdict);
+    fn suspect(&mut self, key: CounterKey, judgement: Judgement) {
+        self.suspects.insert(key, judgement);
     }
 
     fn note_exact(&mut self, key: CounterKey, measurement: &Measurement) {
         self.report.exact += 1;
         if self.report.lists_all {
-            measurement.list(&mut self.report, self.run.servers, key, 0, TargetVerdict::Exact);
+            measurement.list(&mut self.report, self.run.servers, key, 0, Verdict::Exact);
         }
     }
 
@@ -281,10 +281,10 @@ impl<'a> Comparer<'a> {
     /// first. The next run measures them first, so that this one can say that everything was compared.
     async fn note_undecided(&mut self, measurements: &BTreeMap<CounterKey, Measurement>) -> Result<()> {
         let undecided: Vec<(CounterKey, i64)> = with_busy(measurements).map(|key| (key, 0)).collect();
-        for (key, measurement) in measurements.iter().filter(|(_, it)| it.verdict == Verdict::Busy) {
+        for (key, measurement) in measurements.iter().filter(|(_, it)| it.judgement == Judgement::Busy) {
             self.report.undecided += 1;
             if self.report.lists_all {
-                measurement.list(&mut self.report, self.run.servers, *key, 0, TargetVerdict::Undecided);
+                measurement.list(&mut self.report, self.run.servers, *key, 0, Verdict::Undecided);
             }
         }
         self.repairer.keep_for_next(undecided, &self.report).await

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::context::{RunContext, Servers};
-use super::report::{Report, Steps, TargetReport, TargetVerdict};
+use super::report::{Report, Steps, TargetReport, Verdict};
 use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
-use tallyd_core::drift::{Logged, Sample, Truth, Verdict, judge, judge_waiting};
+use tallyd_core::drift::{Judgement, Logged, Sample, Truth, judge, judge_waiting};
 use tallyd_core::model::{CounterKey, Metric, Micros, Target};
 use tallyd_core::outbox::{OutboxLag, OutboxOffsets};
 use tallyd_mysql::Store;
@@ -43,7 +43,7 @@ pub(super) struct Measurement {
     pub sample: Sample,
     /// When Redis had answered, by this process' clock.
     pub taken: Instant,
-    pub verdict: Verdict,
+    pub judgement: Judgement,
     pub truth: Truth,
 }
 
@@ -101,8 +101,8 @@ impl<'a> Measure<'a> {
         Steps::add(&mut self.steps.read, began.elapsed());
         let measurement = |(key, sample): (CounterKey, Sample)| {
             let truth = truths.get(&key).map(|truth| self.as_corrected(key, *truth));
-            let verdict = self.judge(key, &sample, truth, &lag);
-            (key, Measurement { sample, taken, verdict, truth: truth.unwrap_or_default() })
+            let judgement = self.judge(key, &sample, truth, &lag);
+            (key, Measurement { sample, taken, judgement, truth: truth.unwrap_or_default() })
         };
         let measurements = samples.into_iter().map(measurement).collect();
         Ok(Measurements { measurements, truths })
@@ -141,11 +141,11 @@ impl<'a> Measure<'a> {
         let logged = Logged::new(servers.metrics.like(), logged);
         measurements.extend(samples.into_iter().map(|(key, sample)| {
             let truth = self.as_corrected(key, truths.get(&key).copied().unwrap_or_default());
-            let verdict = match logged.value_at(key, sample.cut, skew, truth.counted) {
-                Some(value) => Verdict::Drift(sample.value - value),
-                None => Verdict::Busy,
+            let judgement = match logged.value_at(key, sample.cut, skew, truth.counted) {
+                Some(value) => Judgement::Drift(sample.value - value),
+                None => Judgement::Busy,
             };
-            (key, Measurement { sample, taken, verdict, truth })
+            (key, Measurement { sample, taken, judgement, truth })
         }));
         Ok(measurements)
     }
@@ -166,7 +166,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Verdict {
+    pub fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
             judge_waiting(sample, truth, lag.of(key, &sample.offsets))
@@ -277,19 +277,12 @@ impl SampledRange {
 
 impl Measurement {
     /// Lists the counter in the report, where there is room.
-    pub(super) fn list(
-        &self,
-        report: &mut Report,
-        servers: &Servers,
-        key: CounterKey,
-        added: i64,
-        verdict: TargetVerdict,
-    ) {
+    pub fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
         // The value as of the cut is not known of an undecided counter: its value now is reported.
-        let drift = match self.verdict {
-            Verdict::Drift(drift) => drift,
-            Verdict::Busy => self.sample.value - self.truth.counted,
+        let drift = match self.judgement {
+            Judgement::Drift(drift) => drift,
+            Judgement::Busy => self.sample.value - self.truth.counted,
         };
         let redis = self.sample.value;
         // A target has few of all the metrics that there are.
@@ -312,5 +305,5 @@ impl Measurement {
 
 /// The counters that events newer than the cut were applied to.
 pub(super) fn with_busy(measurements: &BTreeMap<CounterKey, Measurement>) -> impl Iterator<Item = CounterKey> {
-    measurements.iter().filter(|(_, measurement)| measurement.verdict == Verdict::Busy).map(|(key, _)| *key)
+    measurements.iter().filter(|(_, measurement)| measurement.judgement == Judgement::Busy).map(|(key, _)| *key)
 }

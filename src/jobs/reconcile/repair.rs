@@ -11,10 +11,10 @@ use tracing::warn;
 
 use super::context::{JOB, Mode, RunContext, Servers};
 use super::measure::{Measure, Measurement};
-use super::report::{Report, Steps, TargetVerdict};
+use super::report::{Report, Steps, Verdict};
 use crate::config::{Reconcile as Limits, Ruled, Writes};
 use crate::runtime::fault;
-use tallyd_core::drift::{Truth, Verdict};
+use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use tallyd_mysql::jobs::LEASE;
@@ -54,7 +54,7 @@ impl<'a> Repairer<'a> {
         if report.dry_run || repairs.is_empty() {
             for Repair { number: key, .. } in &repairs {
                 if let Some(measurement) = second.get(key) {
-                    measurement.list(report, servers, *key, 0, TargetVerdict::Drifted);
+                    measurement.list(report, servers, *key, 0, Verdict::Drifted);
                 }
             }
             return Ok(());
@@ -69,12 +69,12 @@ impl<'a> Repairer<'a> {
             match repaired {
                 Repaired::Done => {
                     report.repaired += 1;
-                    measurement.list(report, servers, key, *delta, TargetVerdict::Repaired);
+                    measurement.list(report, servers, key, *delta, Verdict::Repaired);
                 }
                 Repaired::BelowZero | Repaired::Stale => {
                     report.left += 1;
                     left.push((key, *delta));
-                    measurement.list(report, servers, key, 0, TargetVerdict::Left);
+                    measurement.list(report, servers, key, 0, Verdict::Left);
                 }
             }
         }
@@ -145,12 +145,12 @@ impl<'a> Repairer<'a> {
         let servers = self.run.servers;
         let mut repairs = Vec::new();
         for (key, measurement) in second {
-            let (Some(first), Verdict::Drift(drift)) = (first.get(key), measurement.verdict) else { continue };
+            let (Some(first), Judgement::Drift(drift)) = (first.get(key), measurement.judgement) else { continue };
             let delta = confirmed_delta(*first, drift);
             if delta == 0 {
                 report.transient += 1;
                 if report.lists_all {
-                    measurement.list(report, servers, *key, 0, TargetVerdict::Transient);
+                    measurement.list(report, servers, *key, 0, Verdict::Transient);
                 }
                 continue;
             }

@@ -40,7 +40,7 @@ use crate::jobs::JobError;
 use crate::jobs::fence::Fences;
 use crate::runtime::fault;
 use crate::runtime::progress::{ProgressSink, follow};
-use page::{Measured, Verdict, judge, measured};
+use page::{Measured, Recheck, judge, measured};
 use report::{End, Progress, Report};
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::{Kind, Metric, TargetId};
@@ -304,11 +304,11 @@ impl Run<'_> {
             while let Some(first) = suspects.next_if(|first| first.id <= now.until) {
                 while off.next_if(|found| found.id < first.id).is_some() {}
                 // Not among those that are off: it is right by now.
-                let verdict = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
-                match verdict {
-                    None | Some((_, Verdict::Right)) => self.report.transient += 1,
-                    Some((second, Verdict::Changed)) => changed.push(second),
-                    Some((second, Verdict::Off(added))) => self.note(&second, added),
+                let recheck = off.next_if(|found| found.id == first.id).map(|second| (second, judge(first, &second)));
+                match recheck {
+                    None | Some((_, Recheck::Right)) => self.report.transient += 1,
+                    Some((second, Recheck::Changed)) => changed.push(second),
+                    Some((second, Recheck::Off(added))) => self.note(&second, added),
                 }
             }
             after = now.until;

@@ -26,7 +26,7 @@ impl Measured {
 
 /// What two looks at one target come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub enum Recheck {
     /// The second look found it right: at the first one an event was on its way.
     Right,
     /// It changed between the looks: nothing can be said yet.
@@ -39,16 +39,16 @@ pub(super) enum Verdict {
 /// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
 /// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
 /// less, of whose events only one has come yet, leave it as it was.
-pub(super) fn judge(first: &Measured, second: &Measured) -> Verdict {
+pub fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
-        return Verdict::Right;
+        return Recheck::Right;
     }
     if first.truth != second.truth || first.update_at != second.update_at {
-        return Verdict::Changed;
+        return Recheck::Changed;
     }
     match confirmed_delta(first.drift(), second.drift()) {
-        0 => Verdict::Changed,
-        added => Verdict::Off(added),
+        0 => Recheck::Changed,
+        added => Recheck::Off(added),
     }
 }
 
@@ -85,16 +85,16 @@ mod tests {
 
     #[test]
     fn only_what_rests_and_is_off_twice_is_corrected() {
-        for (first, second, verdict) in [
-            (found(5, 3, 1), found(5, 3, 1), Verdict::Off(2)),
-            (found(5, 9, 1), found(5, 8, 1), Verdict::Off(-3)),
-            (found(5, 4, 1), found(5, 5, 2), Verdict::Right),
-            (found(5, 4, 1), found(6, 6, 2), Verdict::Right),
-            (found(5, 4, 1), found(6, 4, 1), Verdict::Changed),
-            (found(5, 4, 1), found(5, 4, 2), Verdict::Changed),
-            (found(5, 4, 1), found(5, 6, 1), Verdict::Changed),
+        for (first, second, expected) in [
+            (found(5, 3, 1), found(5, 3, 1), Recheck::Off(2)),
+            (found(5, 9, 1), found(5, 8, 1), Recheck::Off(-3)),
+            (found(5, 4, 1), found(5, 5, 2), Recheck::Right),
+            (found(5, 4, 1), found(6, 6, 2), Recheck::Right),
+            (found(5, 4, 1), found(6, 4, 1), Recheck::Changed),
+            (found(5, 4, 1), found(5, 4, 2), Recheck::Changed),
+            (found(5, 4, 1), found(5, 6, 1), Recheck::Changed),
         ] {
-            assert_eq!(judge(&first, &second), verdict, "{first:?}, {second:?}");
+            assert_eq!(judge(&first, &second), expected, "{first:?}, {second:?}");
         }
     }
 
@@ -154,7 +154,7 @@ mod tests {
             };
             for pair in looks.windows(2) {
                 let (first, second) = (look(pair[0]), look(pair[1]));
-                if first.drift() != 0 && let Verdict::Off(added) = judge(&first, &second) {
+                if first.drift() != 0 && let Recheck::Off(added) = judge(&first, &second) {
                     // No more than is missing: an event that was late and older than others is in one of the two drifts.
                     prop_assert!(added.signum() == -drift.signum() && added.abs() <= drift.abs(), "{:?} {:?}", first, second);
                 }

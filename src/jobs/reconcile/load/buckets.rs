@@ -10,7 +10,7 @@ use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_bu
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
 use crate::runtime::fault;
-use tallyd_core::drift::Verdict;
+use tallyd_core::drift::Judgement;
 use tallyd_core::model::{CounterKey, Kind, Micros, TargetId};
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
@@ -185,8 +185,8 @@ impl<'l, 'a> Loader<'l, 'a> {
 
     /// What counters lack that a measurement could judge.
     fn missing(&self, measurements: &BTreeMap<CounterKey, Measurement>) -> Vec<Repair> {
-        let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.verdict {
-            Verdict::Drift(drift) if drift != 0 => {
+        let missing = |(key, measurement): (&CounterKey, &Measurement)| match measurement.judgement {
+            Judgement::Drift(drift) if drift != 0 => {
                 let sample = &measurement.sample;
                 Some(addition(self.run.servers, *key, sample.value, -drift, sample.loaded))
             }

@@ -199,13 +199,13 @@ pub struct TargetReport {
     /// What was added to Redis.
     pub added: i64,
     /// What was found of it, and done about it.
-    pub verdict: TargetVerdict,
+    pub verdict: Verdict,
 }
 
 /// What a report says of one target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum TargetVerdict {
+pub enum Verdict {
     /// Redis is right.
     Exact,
     /// Off at two cuts; the difference was added.
@@ -222,7 +222,7 @@ pub enum TargetVerdict {
     Left,
 }
 
-impl TargetVerdict {
+impl Verdict {
     /// Its word in reports.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -302,7 +302,7 @@ impl Report {
 
 impl TargetReport {
     pub(super) fn unknown(target: String, metric: String) -> Self {
-        let verdict = TargetVerdict::Unknown;
+        let verdict = Verdict::Unknown;
         Self { target, metric, redis: 0, mysql: 0, counter: None, rows: None, added: 0, verdict }
     }
 }
@@ -329,13 +329,13 @@ mod tests {
     #[test]
     fn a_verdict_is_one_word_in_text_and_json() {
         for verdict in [
-            TargetVerdict::Exact,
-            TargetVerdict::Repaired,
-            TargetVerdict::Drifted,
-            TargetVerdict::Transient,
-            TargetVerdict::Undecided,
-            TargetVerdict::Unknown,
-            TargetVerdict::Left,
+            Verdict::Exact,
+            Verdict::Repaired,
+            Verdict::Drifted,
+            Verdict::Transient,
+            Verdict::Undecided,
+            Verdict::Unknown,
+            Verdict::Left,
         ] {
             assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
         }

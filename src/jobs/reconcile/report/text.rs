@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::info;
 
-use super::{Progress, Report, Slice, TargetReport, TargetVerdict};
+use super::{Progress, Report, Slice, TargetReport, Verdict};
 use crate::config::LIKE;
 use crate::jobs::reconcile::JOB;
 use crate::runtime::progress::{RunProgress, left, percent, rate, spoken};
@@ -106,7 +106,7 @@ impl Report {
                         write!(f, "; {number} {what}")?;
                     }
                 }
-                if *verdict != TargetVerdict::Unknown && counter.is_some_and(|counter| counter != *mysql) {
+                if *verdict != Verdict::Unknown && counter.is_some_and(|counter| counter != *mysql) {
                     f.write_str("; events newer than the cut are in MySQL already")?;
                 }
             }
@@ -170,7 +170,7 @@ mod tests {
             counter: Some(5),
             rows: Some(5),
             added: -2,
-            verdict: TargetVerdict::Repaired,
+            verdict: Verdict::Repaired,
         };
         let report = Report {
             mode: "full",

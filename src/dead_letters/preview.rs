@@ -10,7 +10,7 @@ use tallyd_core::model::Micros;
 const NOBODY: &str = "0";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Preview {
     pub taken: usize,
     pub refused: usize,
     pub refusal: Option<Refusal>,
@@ -22,34 +22,34 @@ pub struct Verdict {
     pub routing_key: String,
 }
 
-pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Verdict {
-    let mut verdict = Verdict::default();
+pub fn judge(body: &[u8], terms: &Terms, now: Micros) -> Preview {
+    let mut preview = Preview::default();
     let mut key = None;
     event::decode_all(body, terms, now, |said, _| match said {
-        Ok(Message::Fence(_)) => verdict.is_fence = true,
+        Ok(Message::Fence(_)) => preview.is_fence = true,
         Ok(Message::Like(event)) => {
-            verdict.taken += 1;
-            verdict.has_likes = true;
+            preview.taken += 1;
+            preview.has_likes = true;
             key.get_or_insert_with(|| terms.partition_by.routing_key(event.target, event.user));
         }
         Ok(Message::Count(event)) => {
-            verdict.taken += 1;
+            preview.taken += 1;
             key.get_or_insert_with(|| event.target.id.to_string());
         }
         Ok(Message::Set(event)) => {
-            verdict.taken += 1;
+            preview.taken += 1;
             key.get_or_insert_with(|| event.target.id.to_string());
         }
         Err(refusal) => {
-            verdict.refused += 1;
-            verdict.refusal.get_or_insert(refusal);
+            preview.refused += 1;
+            preview.refusal.get_or_insert(refusal);
         }
     });
-    verdict.routing_key = key.unwrap_or_else(|| guessed(body, terms.partition_by));
-    verdict
+    preview.routing_key = key.unwrap_or_else(|| guessed(body, terms.partition_by));
+    preview
 }
 
-impl Verdict {
+impl Preview {
     pub fn is_taken(&self) -> bool {
         self.refused == 0 && !self.is_fence
     }
@@ -92,7 +92,7 @@ mod tests {
 
     const NOW: Micros = Micros(1_795_251_385_004_538);
 
-    fn judged(body: &str) -> Verdict {
+    fn judged(body: &str) -> Preview {
         let text = "[metrics]\nlike = 1\nview = 3\nstock = 4\n[[rule]]\nmetric = \"stock\"\nsettable = true\n";
         let config = crate::config::parse(text, "test", []).unwrap();
         judge(body.as_bytes(), &Terms::from(&config), NOW)
@@ -104,28 +104,28 @@ mod tests {
 
     #[test]
     fn what_producers_send_is_taken_with_their_routing_key() {
-        let verdict = judged(&like(7, "video"));
-        assert!(verdict.is_taken() && verdict.has_likes);
-        assert_eq!((verdict.routing_key.as_str(), verdict.words().as_str()), ("7", "would be taken"));
+        let preview = judged(&like(7, "video"));
+        assert!(preview.is_taken() && preview.has_likes);
+        assert_eq!((preview.routing_key.as_str(), preview.words().as_str()), ("7", "would be taken"));
         let count = format!(
             r#"{{"type":"count","kind":"video","target_id":"42","metric":"view","delta":1,"event_id":"a","at":{NOW}}}"#
         );
-        let verdict = judged(&count);
-        assert!(verdict.is_taken() && !verdict.has_likes);
-        assert_eq!(verdict.routing_key, "42");
+        let preview = judged(&count);
+        assert!(preview.is_taken() && !preview.has_likes);
+        assert_eq!(preview.routing_key, "42");
         let set = format!(r#"{{"type":"set","kind":"video","target_id":43,"metric":"stock","value":9,"at":{NOW}}}"#);
-        let verdict = judged(&set);
-        assert_eq!((verdict.is_taken(), verdict.routing_key.as_str()), (true, "43"), "{}", verdict.words());
+        let preview = judged(&set);
+        assert_eq!((preview.is_taken(), preview.routing_key.as_str()), (true, "43"), "{}", preview.words());
         let old = judged(&count.replace(&NOW.to_string(), "1"));
         assert_eq!(old.refusal.unwrap().reason, Reason::AtTooOld);
     }
 
     #[test]
     fn a_list_is_judged_event_by_event() {
-        let verdict = judged(&format!("[{},{},{}]", like(8, "film"), like(9, "video"), like(10, "video")));
-        assert_eq!((verdict.taken, verdict.refused, verdict.routing_key.as_str()), (2, 1, "9"));
-        assert!(!verdict.is_taken());
-        assert!(verdict.words().starts_with("2 of 3 events would be taken; the first of the others: unknown-kind: "));
+        let preview = judged(&format!("[{},{},{}]", like(8, "film"), like(9, "video"), like(10, "video")));
+        assert_eq!((preview.taken, preview.refused, preview.routing_key.as_str()), (2, 1, "9"));
+        assert!(!preview.is_taken());
+        assert!(preview.words().starts_with("2 of 3 events would be taken; the first of the others: unknown-kind: "));
         assert!(judged("[]").is_taken());
     }
 
@@ -139,8 +139,8 @@ mod tests {
             ("nonsense", "0"),
             ("", "0"),
         ] {
-            let verdict = judged(body);
-            assert_eq!((verdict.is_taken(), verdict.routing_key.as_str()), (false, key), "{body}");
+            let preview = judged(body);
+            assert_eq!((preview.is_taken(), preview.routing_key.as_str()), (false, key), "{body}");
         }
     }
 
