@@ -12,8 +12,8 @@ use tracing::{debug, warn};
 
 use super::Partition;
 use super::batch::{Batch, Origin, Received};
+use super::counting::{self, Throughput};
 use super::dead_letter_quota::DeadLetterQuota;
-use super::telemetry::{self, Throughput};
 use super::transaction::{Committed, Transaction};
 use crate::config::Config;
 use crate::letter;
@@ -231,14 +231,14 @@ impl BatchWriter {
                 if splits { Outcome::Split } else { Outcome::Again }
             }
         };
-        telemetry::again(code);
+        counting::again(code);
         Ok(outcome)
     }
 
     /// Notes a part that is committed.
     fn note(&mut self, part: &Batch, committed: &Committed) {
         self.transaction.counts.committed();
-        telemetry::committed(part, committed.rows);
+        counting::committed(part, committed.rows);
         self.transaction.ownership.committed(committed.epoch);
         if committed.outboxed {
             self.outbox.send_replace(());

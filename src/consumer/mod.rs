@@ -25,11 +25,11 @@
 mod batch;
 mod batch_writer;
 mod clock;
+mod counting;
 mod dead_letter_quota;
 pub(crate) mod ledger_gc;
 mod rows;
 mod session;
-mod telemetry;
 mod transaction;
 
 use std::time::Duration;

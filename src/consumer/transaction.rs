@@ -8,9 +8,9 @@ use tracing::{debug, info};
 
 use super::Partition;
 use super::batch::Batch;
+use super::counting::Steps;
 use super::dead_letter_quota::DeadLetterQuota;
 use super::rows::{Counts, EventCapture, LikeRows};
-use super::telemetry::Steps;
 use crate::config::{Config, Derived, Rules, Writes};
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::model::{Addition, CounterKey, Difference, Micros};

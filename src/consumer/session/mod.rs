@@ -20,7 +20,7 @@ use tracing::debug;
 use self::writing::{Writing, join};
 use super::batch::{Arrived, Batch, Event, Inbox, Origin, Received};
 use super::batch_writer::BatchWriter;
-use super::telemetry::{Oldest, ReceivedCounts};
+use super::counting::{Oldest, ReceivedCounts};
 use super::{Learned, PREFETCH_BATCHES, Partition, SessionEnd};
 use crate::config::{Config, Derived};
 use crate::letter;
