@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use tallyd::cli;
 use tallyd::jobs::archive::Outcome;
 use tallyd::jobs::{reconcile, recount};
@@ -42,20 +43,31 @@ fn the_documents_list_every_log_event_with_its_level() {
     assert_eq!(listed, logged_events());
 }
 
+/// The numbers of a report, held against the table under the heading.
+fn explained(heading: &str, report: &Value) {
+    let rows = table("docs/operations.md", heading);
+    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
+    let fields: BTreeSet<&str> = report.as_object().unwrap().keys().map(String::as_str).collect();
+    let (lacks, extra) = (&fields - &explained, &explained - &fields);
+    assert!(lacks.is_empty() && extra.is_empty(), "\"{heading}\" lacks {lacks:?}; the report lacks {extra:?}");
+}
+
 #[test]
 fn the_documents_explain_every_number_of_a_reconcile() {
     let report = serde_json::to_value(reconcile::report::Report::default()).unwrap();
-    let rows = table("docs/operations.md", "The report of a reconcile");
-    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
-    assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
+    explained("The report of a reconcile", &report);
+}
+
+#[test]
+fn the_documents_explain_every_verdict_of_a_reconcile() {
+    let words: Vec<&str> = reconcile::report::Verdict::ALL.iter().map(|verdict| verdict.as_str()).collect();
+    assert_eq!(first_column(&table("docs/operations.md", "The verdicts of a reconcile")), words);
 }
 
 #[test]
 fn the_documents_explain_every_number_of_a_recount() {
     let report = serde_json::to_value(recount::report::Report::default()).unwrap();
-    let rows = table("docs/operations.md", "The report of a recount");
-    let explained: BTreeSet<&str> = first_column(&rows).into_iter().collect();
-    assert_eq!(explained, report.as_object().unwrap().keys().map(String::as_str).collect());
+    explained("The report of a recount", &report);
 }
 
 #[test]

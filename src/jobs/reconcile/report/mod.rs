@@ -202,56 +202,43 @@ pub struct TargetReport {
     pub verdict: Verdict,
 }
 
-/// What a report says of one target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// Redis is right.
-    Exact,
-    /// Off at two cuts; the difference was added.
-    Repaired,
-    /// Off at two cuts, in a dry run.
-    Drifted,
-    /// Off at one cut only.
-    Transient,
-    /// No cut could be judged.
-    Undecided,
-    /// What Redis should hold is unknown.
-    Unknown,
-    /// Off at two cuts, and not repaired.
-    Left,
+macro_rules! verdicts {
+    ($($(#[$about:meta])* $verdict:ident = $word:literal, $why:literal;)+) => {
+        /// What a report says of one target.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        pub enum Verdict { $($(#[$about])* #[serde(rename = $word)] $verdict),+ }
+
+        impl Verdict {
+            pub const ALL: &'static [Self] = &[$(Self::$verdict),+];
+
+            /// Its word in reports.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$verdict => $word),+ }
+            }
+
+            /// What it means, for a person.
+            fn why(self) -> &'static str {
+                match self { $(Self::$verdict => $why),+ }
+            }
+        }
+    };
 }
 
-impl Verdict {
-    /// Its word in reports.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Repaired => "repaired",
-            Self::Drifted => "drifted",
-            Self::Transient => "transient",
-            Self::Undecided => "undecided",
-            Self::Unknown => "unknown",
-            Self::Left => "left",
-        }
-    }
-
-    /// What it means, for a person.
-    fn why(self) -> &'static str {
-        match self {
-            Self::Exact => "Redis is right",
-            Self::Repaired => "Redis was off at two cuts, and got the difference added",
-            Self::Drifted => "Redis is off at two cuts; a dry run adds nothing",
-            Self::Transient => "Redis was off at one cut only: an event was on its way; nothing was added",
-            Self::Undecided => {
-                "events came so close to each cut that nobody knows which was first; the next run looks again"
-            }
-            Self::Unknown => {
-                "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it"
-            }
-            Self::Left => "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again",
-        }
-    }
+verdicts! {
+    /// Redis is right.
+    Exact = "exact", "Redis is right";
+    /// Off at two cuts; the difference was added.
+    Repaired = "repaired", "Redis was off at two cuts, and got the difference added";
+    /// Off at two cuts, in a dry run.
+    Drifted = "drifted", "Redis is off at two cuts; a dry run adds nothing";
+    /// Off at one cut only.
+    Transient = "transient", "Redis was off at one cut only: an event was on its way; nothing was added";
+    /// No cut could be judged.
+    Undecided = "undecided", "events came so close to each cut that nobody knows which was first; the next run looks again";
+    /// What Redis should hold is unknown.
+    Unknown = "unknown", "Redis has lost its bucket, or its field holds no numbers; a run without --target loads it";
+    /// Off at two cuts, and not repaired.
+    Left = "left", "Redis is off, but its bucket changed meanwhile or the number would go below zero: run again";
 }
 
 /// Drifted targets that a report lists at most: the numbers tell of the rest.
@@ -291,7 +278,41 @@ impl Report {
 
     /// Whether nothing was off, from the first target on.
     pub(super) fn is_clean(&self) -> bool {
-        self.clean && self.drifted + self.counters_off + self.left + self.unknown == 0
+        // Every field is here, so that a new number does not compile before somebody decides whether it is clean.
+        let Self {
+            clean,
+            drifted,
+            counters_off,
+            left,
+            unknown,
+            checked: _,
+            exact: _,
+            repaired: _,
+            transient: _,
+            busy: _,
+            undecided: _,
+            phantoms: _,
+            drift_sum: _,
+            drifted_by_size: _,
+            buckets_loaded: _,
+            counters_loaded: _,
+            mode: _,
+            dry_run: _,
+            foreign: _,
+            waited_s: _,
+            waits: _,
+            waited_for: _,
+            steps_ms: _,
+            slice: _,
+            resumed_run: _,
+            cut: _,
+            lists_all: _,
+            ended: _,
+            ended_early: _,
+            in_flight: _,
+            targets: _,
+        } = self;
+        *clean && drifted + counters_off + left + unknown == 0
     }
 
     /// Whether another counter can be listed.
@@ -325,19 +346,25 @@ impl runner::Report for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::status::Reconciled;
 
     #[test]
-    fn a_verdict_is_one_word_in_text_and_json() {
-        for verdict in [
-            Verdict::Exact,
-            Verdict::Repaired,
-            Verdict::Drifted,
-            Verdict::Transient,
-            Verdict::Undecided,
-            Verdict::Unknown,
-            Verdict::Left,
-        ] {
-            assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
-        }
+    fn the_status_reads_the_numbers_of_a_report() {
+        let report = Report {
+            mode: "full",
+            checked: 1,
+            drifted: 2,
+            repaired: 3,
+            transient: 4,
+            unknown: 5,
+            busy: 6,
+            ..Report::default()
+        };
+        let read = serde_json::from_value(serde_json::to_value(report).unwrap()).unwrap();
+        // The rest is the run's own.
+        let Reconciled { mode, checked, drifted, repaired, transient, unknown, busy, run: _, ended_at: _, outcome: _ } =
+            read;
+        assert_eq!(mode, "full");
+        assert_eq!([checked, drifted, repaired, transient, unknown, busy], [1, 2, 3, 4, 5, 6]);
     }
 }

@@ -157,7 +157,7 @@ impl RunProgress for Progress {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Sizes, Steps};
+    use super::super::{End, Sizes, Steps, Waits};
     use super::*;
 
     #[test]
@@ -174,25 +174,63 @@ mod tests {
         };
         let report = Report {
             mode: "full",
-            checked: 10,
-            exact: 8,
+            dry_run: true,
+            checked: 100,
+            exact: 80,
             drifted: 1,
-            repaired: 1,
-            transient: 1,
-            drift_sum: 2,
-            busy: 3,
-            drifted_by_size: Sizes { some: 1, ..Sizes::default() },
-            steps_ms: Steps { sample: 1_234, read: 60, ..Steps::default() },
+            repaired: 2,
+            transient: 3,
+            busy: 4,
+            undecided: 5,
+            unknown: 6,
+            left: 7,
+            phantoms: 8,
+            drift_sum: 9,
+            drifted_by_size: Sizes { one: 1, some: 2, many: 3, most: 4 },
+            counters_off: 10,
+            buckets_loaded: 11,
+            counters_loaded: 12,
+            foreign: vec!["a".to_owned(), "b".to_owned()],
+            waited_s: 13,
+            waits: Waits { threads_running: 1, redis_latency: 2, queue_depth: 3, replica_lag: 4 },
+            waited_for: Some("a reason".to_owned()),
+            steps_ms: Steps {
+                rebuild: 1_234,
+                list: 60,
+                sample: 100,
+                fence: 200,
+                read: 300,
+                repair: 400,
+                phantoms: 500,
+            },
+            slice: Some(Slice { after: Some("video:1".to_owned()), until: None }),
+            resumed_run: Some(14),
+            cut: Some(15),
+            clean: false,
+            lists_all: false,
+            ended: End::Stopped,
+            ended_early: Some("it was told to stop".to_owned()),
+            in_flight: Some(16),
             targets: vec![line],
-            ..Report::default()
         };
         assert_eq!(
             format!("{report:#}"),
-            "full: 10 counters checked, 8 exact, 1 drifted by 2 in all, 1 repaired, 1 transient, 3 judged while busy\n  \
-             drift by size   2-9: 1\n  \
-             time by step    sample: 1.2 s, read: 0.0 s\n  \
+            "full: 100 counters checked, 80 exact, 1 drifted by 9 in all, 2 repaired, 3 transient, 4 judged while busy, \
+             5 undecided (events too close to the cuts), 6 unknown (bucket not loaded), 7 left for the next run, \
+             8 in Redis alone, 10 rows of counter off, 11 lost buckets loaded, 12 counters in them, \
+             13 seconds waited for the servers; keys that hold no bucket: a, b: delete them, and the next run loads them; \
+             a dry run: nothing was changed; ended early: it was told to stop\n  \
+             drift by size   1: 1, 2-9: 2, 10-99: 3, 100+: 4\n  \
+             waits for       Threads_running: 1, Redis' latency: 2, partitions' depth: 3, replicas' lag: 4\n  \
+             time by step    rebuild: 1.2 s, list: 0.0 s, sample: 0.1 s, fence: 0.2 s, read: 0.3 s, repair: 0.4 s, \
+             phantoms: 0.5 s\n  \
+             slice           from video:1 to the last\n  \
+             on the way      16 messages, of whichever target\n  \
              video:42: repaired, Redis 7, MySQL 5, added -2"
         );
+        let short = Report { mode: "changed", checked: 2, exact: 2, ..Report::default() };
+        let words = "changed: 2 counters checked, 2 exact, 0 drifted by 0 in all, 0 repaired, 0 transient";
+        assert_eq!(format!("{short:#}"), words);
     }
 
     #[test]
