@@ -155,7 +155,18 @@ async fn the_documented_metrics_are_those_that_are_told() {
     // No run has gone through buckets.
     let mut told_too = told.clone();
     told_too.get_mut("tallyd_bucket_fields").unwrap().2.insert("kind".to_owned());
-    assert_eq!(documented, told_too);
+    let names: BTreeSet<&String> = documented.keys().chain(told_too.keys()).collect();
+    let differ = |name: &&&String| documented.get(**name) != told_too.get(**name);
+    let wrong: Vec<String> = names
+        .iter()
+        .filter(differ)
+        .map(|name| match (documented.get(*name), told_too.get(*name)) {
+            (None, _) => format!("docs/metrics.md lacks {name}"),
+            (_, None) => format!("the daemon lacks {name}"),
+            (documented, told) => format!("{name}: documented {documented:?}, told {told:?}"),
+        })
+        .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for (name, (of, _, _)) in &told {
         assert_eq!(name.ends_with("_total"), of == "counter", "{name} is a {of}");
     }
