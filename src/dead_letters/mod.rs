@@ -16,9 +16,9 @@
 //! that are given back often are dropped; delete what was not sent again, unless that was asked for.
 
 pub mod preview;
-pub mod purge;
-pub mod replay;
-pub mod returned;
+pub(crate) mod purge;
+pub(crate) mod replay;
+pub(crate) mod returned;
 
 use std::fmt;
 

@@ -166,7 +166,7 @@ impl<'a> Measure<'a> {
     }
 
     /// Judges a sample by what MySQL says.
-    pub fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
+    pub(super) fn judge(&self, key: CounterKey, sample: &Sample, truth: Option<Truth>, lag: &OutboxLag) -> Judgement {
         let servers = self.run.servers;
         if servers.is_by_daemon(key) {
             judge_waiting(sample, truth, lag.of(key, &sample.offsets))
@@ -277,7 +277,7 @@ impl SampledRange {
 
 impl Measurement {
     /// Lists the counter in the report, where there is room.
-    pub fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
+    pub(super) fn list(&self, report: &mut Report, servers: &Servers, key: CounterKey, added: i64, verdict: Verdict) {
         let (target, metric) = key;
         // The value as of the cut is not known of an undecided counter: its value now is reported.
         let drift = match self.judgement {

@@ -26,7 +26,7 @@ impl Measured {
 
 /// What two looks at one target come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recheck {
+pub(super) enum Recheck {
     /// The second look found it right: at the first one an event was on its way.
     Right,
     /// It changed between the looks: nothing can be said yet.
@@ -39,7 +39,7 @@ pub enum Recheck {
 /// was on its way then has come. If nothing has happened to the target since, the second drift is the true one: its truth is the same,
 /// and nothing newer was applied to its counter. A truth alone that is the same would not do: one comment more and another one
 /// less, of whose events only one has come yet, leave it as it was.
-pub fn judge(first: &Measured, second: &Measured) -> Recheck {
+pub(super) fn judge(first: &Measured, second: &Measured) -> Recheck {
     if second.drift() == 0 {
         return Recheck::Right;
     }
