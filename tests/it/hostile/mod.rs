@@ -211,6 +211,9 @@ async fn likes_go_on_and_no_event_is_lost_when_dead_letters_are_full() {
     let full: BTreeMap<_, _> = of("no-type", 300).into_iter().chain(of("unknown-kind", 200)).collect();
     assert_eq!(letters(&world).await, full);
     let listed = |list: &serde_json::Value| (list["returned"]["taken_in"].clone(), list["returned"]["left"].clone());
+    let returned = world.broker.returned();
+    eventually("the broker has set them aside", async || publisher.depth(&returned).await.unwrap().messages == 400)
+        .await;
     assert_eq!(listed(&world.report(&["dead", "list"])), (0.into(), 400.into()), "there is no room yet");
     let purged = world.tallyd(&["dead", "purge", "--reason", "no-type", "--open", "--yes"]);
     assert!(purged.status.success(), "{}", stderr(&purged));
