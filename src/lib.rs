@@ -14,7 +14,7 @@
 //! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
 //! ```
 //!
-//! In reading order: the crate `tallyd_core` has the words; [`consumer`], [`outbox`], and the
+//! In reading order: the crate `tallyd_core` has the words; [`consumer`], `outbox`, and the
 //! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
 //! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side. ARCHITECTURE.md tells the whole.
 

@@ -1,6 +1,6 @@
 //! The jobs of the daemon: what runs on a schedule or on request, one run at a time over all daemons.
 //!
-//! `table` has a row for each mode of each job. [`schedule`] decides which one is due, [`runner`] holds the lock while it runs, and
+//! `table` has a row for each mode of each job. `schedule` decides which one is due, [`runner`] holds the lock while it runs, and
 //! [`fence`] waits for the events in flight. The jobs never call each other.
 
 pub mod archive;

@@ -1,7 +1,7 @@
 //! A run of a job under its lock, and the loop that runs what is due: shared by all jobs.
 //!
 //! The way of a run: take the lock -> work while the lease is renewed -> note the report -> release the lock. A job
-//! runs once over all daemons and shells. A cron trigger only wakes the loop; [`super::schedule`] decides what is due.
+//! runs once over all daemons and shells. A cron trigger only wakes the loop; `schedule` decides what is due.
 
 use std::fmt::Display;
 use std::future::Future;
