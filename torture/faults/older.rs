@@ -104,7 +104,7 @@ async fn cold_is_right(site: &Site) -> Result<()> {
     loop {
         let counters: Vec<(u64, i64)> =
             sqlx::query_as(sql).bind(COLD).bind(COLD + COLD_TARGETS - 1).fetch_all(site.pool()).await?;
-        let mut wrong = Vec::new();
+        let (mut wrong, mut known) = (Vec::new(), 0);
         for (id, likes) in &counters {
             let bucket = keys.bucket(Target { kind: VIDEO, id: TargetId(*id) });
             let key = keys.counters("video", bucket);
@@ -114,15 +114,16 @@ async fn cold_is_right(site: &Site) -> Result<()> {
             if loaded.is_none() {
                 continue;
             }
+            known += 1;
             let number = number.as_deref().and_then(|values| values.split(',').next()?.parse().ok()).unwrap_or(0);
             wrong.extend((number != *likes).then_some((*id, number, *likes)));
         }
-        if wrong.is_empty() && !counters.is_empty() {
+        if wrong.is_empty() && known > 0 {
             return Ok(());
         }
         ensure!(
             Instant::now() < until,
-            "{REPAIRED_MAX:?} after Redis came back, {} targets are wrong in it: target, Redis, MySQL {:?}",
+            "{REPAIRED_MAX:?} after Redis came back, {} of {known} targets that it knows are wrong: target, Redis, MySQL {:?}",
             wrong.len(),
             wrong.first()
         );
