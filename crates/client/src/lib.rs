@@ -35,7 +35,8 @@ use tallyd_core::model::{Metric, Micros};
 use tallyd_core::partition::PartitionBy;
 use tallyd_core::rules::Rules;
 use tallyd_mysql::Store;
-use tallyd_rabbitmq::{Broker, BrokerError, Publisher};
+pub use tallyd_rabbitmq::BrokerError;
+use tallyd_rabbitmq::{Broker, Publisher};
 use tallyd_redis::Cache;
 use tallyd_redis::keys::KindNames;
 
