@@ -10,10 +10,6 @@ use crate::model::{Kind, Metric, Target, UserId};
 /// The field of a bucket that says who loaded it. No id looks like it.
 pub const LOADED: &str = "_";
 
-/// The field of a bucket that says how many partitions have a mark in it, in fields of their own: what of each one's outbox was added
-/// (crates/redis/lua/apply.lua).
-pub const MARKED: &str = "_o";
-
 /// The field of a bucket that says when a number of it was last set (lua/count.lua).
 pub const SET_AT: &str = "_s";
 
