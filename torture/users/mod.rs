@@ -1,4 +1,4 @@
-//! Those who use the site: through `tallyd::client`, by chance that can be had again, each writing down what it did and what was answered.
+//! Those who use the site: through `tallyd-client`, by chance that can be had again, each writing down what it did and what was answered.
 //!
 //! Many share few targets and few users: two devices of one user click at the same time.
 
