@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{DEADLINE, eventually};
+use super::{DEADLINE, STARTED, World, eventually};
 
 /// The daemon as a child process, killed when dropped.
 pub struct Daemon {
@@ -62,8 +63,17 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- the daemon's log ---\n{}", self.log());
+    }
+}
+
+/// After a failure, prints the logs of all its daemons, of those that have ended, too.
+impl Drop for World {
+    fn drop(&mut self) {
+        let started = if std::thread::panicking() { STARTED.load(Ordering::Relaxed) } else { 0 };
+        for number in 0..started {
+            if let Ok(log) = fs::read_to_string(self.log_path(number)) {
+                eprintln!("--- the log of daemon {number} ---\n{log}");
+            }
         }
     }
 }

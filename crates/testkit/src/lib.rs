@@ -196,11 +196,16 @@ impl World {
     /// The same with more environment.
     pub fn daemon_with(&self, environment: &[(&str, &str)]) -> Daemon {
         let started = STARTED.fetch_add(1, Ordering::Relaxed);
-        let log_path = self.folder.path().join(format!("daemon-{started}.log"));
+        let log_path = self.log_path(started);
         let log = File::create(&log_path).unwrap();
         let environment = environment.iter().map(|(name, value)| (*name, self.as_daemon(name, value)));
         let child = self.command().envs(environment).stdin(Stdio::null()).stderr(log).spawn().unwrap();
         Daemon { child, log_path }
+    }
+
+    /// Where the log of the daemon of this number is.
+    fn log_path(&self, number: u32) -> PathBuf {
+        self.folder.path().join(format!("daemon-{number}.log"))
     }
 
     /// A value of the environment. The address of a proxy is that of the test, who may do all.
@@ -242,31 +247,6 @@ impl World {
 
     pub async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
-    }
-
-    /// Rows and counters, compared with the model to the last one.
-    pub async fn assert_equals(&self, model: &Model) {
-        let rows = sqlx::query(
-            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
-        );
-        let rows: HashMap<(Target, UserId), (Micros, bool)> = rows
-            .fetch_all(&self.pool)
-            .await
-            .unwrap()
-            .iter()
-            .map(|row| {
-                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
-                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
-            })
-            .collect();
-        assert_eq!(rows.len(), model.rows.len(), "how many like records there are");
-        for (pair, state) in &model.rows {
-            assert_eq!(rows.get(pair), Some(state), "the like record of {pair:?}");
-        }
-        let counters = self.counters().await;
-        for (target, count) in model.counters() {
-            assert_eq!(counters.get(&target).copied().unwrap_or(0), count, "the counter of {target:?}");
-        }
     }
 
     /// The counters in MySQL.

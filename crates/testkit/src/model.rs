@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::World;
+use sqlx::Row;
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::model::{Kind, Micros, Target, TargetId, UserId};
 
@@ -35,4 +37,58 @@ pub fn target(id: u64) -> Target {
 /// An event as producers send it.
 pub fn body(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, encode_like(event, "video", None))
+}
+
+impl World {
+    /// Rows and counters, compared with the model to the last one.
+    pub async fn assert_equals(&self, model: &Model) {
+        let rows = sqlx::query(
+            "SELECT kind, target_id, user_id, is_del, CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', update_at) AS SIGNED) FROM like_record",
+        );
+        let rows: HashMap<(Target, UserId), (Micros, bool)> = rows
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
+            .iter()
+            .map(|row| {
+                let target = Target { kind: Kind(row.get(0)), id: TargetId(row.get(1)) };
+                ((target, UserId(row.get(2))), (Micros(row.get(4)), row.get::<bool, _>(3)))
+            })
+            .collect();
+        if rows.len() != model.rows.len() {
+            let missing = model.rows.iter().filter(|(pair, _)| !rows.contains_key(pair));
+            let mut missing: Vec<i64> = missing.map(|(_, (at, _))| at.0).collect();
+            missing.sort_unstable();
+            panic!(
+                "{} like records instead of {}; missing: {}, of {:?} to {:?}; {}",
+                rows.len(),
+                model.rows.len(),
+                missing.len(),
+                missing.first(),
+                missing.last(),
+                self.whereabouts().await
+            );
+        }
+        for (pair, state) in &model.rows {
+            assert_eq!(rows.get(pair), Some(state), "the like record of {pair:?}");
+        }
+        let counters = self.counters().await;
+        for (target, count) in model.counters() {
+            assert_eq!(counters.get(&target).copied().unwrap_or(0), count, "the counter of {target:?}");
+        }
+    }
+
+    /// Where messages are that are not written: dead letters, and messages in the queues.
+    async fn whereabouts(&self) -> String {
+        let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
+        let link = self.broker.connect("test").await.unwrap();
+        let mut queues: Vec<String> = (0..self.broker.partitions()).map(|number| self.broker.queue(number)).collect();
+        queues.push(format!("{}.returned", self.name));
+        let mut told = format!("dead letters: {letters}");
+        for queue in queues {
+            let depth = link.depth(&queue).await.unwrap();
+            told += &format!(", in {queue}: {}", depth.messages);
+        }
+        told
+    }
 }
