@@ -1,4 +1,4 @@
-//! What a batch reads and writes, statement by statement. The transaction that holds them is `src/consumer/transaction.rs`.
+//! The statements of a batch. `src/consumer/transaction.rs` runs them in one transaction.
 //!
 //! Exact also when two writers share a (target, user) pair, in both ways of writing rows. [`upsert`] learns what each row
 //! was from the statement that writes it, under the row's lock; it is half as fast again, and rests on user variables,

@@ -49,6 +49,13 @@ impl Daemon {
         }
     }
 
+    /// A size in KiB that the kernel tells of it: a name of `/proc/PID/status`.
+    pub fn status_kib(&self, name: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let value = |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
+        status.lines().find_map(value).unwrap()
+    }
+
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log_path).unwrap()
     }
@@ -66,7 +73,7 @@ impl Drop for Daemon {
     }
 }
 
-/// After a failure, prints the logs of all its daemons, of those that have ended, too.
+/// After a failure, prints the log of each daemon, also of those that have ended.
 impl Drop for World {
     fn drop(&mut self) {
         let started = if std::thread::panicking() { STARTED.load(Ordering::Relaxed) } else { 0 };

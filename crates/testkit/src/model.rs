@@ -60,7 +60,7 @@ impl World {
             let mut missing: Vec<i64> = missing.map(|(_, (at, _))| at.0).collect();
             missing.sort_unstable();
             panic!(
-                "{} like records instead of {}; missing: {}, of {:?} to {:?}; {}",
+                "{} like records instead of {}; {} are missing, whose `at` is {:?} to {:?}; {}",
                 rows.len(),
                 model.rows.len(),
                 missing.len(),
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// Where messages are that are not written: dead letters, and messages in the queues.
+    /// Where unwritten messages are: dead letters, and the depth of each queue.
     async fn whereabouts(&self) -> String {
         let letters = self.count("SELECT COUNT(*) FROM dead_letter").await;
         let link = self.broker.connect("test").await.unwrap();
@@ -86,8 +86,7 @@ impl World {
         queues.push(format!("{}.returned", self.name));
         let mut told = format!("dead letters: {letters}");
         for queue in queues {
-            let depth = link.depth(&queue).await.unwrap();
-            told += &format!(", in {queue}: {}", depth.messages);
+            told += &format!(", {queue}: {:?}", link.depth(&queue).await);
         }
         told
     }

@@ -266,11 +266,8 @@ async fn memory_is_bounded_under_a_backlog_of_a_million_events() {
     }
     let daemon = world.daemon();
     world.drained(&publisher).await;
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
-    let of = |line: &str, name: &str| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse::<u64>().ok();
-    let kib = |name: &str| status.lines().find_map(|line| of(line, name)).unwrap();
     // Without the pages of the program itself, which are many in a debug build.
-    let peak_mib = (kib("VmHWM:") - kib("RssFile:")) / 1_024;
+    let peak_mib = (daemon.status_kib("VmHWM") - daemon.status_kib("RssFile")) / 1_024;
     assert!(peak_mib < 50, "the daemon took {peak_mib} MiB at most, besides its program");
     assert!(daemon.stop().success());
     assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 1_200_000);

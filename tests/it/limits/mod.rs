@@ -43,11 +43,9 @@ fn list(event: &LikeEvent) -> (UserId, Vec<u8>) {
     (event.user, body)
 }
 
-/// What the process has in memory at most until now (VmHWM).
+/// The most memory that the process has had.
 fn peak_mib(daemon: &Daemon) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+    daemon.status_kib("VmHWM") / 1024
 }
 
 /// What the daemon says of itself.
