@@ -136,7 +136,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
          dead_letters_max = {dead_letters_max}\n\
          [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\n\
          [log]\nlevel = \"info,tallyd::consumer::session::writing=debug\"\nformat = \"json\"\n\
-         [[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
+         [[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
         stack("AMQP_URL")?,
         setup.prefetch(),
         stack("REDIS_URL")?,

@@ -2,7 +2,7 @@
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Config, LIKE, Rule};
+use super::{Config, LIKE, Rule, Writes};
 
 pub(super) fn problems(config: &Config, found: &mut Faults) {
     let Config { rules, kinds, metrics, boards, .. } = config;
@@ -14,7 +14,18 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
         let block = Key::from("rule").then(place);
         let mut say = |key: &str, text: &str| found.at(block.then(key), format!("{}{text}", name(rule)));
         if rule.metric == LIKE {
-            say("metric", ": likes follow from who likes what, there are no rules for them");
+            if rule.settable {
+                say("settable", ": likes follow from who likes what and can't be set: remove settable");
+            }
+            if rule.below_zero {
+                say("below_zero", ": likes are never below zero: remove below_zero");
+            }
+            if rule.board.is_some() && rule.writer == Writes::Api {
+                say(
+                    "board",
+                    ": API servers that count likes also add to boards: remove board, or set writer = \"daemon\"",
+                );
+            }
         } else if metrics.named(&rule.metric).is_none() {
             say("metric", ": the metric is not in [metrics]");
         }
@@ -50,7 +61,15 @@ mod tests {
             Faults::texts(|found| problems(&config, found))
         };
         for (rules, problem) in [
-            ("\"like\"", "[[rule]] of like: likes follow from who likes what, there are no rules for them"),
+            (
+                "\"like\"\nsettable = true",
+                "[[rule]] of like: likes follow from who likes what and can't be set: remove settable",
+            ),
+            ("\"like\"\nbelow_zero = true", "[[rule]] of like: likes are never below zero: remove below_zero"),
+            (
+                "\"like\"\nwriter = \"api\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
+                "[[rule]] of like: API servers that count likes also add to boards: remove board, or set writer = \"daemon\"",
+            ),
             ("\"viev\"", "[[rule]] of viev: the metric is not in [metrics]"),
             ("\"view\"\nkind = \"post\"", "[[rule]] of post view: the kind is not in [kinds]"),
             ("\"view\"\n[[rule]]\nmetric = \"view\"", "[[rule]] of view stands twice"),
@@ -62,6 +81,12 @@ mod tests {
         ] {
             assert_eq!(found(rules), [problem]);
         }
-        assert_eq!(found("\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\""), Vec::<String>::new());
+        for right in [
+            "\"view\"\n[[rule]]\nmetric = \"view\"\nkind = \"video\"",
+            "\"like\"\nwriter = \"api\"\n[[rule]]\nmetric = \"like\"\nkind = \"video\"",
+            "\"like\"\nboard = \"hot\"\n[[board]]\nname = \"hot\"\nperiod = \"day\"",
+        ] {
+            assert_eq!(found(right), Vec::<String>::new());
+        }
     }
 }

@@ -71,7 +71,8 @@ impl Transaction {
         }
         self.capture.refresh(tx, owner.watch).await?;
         self.steps.end(Step::Lock);
-        let likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
+        let mut likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
+        date_by_commit(&mut likes.differences, owner.now, &rules);
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
         let differences = merge(likes.differences, counts);
@@ -85,6 +86,14 @@ impl Transaction {
         }
         self.steps.end(Step::Counters);
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
+    }
+}
+
+/// Dates likes that the daemon counts by MySQL's clock, and not by their senders': so a `changed` reconcile lists them, however late or
+/// wrong a sender's clock is.
+fn date_by_commit(likes: &mut [Difference], now: Micros, rules: &Rules) {
+    for it in likes.iter_mut().filter(|it| rules.of(it.target.kind, it.metric).writer == Writes::Daemon) {
+        it.at = now;
     }
 }
 

@@ -101,6 +101,9 @@ view = 2
 stock = 3
 unread = 4
 [[rule]]
+metric = "like"
+writer = "api"
+[[rule]]
 metric = "view"
 writer = "daemon"
 board = "seen"

@@ -84,6 +84,9 @@ pub fn judge(sample: &Sample, truth: Option<&Truth>, skew: Duration) -> Judgemen
 }
 
 /// Judges a sample of what the daemon adds to Redis, which `lacks` what was not added to its bucket then; none where nobody knows that.
+///
+/// `counter` decides and not the rows: where they differ, a full run adds the difference to `counter` and to the outbox, so that Redis
+/// gets it, too.
 pub fn judge_waiting(sample: &Sample, truth: Option<Truth>, lacks: Option<i64>) -> Judgement {
     let Some(lacks) = lacks else { return Judgement::Busy };
     Judgement::Drift(sample.value - (truth.unwrap_or_default().counted - lacks))

@@ -46,7 +46,7 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Writes {
-    /// API servers, at once, with lua/count.lua; likes with lua/like.lua.
+    /// API servers, before they publish, with lua/count.lua; likes with lua/like.lua.
     Api,
     /// The daemon, once the event is committed.
     #[default]
@@ -67,7 +67,6 @@ pub struct Ruled {
 /// All rules, to be asked.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    like: Option<Metric>,
     of_kind: HashMap<(Kind, Metric), Ruled>,
     of_all: HashMap<Metric, Ruled>,
     /// By the rules' kinds: which have a board.
@@ -77,7 +76,7 @@ pub struct Rules {
 impl Rules {
     /// As the blocks say; what fits no name is left out.
     pub fn new(kinds: &Kinds, metrics: &Metrics, blocks: &[Rule]) -> Self {
-        let mut rules = Self { like: Some(metrics.like()), ..Self::default() };
+        let mut rules = Self::default();
         for Rule { metric, kind, writer, below_zero, settable, board } in blocks {
             let ruled = Ruled { writer: *writer, below_zero: *below_zero, settable: *settable };
             let Some(metric) = metrics.named(metric) else { continue };
@@ -110,9 +109,6 @@ impl Rules {
 
     /// How this metric of that kind counts.
     pub fn of(&self, kind: Kind, metric: Metric) -> Ruled {
-        if self.like == Some(metric) {
-            return Ruled { writer: Writes::Api, ..Ruled::default() };
-        }
         let of_kind = self.of_kind.get(&(kind, metric));
         of_kind.or_else(|| self.of_all.get(&metric)).copied().unwrap_or_default()
     }
@@ -144,7 +140,7 @@ mod tests {
         assert_eq!(of(2, 3), Ruled { writer: Writes::Daemon, below_zero: false, settable: true });
         assert_eq!(of(1, 3), Ruled { writer: Writes::Api, below_zero: true, settable: false });
         assert_eq!(of(1, 2), Ruled::default());
-        assert_eq!(of(1, 1).writer, Writes::Api);
+        assert_eq!(of(1, 1), Ruled::default());
     }
 
     #[test]

@@ -10,8 +10,7 @@ use tallyd_core::model::{CounterKey, Kind, Metric, Target, TargetId};
 use tallyd_core::outbox::{OutboxOffsets, Since};
 
 use super::outbox;
-use super::repairs::{self, Intent};
-use super::{Conn, Context, Result, Store, StoreError, in_shapes, jobs, micros, placeholders};
+use super::{Conn, Context, Result, Store, StoreError, in_shapes, micros, placeholders};
 
 impl Store {
     /// About how many rows `counter` has, by the server's statistics.
@@ -76,36 +75,6 @@ impl Store {
             };
             tx.commit().await.context("read counters")?;
             Ok((truths, since))
-        })
-        .await
-    }
-
-    /// Adds to a target's counter what it lacked of its rows, and notes it as repair `pass`. Only while `run` holds the
-    /// job.
-    ///
-    /// # Errors
-    /// MySQL's; [`super::StoreError::TakenOver`].
-    pub async fn correct_counter(&self, job: &str, run: u64, pass: u64, intent: Intent) -> Result<()> {
-        let Intent { number: (target, metric), added, .. } = intent;
-        const ACTION: &str = "correct a counter";
-        let mut conn = self.acquire().await?;
-        conn.limit(ACTION, |connection| async move {
-            let mut tx = connection.begin().await.context(ACTION)?;
-            jobs::hold(&mut tx, job, run).await?;
-            // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
-            sqlx::query(
-                "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES (?, ?, ?, 0, ?, '1970-01-02') \
-                 ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
-            )
-            .bind(target.kind.0)
-            .bind(target.id.0)
-            .bind(metric.0)
-            .bind(added)
-            .execute(&mut *tx)
-            .await
-            .context(ACTION)?;
-            repairs::note_corrections(&mut tx, run, pass, &[intent]).await?;
-            tx.commit().await.context(ACTION)
         })
         .await
     }

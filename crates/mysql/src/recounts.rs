@@ -1,4 +1,4 @@
-//! Numbers whose truth is another table: the operator's query beside `counter`, in one snapshot; and the correction.
+//! Numbers whose truth is another table: the operator's query beside `counter`, in one snapshot.
 //!
 //! The query is the operator's own text, so what is wrong with it is told in words ([`RecountError::Query`]), apart from a server that is
 //! away. It runs in a READ ONLY transaction, for so long at most, and its answer is not read further than was asked for.
@@ -8,15 +8,12 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlDatabaseError, MySqlRow};
-use sqlx::{AssertSqlSafe, Column, Connection, Executor, MySqlConnection, Row, TypeInfo};
-use tallyd_core::model::{Addition, CounterKey, Kind, Metric, Micros, TargetId};
-use tallyd_core::outbox::CORRECTIONS;
-use tallyd_core::rules::Writes;
+use sqlx::{AssertSqlSafe, Column, Executor, MySqlConnection, Row, TypeInfo};
+use tallyd_core::model::{Kind, Metric, Micros, TargetId};
 
 use super::counters::begin_snapshot;
 use super::ranges::{Counted, LAST, list_range};
-use super::repairs::{self, Intent};
-use super::{Context, Result, Store, StoreError, changed, in_shapes, jobs, outbox};
+use super::{Context, Result, Store, StoreError};
 
 /// How much longer than the server an answer is waited for, until the connection is dropped.
 const ANSWER_GRACE: Duration = Duration::from_secs(5);
@@ -26,9 +23,6 @@ const STATEMENT_ROWS: usize = 20_000;
 
 /// Rows of `counter` that are read for one page: seconds.
 const ROWS_MAX: u64 = 1_000_000;
-
-/// How often a correction is tried that a rival's transaction was in the way of.
-const TRIES: u32 = 10;
 
 /// Why a query's answer can't be had.
 #[derive(Debug, thiserror::Error)]
@@ -106,29 +100,6 @@ impl Store {
         // Perhaps the answer goes on, without an end.
         conn.broken |= read.is_err();
         read
-    }
-
-    /// Adds to counters what they lack, notes each as repair `pass`, and sees to it that Redis follows: all of it or nothing. Only while
-    /// `run` holds the job. Gives how many of them the next `changed` reconcile should look at and doesn't know of, because too many
-    /// drifts wait for it.
-    pub async fn correct_counters(
-        &self,
-        (job, run, pass): (&str, u64, u64),
-        metric: Metric,
-        writer: Writes,
-        intents: &[Intent],
-    ) -> Result<u64> {
-        const ACTION: &str = "correct counters";
-        let mut tries = 1;
-        loop {
-            let mut conn = self.acquire().await?;
-            let corrected =
-                conn.limit(ACTION, |connection| correct(connection, (job, run, pass), metric, writer, intents)).await;
-            match corrected {
-                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
-                corrected => return corrected,
-            }
-        }
     }
 }
 
@@ -321,54 +292,4 @@ async fn counters_between(
         end = range.until;
     }
     Ok((counters, end))
-}
-
-async fn correct(
-    connection: &mut MySqlConnection,
-    (job, run, pass): (&str, u64, u64),
-    metric: Metric,
-    writer: Writes,
-    intents: &[Intent],
-) -> Result<u64> {
-    const ACTION: &str = "correct counters";
-    let mut tx = connection.begin().await.context(ACTION)?;
-    jobs::hold(&mut tx, job, run).await?;
-    for piece in in_shapes(intents) {
-        // Added, not set: what consumers add meanwhile stays. A new row is older than every event.
-        let sql = format!(
-            "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
-             ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
-            vec!["(?, ?, ?, 0, ?, '1970-01-02')"; piece.len()].join(", ")
-        );
-        let mut query = sqlx::query(AssertSqlSafe(sql));
-        for Intent { number: (target, _), added, .. } in piece {
-            query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(added);
-        }
-        query.execute(&mut *tx).await.context(ACTION)?;
-    }
-    repairs::note_corrections(&mut tx, run, pass, intents).await?;
-    let untold = tell_redis(&mut tx, writer, intents).await?;
-    tx.commit().await.context(ACTION)?;
-    Ok(untold)
-}
-
-/// Sees to it that Redis follows what was corrected, in the transaction of the correction: what the daemon counts there it adds from its
-/// outbox; at what API servers count the next `changed` reconcile looks first. Gives of how many it can't be told, because too many drifts wait for it.
-async fn tell_redis(connection: &mut MySqlConnection, writer: Writes, intents: &[Intent]) -> Result<u64> {
-    match writer {
-        Writes::Daemon => {
-            let addition = |Intent { number: (target, metric), added, .. }: &Intent| Addition {
-                target: *target,
-                metric: *metric,
-                delta: *added,
-            };
-            let additions: Vec<Addition> = intents.iter().map(addition).collect();
-            outbox::append(connection, CORRECTIONS, &additions).await?;
-            Ok(0)
-        }
-        Writes::Api => {
-            let seen: Vec<(CounterKey, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
-            changed::keep_hints(connection, &seen).await
-        }
-    }
 }

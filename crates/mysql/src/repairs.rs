@@ -1,11 +1,12 @@
-//! The log of every number that a reconcile changed, and how far a run has come.
+//! The log of every number that a reconcile or a recount changed, and the corrections of `counter`.
 
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection};
-use tallyd_core::model::CounterKey;
+use tallyd_core::model::{Addition, CounterKey};
+use tallyd_core::outbox::CORRECTIONS;
 
-use super::{Context, Result, Store, in_shapes, jobs, placeholders};
+use super::{Context, Result, Store, changed, in_shapes, jobs, outbox, placeholders};
 
 /// A number that will be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,23 @@ pub struct Intent {
     pub before: i64,
     pub added: i64,
 }
+
+/// How Redis gets what is corrected in `counter`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RedisFollows {
+    /// The daemon adds it, from the outbox of corrections.
+    Outbox,
+    /// The next `changed` reconcile measures these counters first.
+    NextReconcile,
+    /// The run that corrects also compares Redis.
+    SameRun,
+}
+
+/// Corrections in one transaction: consumers wait for its locks.
+pub const CORRECTIONS_MAX: usize = 100;
+
+/// How often a correction is tried that another transaction was in the way of.
+const TRIES: u32 = 10;
 
 /// Rows that one statement of the pruning deletes.
 const PRUNE_ROWS: u64 = 10_000;
@@ -62,6 +80,31 @@ impl Store {
         .await
     }
 
+    /// Adds to counters what they lack, notes each as repair `pass`, and sees to it that Redis follows: all of it or nothing. Only while
+    /// `run` holds the job. The intents are sorted by key, at most [`CORRECTIONS_MAX`]. Returns of how many the next reconcile is not
+    /// told, because too many drifts wait for it.
+    ///
+    /// # Errors
+    /// MySQL's; [`super::StoreError::TakenOver`].
+    pub async fn correct_counters(
+        &self,
+        (job, run, pass): (&str, u64, u64),
+        follows: RedisFollows,
+        intents: &[Intent],
+    ) -> Result<u64> {
+        const ACTION: &str = "correct counters";
+        let mut tries = 1;
+        loop {
+            let mut conn = self.acquire().await?;
+            let corrected =
+                conn.limit(ACTION, |connection| correct(connection, (job, run, pass), follows, intents)).await;
+            match corrected {
+                Err(error) if (error.is_contention() || error.is_lock_timeout()) && tries < TRIES => tries += 1,
+                corrected => return corrected,
+            }
+        }
+    }
+
     /// Forgets repairs that are older than `keep`.
     pub async fn prune_repairs(&self, keep: Duration) -> Result<u64> {
         const ACTION: &str = "forget old repairs";
@@ -87,14 +130,53 @@ impl Store {
     }
 }
 
-/// Notes corrections of rows of `counter`, in their transaction.
-pub(super) async fn note_corrections(
+async fn correct(
     connection: &mut MySqlConnection,
-    run: u64,
-    pass: u64,
+    (job, run, pass): (&str, u64, u64),
+    follows: RedisFollows,
     intents: &[Intent],
-) -> Result<()> {
-    insert(connection, run, pass, "mysql", Some("done"), intents).await
+) -> Result<u64> {
+    const ACTION: &str = "correct counters";
+    let mut tx = connection.begin().await.context(ACTION)?;
+    jobs::hold(&mut tx, job, run).await?;
+    for piece in in_shapes(intents) {
+        // Added, not set: additions by consumers in the meantime stay. A new row is older than every event.
+        let sql = format!(
+            "INSERT INTO counter (kind, target_id, metric, slot, value, update_at) VALUES {} \
+             ON DUPLICATE KEY UPDATE value = value + VALUES(value)",
+            vec!["(?, ?, ?, 0, ?, '1970-01-02')"; piece.len()].join(", ")
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for Intent { number: (target, metric), added, .. } in piece {
+            query = query.bind(target.kind.0).bind(target.id.0).bind(metric.0).bind(added);
+        }
+        query.execute(&mut *tx).await.context(ACTION)?;
+    }
+    insert(&mut tx, run, pass, "mysql", Some("done"), intents).await?;
+    let untold = tell_redis(&mut tx, follows, intents).await?;
+    tx.commit().await.context(ACTION)?;
+    Ok(untold)
+}
+
+/// Sees to it that Redis follows a correction, in its transaction. Returns of how many counters the next reconcile is not told.
+async fn tell_redis(connection: &mut MySqlConnection, follows: RedisFollows, intents: &[Intent]) -> Result<u64> {
+    match follows {
+        RedisFollows::Outbox => {
+            let addition = |Intent { number: (target, metric), added, .. }: &Intent| Addition {
+                target: *target,
+                metric: *metric,
+                delta: *added,
+            };
+            let additions: Vec<Addition> = intents.iter().map(addition).collect();
+            outbox::append(connection, CORRECTIONS, &additions).await?;
+            Ok(0)
+        }
+        RedisFollows::NextReconcile => {
+            let seen: Vec<(CounterKey, i64)> = intents.iter().map(|intent| (intent.number, -intent.added)).collect();
+            changed::keep_hints(connection, &seen).await
+        }
+        RedisFollows::SameRun => Ok(0),
+    }
 }
 
 async fn insert(

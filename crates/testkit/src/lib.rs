@@ -278,12 +278,12 @@ impl World {
         counters
     }
 
-    /// Waits until everything that was published before is written: each partition's queue gets one more like, of a
+    /// Waits until everything that was published before is written: each partition's queue gets one more event, of a
     /// target that no test uses, and is read in order. The broker's own figures are seconds old.
     pub async fn drained(&self, publisher: &Publisher) {
         for partition in 0..self.broker.partitions() {
             let user = UserId(u64::from(partition) + 1);
-            let last = LikeEvent { target: target(LAST), user, at: Micros(1), liked: true };
+            let last = LikeEvent { target: target(LAST), user, at: Micros(1), liked: false };
             publisher.publish("", &self.broker.queue(partition), &body(&last).1).await.unwrap();
         }
         let count = "SELECT COUNT(*) FROM like_record WHERE target_id = 999999999999";

@@ -88,5 +88,12 @@ fn whole(name: &str, mysql: &str, settings: &str) -> toml::Table {
             (_, value) => drop(whole.insert(section, value)),
         }
     }
+    let likes_by_api = toml::Table::from_iter(
+        [("metric", "like"), ("writer", "api")].map(|(key, value)| (key.to_owned(), value.into())),
+    );
+    let rules = whole.entry("rule").or_insert_with(|| toml::Value::Array(Vec::new())).as_array_mut().expect("[[rule]]");
+    if !rules.iter().any(|rule| rule["metric"].as_str() == Some("like")) {
+        rules.push(likes_by_api.into());
+    }
     whole
 }

@@ -13,7 +13,7 @@ use super::report::{End, Progress, Report};
 use crate::config::{Kinds, Metrics, Reconcile as Limits, Rules, Writes};
 use crate::jobs::JobError;
 use tallyd_core::job_name::JobName;
-use tallyd_core::model::{CounterKey, Metric, Micros, Target};
+use tallyd_core::model::{CounterKey, Kind, Metric, Micros, Target};
 use tallyd_mysql::Store;
 use tallyd_mysql::jobs::number_of;
 use tallyd_rabbitmq::Broker;
@@ -125,6 +125,16 @@ impl Servers {
     /// Whether the daemon adds the number to Redis.
     pub(super) fn is_by_daemon(&self, (target, metric): CounterKey) -> bool {
         self.rules.of(target.kind, metric).writer == Writes::Daemon
+    }
+
+    /// Whether API servers add any number to Redis.
+    pub(super) fn has_any_counts_by_api(&self) -> bool {
+        self.names.all().any(|(kind, _)| self.has_counts_by_api(kind))
+    }
+
+    /// Whether API servers add any number of that kind to Redis.
+    pub(super) fn has_counts_by_api(&self, kind: Kind) -> bool {
+        self.metrics.codes().iter().any(|metric| self.rules.of(kind, *metric).writer == Writes::Api)
     }
 
     /// The keys of all counters of targets that are sorted.

@@ -184,12 +184,15 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// An instant, by Redis' clock: every event that is not newer is in MySQL. Those of the last `publish_grace` may not
+    /// An instant, by Redis' clock: every event that API servers counted by then is in MySQL. Those of the last `publish_grace` may not
     /// even be published.
     pub(super) async fn fenced_now(&mut self) -> Result<Micros> {
-        let now = self.run.servers.redis_now().await?;
-        self.fence(Duration::ZERO).await?;
-        Ok(now.before(self.run.servers.limits.publish_grace.0))
+        let servers = self.run.servers;
+        let now = servers.redis_now().await?;
+        if servers.has_any_counts_by_api() {
+            self.fence(Duration::ZERO).await?;
+        }
+        Ok(now.before(servers.limits.publish_grace.0))
     }
 
     /// Waits for a fence for as long as it takes.
@@ -222,9 +225,11 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// With what a run that isn't dry would have added to `counter`.
+    /// With what a run that isn't dry would have added to `counter`, and not to the outbox.
     fn as_corrected(&self, (target, metric): CounterKey, mut truth: Truth) -> Truth {
-        if metric == self.run.servers.metrics.like() && truth.rows.is_none() {
+        let servers = self.run.servers;
+        let is_like = metric == servers.metrics.like();
+        if is_like && truth.rows.is_none() && !servers.is_by_daemon((target, metric)) {
             truth.counted += self.uncorrected.get(&target).copied().unwrap_or_default();
         }
         truth

@@ -18,7 +18,7 @@ use tallyd_core::drift::{Judgement, Truth};
 use tallyd_core::model::{CounterKey, Micros, Target};
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits, confirmed_delta};
 use tallyd_mysql::jobs::LEASE;
-use tallyd_mysql::repairs::Intent;
+use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent, RedisFollows};
 use tallyd_redis::counters::{Repair, Repaired};
 use tallyd_redis::layout::Loaded;
 
@@ -82,7 +82,8 @@ impl<'a> Repairer<'a> {
     }
 
     /// Corrects rows of `counter`. They must equal the like records in every snapshot (invariant 3); where one doesn't,
-    /// somebody has changed it by hand, or there is a bug. What was not recounted has no rows here.
+    /// somebody has changed it by hand, or there is a bug. What was not recounted has no rows here. Redis gets the correction of a
+    /// counter that the daemon adds to through the outbox, and the next measurement sees it there.
     pub(super) async fn correct_counters(
         &mut self,
         truths: &HashMap<CounterKey, Truth>,
@@ -109,16 +110,24 @@ impl<'a> Repairer<'a> {
         }
         let pass = self.run.next_pass();
         fault::point("reconcile:correcting");
-        for (target, intent) in off {
+        for (target, intent) in &off {
             let (kind, target_id, delta) = (servers.kinds.name(target.kind), target.id.0, intent.added);
             warn!(
                 event = "counter-off",
                 kind, target_id, delta, "counter of {kind}:{target_id} differs from its like records by {delta}"
             );
             if report.dry_run {
-                measure.leave_uncorrected(target, delta);
-            } else {
-                servers.store.correct_counter(JOB, self.run.number, pass, intent).await?;
+                measure.leave_uncorrected(*target, delta);
+            }
+        }
+        if report.dry_run {
+            return Ok(());
+        }
+        let (by_daemon, by_api): (Vec<Intent>, Vec<Intent>) =
+            off.values().partition(|intent| servers.is_by_daemon(intent.number));
+        for (follows, intents) in [(RedisFollows::Outbox, by_daemon), (RedisFollows::SameRun, by_api)] {
+            for some in intents.chunks(CORRECTIONS_MAX) {
+                servers.store.correct_counters((JOB, self.run.number, pass), follows, some).await?;
             }
         }
         Ok(())

@@ -11,10 +11,7 @@ use crate::runtime::fault;
 use tallyd_core::job_name::JobName;
 use tallyd_core::model::Target;
 use tallyd_core::repair_limits::{LimitExceeded, RepairLimits};
-use tallyd_mysql::repairs::Intent;
-
-/// Corrections of one transaction.
-const CHUNK: usize = 100;
+use tallyd_mysql::repairs::{CORRECTIONS_MAX, Intent};
 
 impl Run<'_> {
     /// A target is off, and will be corrected.
@@ -56,13 +53,13 @@ impl Run<'_> {
         let mut intents = std::mem::take(&mut self.intents);
         // They come in the order in which they were decided; everybody locks rows in that of their keys.
         intents.sort_unstable_by_key(|intent| intent.number);
-        for chunk in intents.chunks(CHUNK) {
+        for chunk in intents.chunks(CORRECTIONS_MAX) {
             if self.stop.is_cancelled() {
                 return Err(stopped());
             }
             fault::point("recount:correcting");
             let (on, fencing) = (self.on, (JobName::Recount.name(), self.number, pass));
-            self.report.untold += on.store.correct_counters(fencing, on.metric, on.writer, chunk).await?;
+            self.report.untold += on.store.correct_counters(fencing, on.follows, chunk).await?;
             self.report.corrected += chunk.len() as u64;
             fault::point("recount:corrected");
         }

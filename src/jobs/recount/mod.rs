@@ -50,7 +50,7 @@ use tallyd_mysql::Store;
 use tallyd_mysql::jobs::number_of;
 use tallyd_mysql::ranges::LAST;
 use tallyd_mysql::recounts::{Question, RecountError};
-use tallyd_mysql::repairs::Intent;
+use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_rabbitmq::Broker;
 
 /// Where a test may end the process: between any two steps, in their order.
@@ -82,7 +82,8 @@ pub struct Recounter {
     kind_name: String,
     kind: Kind,
     metric: Metric,
-    writer: Writes,
+    /// How Redis gets what is corrected.
+    follows: RedisFollows,
     query: Query,
     page_targets: usize,
     query_max: Duration,
@@ -126,7 +127,10 @@ impl Recounter {
             kind_name: recount.kind.clone(),
             kind,
             metric,
-            writer: Rules::from(config).of(kind, metric).writer,
+            follows: match Rules::from(config).of(kind, metric).writer {
+                Writes::Daemon => RedisFollows::Outbox,
+                Writes::Api => RedisFollows::NextReconcile,
+            },
             query: Query::parse(&recount.query).map_err(anyhow::Error::msg)?,
             page_targets: recount.page_targets,
             query_max: recount.query_max.0,

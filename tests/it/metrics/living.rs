@@ -89,9 +89,13 @@ async fn what_api_servers_count_all_the_time_is_judged_by_what_was_added_since_t
     let mut product = Product::open("viewed", "").await;
     let crowds = [1, 2, 3, 4].map(|number| Crowd::begin(&product, VIEW, number));
     crowds[0].goes_on(200).await;
-    let report = product.world.report(&["reconcile", "--full"]);
-    assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
-    assert!(report["busy"].as_u64().unwrap() > 0, "one is never quiet: {report}");
+    // On a loaded machine nobody may count between a sample and its read.
+    eventually("a number is counted while it is judged", || async {
+        let report = product.world.report(&["reconcile", "--full"]);
+        assert_eq!((&report["drifted"], &report["undecided"]), (&0.into(), &0.into()), "{report}");
+        report["busy"].as_u64().unwrap() > 0
+    })
+    .await;
     product.drift(target(1), VIEW, 5).await;
     let report = product.world.report(&["reconcile", "--full"]);
     assert_eq!((&report["repaired"], &report["drift_sum"]), (&1.into(), &5.into()), "{report}");

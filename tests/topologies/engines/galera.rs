@@ -9,7 +9,7 @@ use tallyd::config::Config;
 use tallyd_core::coalesce::State;
 use tallyd_core::model::{Metric, Micros, UserId};
 use tallyd_mysql::jobs::{self, Lock};
-use tallyd_mysql::repairs::Intent;
+use tallyd_mysql::repairs::{Intent, RedisFollows};
 use tallyd_mysql::{Store, StoreError, likes, partitions};
 
 use super::common::ports::free_ports;
@@ -207,7 +207,7 @@ async fn who_was_overtaken_on_another_node_commits_nothing() {
         let taken = eventually_taken(&there).await;
         assert!(taken > run);
         assert!(write.commit().await.is_err(), "what a former run writes is committed");
-        let late = here.correct_counter("reconcile", run, run << 24, intent()).await;
+        let late = here.correct_counters(("reconcile", run, run << 24), RedisFollows::SameRun, &[intent()]).await;
         assert!(matches!(late, Err(StoreError::TakenOver(_))), "{late:?}");
         sqlx::query(expired).execute(&mut two).await.unwrap();
         let known = format!("SELECT CAST(run AS SIGNED) FROM {}.job_lock WHERE lease_until < NOW(6)", world.name);

@@ -1,0 +1,200 @@
+//! Likes that the daemon counts in Redis: a publish is all that an API server does.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sqlx::AssertSqlSafe;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Target, UserId};
+use tallyd_rabbitmq::Publisher;
+
+use crate::common;
+use common::{Dice, Model, World, body, drift, eventually, target};
+
+/// The default: no API server counts likes.
+const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
+
+/// What the clocks of two API servers differ by.
+const APART: Duration = Duration::from_secs(3_600);
+
+/// Clicks of some users on some targets, by API servers of which one has a clock that is an hour late.
+struct Clicks {
+    dice: Dice,
+    targets: u64,
+    model: Model,
+}
+
+impl Clicks {
+    fn of(targets: u64) -> Self {
+        Self { dice: Dice::new(22), targets, model: Model::default() }
+    }
+
+    fn some(&mut self, count: u64) -> Vec<(UserId, Vec<u8>)> {
+        (0..count).map(|_| self.one()).collect()
+    }
+
+    fn one(&mut self) -> (UserId, Vec<u8>) {
+        let now = tallyd::runtime::clock::now();
+        // A user stays with one API server.
+        let user = UserId(1 + self.dice.below(50));
+        let at = if user.0.is_multiple_of(2) { now.before(APART) } else { now };
+        let liked = self.dice.percent(60);
+        let event = LikeEvent { target: target(1 + self.dice.below(self.targets)), user, at, liked };
+        self.model.apply(&event);
+        body(&event)
+    }
+
+    fn counters(&self) -> BTreeMap<Target, i64> {
+        self.model.counters().into_iter().filter(|(_, count)| *count != 0).collect()
+    }
+}
+
+/// Waits until everything that was published is in MySQL, and everything that this changed in Redis.
+async fn settle(world: &World, publisher: &Publisher) {
+    world.drained(publisher).await;
+    added(world).await;
+}
+
+/// Waits until Redis has all rows of the outbox, by what MySQL knows.
+async fn added(world: &World) {
+    let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
+                WHERE p.outbox > COALESCE(s.applied, 0)";
+    eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+}
+
+#[tokio::test]
+async fn likes_that_are_only_published_are_exact_in_both_stores() {
+    let world = World::new("by_daemon", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let mut clicks = Clicks::of(40);
+    let mut daemon = world.daemon();
+    for _ in 0..3 {
+        let bodies = clicks.some(2_000);
+        world.publish(&publisher, &bodies).await;
+        daemon.kill();
+        daemon = world.daemon();
+        // Sent again, as after a lost confirm.
+        world.publish(&publisher, &bodies[1_500..]).await;
+    }
+    settle(&world, &publisher).await;
+    world.assert_equals(&clicks.model).await;
+    assert_eq!(world.redis_counters().await, clicks.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
+    let world = World::new("by_daemon_judged", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let mut clicks = Clicks::of(40);
+    let daemon = world.daemon();
+    let bodies = clicks.some(2_000);
+    world.publish(&publisher, &bodies).await;
+    settle(&world, &publisher).await;
+    assert!(daemon.stop().success());
+    let first = world.report(&["reconcile", "--full"]);
+    assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
+    // No daemon lets a fence pass, and these wait in the queues.
+    world.publish(&publisher, &clicks.some(500)).await;
+    drift(&world, target(7), 3).await;
+    drift(&world, target(8), -2).await;
+    let report = world.report(&["reconcile", "--full"]);
+    assert_eq!((&report["drifted"], &report["repaired"]), (&2.into(), &2.into()), "{report}");
+    let daemon = world.daemon();
+    settle(&world, &publisher).await;
+    world.assert_equals(&clicks.model).await;
+    assert_eq!(world.redis_counters().await, clicks.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_changed_run_lists_published_likes_of_a_late_clock() {
+    let world = World::new("by_daemon_changed", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    world.report(&["reconcile", "--full"]);
+    let at = tallyd::runtime::clock::now().before(APART);
+    let likes: Vec<_> = (1..=20)
+        .map(|user| body(&LikeEvent { target: target(user % 4 + 1), user: UserId(user), at, liked: true }))
+        .collect();
+    world.publish(&publisher, &likes).await;
+    settle(&world, &publisher).await;
+    drift(&world, target(3), 1).await;
+    let report = world.reconcile("--changed").await;
+    assert_eq!((&report["checked"], &report["repaired"]), (&4.into(), &1.into()), "{report}");
+    assert_eq!(world.redis_counters().await, world.counters().await);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+/// Deletes the buckets of counters, as a Redis does that is flushed or evicts.
+async fn lose_counters(world: &World) {
+    let mut redis = world.redis().await;
+    for bucket in 0..world.cache.keys.buckets() {
+        let key = world.cache.keys.counters("video", bucket);
+        let _: i64 = redis::cmd("DEL").arg(key).query_async(&mut redis).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn lost_counters_of_likes_are_loaded_while_others_are_published() {
+    let world = World::new("by_daemon_loaded", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let mut clicks = Clicks::of(400);
+    world.publish(&publisher, &clicks.some(3_000)).await;
+    settle(&world, &publisher).await;
+    let first = world.report(&["reconcile", "--full"]);
+    assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
+    for _ in 0..3 {
+        lose_counters(&world).await;
+        let bodies = clicks.some(6_000);
+        let publishing = world.publish(&publisher, &bodies);
+        let reconciling = world.reconcile("--changed");
+        let ((), report) = tokio::join!(publishing, reconciling);
+        assert_eq!((&report["buckets_loaded"], &report["drifted"]), (&16.into(), &0.into()), "{report}");
+    }
+    settle(&world, &publisher).await;
+    world.assert_equals(&clicks.model).await;
+    assert_eq!(world.redis_counters().await, clicks.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
+    let world = World::new("by_daemon_corrected", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let at = tallyd::runtime::clock::now();
+    let likes: Vec<_> = (1..=10)
+        .flat_map(|id| {
+            (1..=5).map(move |user| body(&LikeEvent { target: target(id), user: UserId(user), at, liked: true }))
+        })
+        .collect();
+    world.publish(&publisher, &likes).await;
+    settle(&world, &publisher).await;
+    world.report(&["reconcile", "--full"]);
+    // Somebody deletes rows; `counter` and Redis have them still. And somebody changes `counter`, while Redis is right.
+    for sql in [
+        "DELETE FROM like_record WHERE target_id = 1 AND user_id > 2",
+        "UPDATE counter SET value = value - 4 WHERE target_id = 2 LIMIT 1",
+    ] {
+        sqlx::query(AssertSqlSafe(sql)).execute(&world.pool).await.unwrap();
+    }
+    let dry = world.report(&["reconcile", "--full", "--dry-run"]);
+    assert_eq!((&dry["counters_off"], &dry["repaired"]), (&2.into(), &0.into()), "{dry}");
+    let report = world.report(&["reconcile", "--full", "--force"]);
+    assert_eq!(report["counters_off"], 2, "{report}");
+    added(&world).await;
+    let expected: BTreeMap<Target, i64> = (1..=10).map(|id| (target(id), if id == 1 { 2 } else { 5 })).collect();
+    assert_eq!(world.redis_counters().await, expected);
+    assert_eq!(world.counters().await, expected);
+    let again = world.report(&["reconcile", "--full"]);
+    assert_eq!((&again["counters_off"], &again["drifted"]), (&0.into(), &0.into()), "{again}");
+    assert!(daemon.stop().success());
+    world.close().await;
+}
