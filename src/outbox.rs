@@ -28,7 +28,7 @@
 //!
 //! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -41,7 +41,7 @@ use crate::runtime::liveness::Heartbeat;
 use crate::runtime::log::Flood;
 use crate::runtime::retry::Outage;
 use crate::telemetry::{seconds_between, telemetry};
-use tallyd_core::model::{Addition, Micros};
+use tallyd_core::model::{Addition, Micros, Target, UserId};
 use tallyd_core::outbox::{CORRECTIONS, OutboxOffsets, OutboxRow};
 use tallyd_mysql::Store;
 use tallyd_mysql::outbox::End;
@@ -176,6 +176,7 @@ impl Outbox {
         let Some(last) = rows.last().map(|row| row.number) else { return Ok(()) };
         let config = self.live.current();
         let kinds = KindNames::new(&config.kinds);
+        self.note_likers(&kinds, &rows).await?;
         let fed = self.feed(&config, &rows, state).await;
         let (written, additions): (Vec<Micros>, Vec<usize>) =
             rows.iter().map(|row| (row.written_at, row.additions.len())).unzip();
@@ -204,6 +205,17 @@ impl Outbox {
             state.more.insert(partition);
         }
         Ok(())
+    }
+
+    /// Adds to Bloom filters who likes what: before the rows are noted as added. A filter that begins to be built after this reads these
+    /// likes in MySQL.
+    async fn note_likers(&self, kinds: &KindNames, rows: &[OutboxRow]) -> Result<()> {
+        let mut likers: BTreeMap<Target, Vec<UserId>> = BTreeMap::new();
+        for (target, user) in rows.iter().flat_map(|row| &row.likers) {
+            likers.entry(*target).or_default().push(*user);
+        }
+        let Some(cache) = self.caches.first().filter(|_| !likers.is_empty()) else { return Ok(()) };
+        Ok(cache.note_likers(kinds, &likers).await?)
     }
 
     /// Adds to boards what rules say, in the periods in which it was written. Corrections by a run are not added.

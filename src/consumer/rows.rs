@@ -10,7 +10,7 @@ use sqlx::MySqlConnection;
 
 use super::batch::Received;
 use crate::config::Rules;
-use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, sums};
+use tallyd_core::coalesce::{Before, Entry, Pair, State, before, coalesce, differences, distinct, new_likers, sums};
 use tallyd_core::event::{CountEvent, LikeEvent};
 use tallyd_core::model::{CounterKey, Difference, Metric};
 use tallyd_core::resolve_sets::{LastSet, Resolved, newest, resolve};
@@ -22,7 +22,7 @@ const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
-    metric: Metric,
+    pub metric: Metric,
     /// Old states are read before rows are written: the slower way, for servers that cannot do the faster one.
     reads_first: bool,
 }
@@ -33,6 +33,8 @@ pub(super) struct Written {
     pub rows: usize,
     /// What the counters gain or lose, sorted by key.
     pub differences: Vec<Difference>,
+    /// Who likes what and did not before.
+    pub likers: Vec<Pair>,
 }
 
 impl LikeRows {
@@ -60,7 +62,11 @@ impl LikeRows {
         } else {
             likes::upsert(tx, &winners).await?.ok_or(StoreError::Unsupported("user variables"))?
         };
-        Ok(Written { rows: winners.len(), differences: differences(self.metric, &winners, &before) })
+        Ok(Written {
+            rows: winners.len(),
+            differences: differences(self.metric, &winners, &before),
+            likers: new_likers(&winners, &before),
+        })
     }
 }
 

@@ -13,6 +13,7 @@ use super::dead_letter_quota::DeadLetterQuota;
 use super::rows::{Counts, EventCapture, LikeRows};
 use crate::config::{Config, Derived, Rules, Writes};
 use crate::telemetry::{Step, telemetry};
+use tallyd_core::coalesce::Pair;
 use tallyd_core::model::{Addition, CounterKey, Difference, Micros};
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
@@ -29,6 +30,8 @@ pub(super) struct Transaction {
     pub like_rows: LikeRows,
     pub counts: Counts,
     drift_hints: DriftHints,
+    /// Whether targets have Bloom filters, to which the outbox adds who likes them.
+    has_filters: bool,
     pub quota: DeadLetterQuota,
     /// How long its steps take.
     pub steps: Steps,
@@ -56,6 +59,7 @@ impl Transaction {
             like_rows: LikeRows::new(like, reads_first),
             counts: Counts::default(),
             drift_hints: DriftHints { overlap: live.derive(|config| config.reconcile.overlap.0) },
+            has_filters: config.filter.likes_min > 0,
             quota,
             steps: Steps::default(),
         }
@@ -77,7 +81,8 @@ impl Transaction {
         let rows = likes.rows + counts.len();
         let differences = merge(likes.differences, counts);
         self.steps.end(Step::Rows);
-        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &rules).await?;
+        let likers = self.likers_for_filters(likes.likers, &rules);
+        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &likers, &rules).await?;
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
         let letters = self.quota.admit(tx, &batch.refused).await?;
         letters::keep_dead_letters(tx, letters).await?;
@@ -86,6 +91,13 @@ impl Transaction {
         }
         self.steps.end(Step::Counters);
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
+    }
+
+    /// Who must be added to Bloom filters by the outbox: no API server does it where the daemon counts likes.
+    fn likers_for_filters(&self, mut likers: Vec<Pair>, rules: &Rules) -> Vec<Pair> {
+        let like = self.like_rows.metric;
+        likers.retain(|(target, _)| self.has_filters && rules.of(target.kind, like).writer == Writes::Daemon);
+        likers
     }
 }
 
@@ -112,15 +124,16 @@ async fn add_to_counters(
     tx: &mut MySqlConnection,
     (partition, last): (u16, u64),
     differences: &[Difference],
+    likers: &[Pair],
     rules: &Rules,
 ) -> Result<bool, StoreError> {
     let by_daemon = |it: &&Difference| it.delta != 0 && rules.of(it.target.kind, it.metric).writer == Writes::Daemon;
     let additions: Vec<Addition> = differences.iter().filter(by_daemon).map(Difference::addition).collect();
     let mut text = Text::default();
     likes::add_differences(&mut text, partition, differences);
-    outbox::append_after(&mut text, partition, last, &additions);
+    outbox::append_after(&mut text, partition, last, &additions, likers);
     text.run(tx, "add to counters").await?;
-    Ok(!additions.is_empty())
+    Ok(!(additions.is_empty() && likers.is_empty()))
 }
 
 /// Who writes the partition: the epoch that this session holds, compared with the partition's row in each transaction.

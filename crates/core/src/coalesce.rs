@@ -89,6 +89,13 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
+/// Which of `winners` (of [`coalesce`]) are likes that were none before, given what each found in its row.
+pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
+    let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
+    let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));
+    new.map(|((pair, _), _)| *pair).collect()
+}
+
 /// Each event once, in the order of the ledger. Events with the same id and `at` are the same event.
 pub fn distinct(counts: impl Iterator<Item = CountEvent>) -> Vec<CountEvent> {
     let mut distinct: Vec<CountEvent> = counts.collect();

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::coalesce::Pair;
 use crate::model::{Addition, CounterKey, Micros};
 
 /// The partition of what reconciles correct in `counter`: it has an outbox and no queue.
@@ -89,6 +90,8 @@ pub struct OutboxRow {
     pub is_old: bool,
     /// What it adds.
     pub additions: Vec<Addition>,
+    /// Who likes what since then, for Bloom filters.
+    pub likers: Vec<Pair>,
 }
 
 /// Rows as of one instant, of which a reconcile wants to know whether a sample had them.
@@ -202,7 +205,7 @@ mod tests {
                     offsets[bucket].raise(partition, number);
                 }
                 let additions = vec![Addition { target: target(id), metric: Metric(2), delta }];
-                rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions });
+                rows.push(OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() });
             }
             // Known to be in both buckets.
             let applied: OutboxOffsets =

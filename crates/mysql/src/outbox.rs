@@ -2,21 +2,24 @@
 //!
 //! A row's number is given under the lock of the partition's row in `partition_owner`: whoever sees a row sees all rows of its partition before
 //! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
-//! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many additions at most that a batch is a few of them.
+//! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many items at most that a batch is a few of them.
+//!
+//! A row's body has an addition as `kind:target:metric:delta`, and after these, for Bloom filters, who likes what as `kind:target:user`.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
-use tallyd_core::model::{Addition, Kind, Metric, Target, TargetId};
+use tallyd_core::coalesce::Pair;
+use tallyd_core::model::{Addition, Kind, Metric, Target, TargetId, UserId};
 use tallyd_core::outbox::{OutboxOffsets, OutboxRow, Since};
 
 use super::partitions::{self, LAST};
 use super::text::Text;
 use super::{Context, Result, Store, micros};
 
-/// Additions in one row: some 30 KiB.
-const ROW_ADDITIONS: usize = 1_000;
+/// Items in one row: some 30 KiB.
+const ROW_ITEMS: usize = 1_000;
 
 /// Additions that a reconcile reads of the outboxes for a page at most, which takes seconds: some dozen megabytes.
 const SINCE_ADDITIONS_MAX: usize = 500_000;
@@ -40,7 +43,8 @@ pub struct End {
 /// Appends to an outbox, in a transaction of any kind: locks the partition's row until it ends.
 pub async fn append(connection: &mut MySqlConnection, partition: u16, additions: &[Addition]) -> Result<()> {
     const ACTION: &str = "append to the outbox";
-    let rows = additions.chunks(ROW_ADDITIONS).len() as u64;
+    let bodies = encode(additions, &[]);
+    let rows = bodies.len() as u64;
     if rows == 0 {
         return Ok(());
     }
@@ -53,50 +57,68 @@ pub async fn append(connection: &mut MySqlConnection, partition: u16, additions:
         .await
         .context(ACTION)?;
     let mut text = Text::default();
-    push_rows(&mut text, partition, last - rows, additions);
+    push_rows(&mut text, partition, last - rows, &bodies);
     text.run(connection, ACTION).await.map(drop)
 }
 
 /// Adds statements that append to the outbox of a partition whose row the transaction has locked, after its row of that number.
-pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) {
-    let last = push_rows(text, partition, after, additions);
+pub fn append_after(text: &mut Text, partition: u16, after: u64, additions: &[Addition], likers: &[Pair]) {
+    let last = push_rows(text, partition, after, &encode(additions, likers));
     if last > after {
         text.statement(&format!("UPDATE partition_owner SET outbox = {last} WHERE `partition` = {partition}"));
     }
 }
 
 /// Returns the number of the last row.
-fn push_rows(text: &mut Text, partition: u16, after: u64, additions: &[Addition]) -> u64 {
+fn push_rows(text: &mut Text, partition: u16, after: u64, bodies: &[String]) -> u64 {
     let mut number = after;
-    for piece in additions.chunks(ROW_ADDITIONS) {
+    for body in bodies {
         number += 1;
         // Digits, colons and spaces: nothing to quote.
-        let row = format!("({partition},{number},NOW(6),'{}')", encode(piece));
+        let row = format!("({partition},{number},NOW(6),'{body}')");
         text.statement(&format!("INSERT INTO outbox (`partition`, number, written_at, body) VALUES {row}"));
     }
     number
 }
 
-fn encode(additions: &[Addition]) -> String {
-    let mut body = String::with_capacity(additions.len() * 30);
+/// The bodies of as many rows as that takes.
+fn encode(additions: &[Addition], likers: &[Pair]) -> Vec<String> {
+    let mut bodies: Vec<String> = Vec::new();
+    let mut items = 0;
+    let mut push = |item: std::fmt::Arguments<'_>| {
+        match bodies.last_mut().filter(|_| items % ROW_ITEMS > 0) {
+            // A String can't fail.
+            Some(body) => drop(write!(body, " {item}")),
+            None => bodies.push(item.to_string()),
+        }
+        items += 1;
+    };
     for Addition { target, metric, delta } in additions {
-        let separator = if body.is_empty() { "" } else { " " };
-        // A String can't fail.
-        let _ = write!(body, "{separator}{}:{}:{}:{delta}", target.kind, target.id, metric.0);
+        push(format_args!("{}:{}:{}:{delta}", target.kind, target.id, metric.0));
     }
-    body
+    for (target, user) in likers {
+        push(format_args!("{}:{}:{user}", target.kind, target.id));
+    }
+    bodies
 }
 
 /// None where it is no such text.
-fn decode(body: &[u8]) -> Option<Vec<Addition>> {
-    let addition = |text: &str| {
-        let mut parts = text.split(':');
+fn decode(body: &[u8]) -> Option<(Vec<Addition>, Vec<Pair>)> {
+    let (mut additions, mut likers) = (Vec::new(), Vec::new());
+    for item in std::str::from_utf8(body).ok()?.split(' ') {
+        let mut parts = item.split(':');
         let kind = Kind(parts.next()?.parse().ok()?);
         let target = Target { kind, id: TargetId(parts.next()?.parse().ok()?) };
-        let (metric, delta) = (Metric(parts.next()?.parse().ok()?), parts.next()?.parse().ok()?);
-        parts.next().is_none().then_some(Addition { target, metric, delta })
-    };
-    std::str::from_utf8(body).ok()?.split(' ').map(addition).collect()
+        match (parts.next()?, parts.next(), parts.next()) {
+            (metric, Some(delta), None) => {
+                let (metric, delta) = (Metric(metric.parse().ok()?), delta.parse().ok()?);
+                additions.push(Addition { target, metric, delta });
+            }
+            (user, None, None) => likers.push((target, UserId(user.parse().ok()?))),
+            _ => return None,
+        }
+    }
+    Some((additions, likers))
 }
 
 /// The rows after those numbers, and what was deleted before, in a transaction that sees one instant.
@@ -152,10 +174,11 @@ async fn read_rows(
     .context(ACTION)?;
     let read = |row: &sqlx::mysql::MySqlRow| {
         let number = row.try_get(0)?;
-        let additions = decode(row.try_get(2)?)
+        let (additions, likers) = decode(row.try_get(2)?)
             .ok_or_else(|| sqlx::Error::Decode(format!("outbox {partition} {number} holds no additions").into()))?;
         let written_at = micros(row.try_get(3)?);
-        Ok(OutboxRow { partition, number, written_at, is_old: row.try_get_unchecked::<i64, _>(1)? != 0, additions })
+        let is_old = row.try_get_unchecked::<i64, _>(1)? != 0;
+        Ok(OutboxRow { partition, number, written_at, is_old, additions, likers })
     };
     rows.iter().map(read).collect::<std::result::Result<_, sqlx::Error>>().context(ACTION)
 }
@@ -279,19 +302,30 @@ mod tests {
 
     #[test]
     fn what_is_no_body_is_refused() {
-        for body in ["", "1:2:3", "1:2:3:4:5", "1:2:3:4 ", "256:2:3:4", "x", "1:-2:3:4"] {
+        for body in ["", "1:2", "1:2:3:4:5", "1:2:3:4 ", "256:2:3:4", "256:2:3", "x", "1:-2:3:4", "1:2:-3"] {
             assert_eq!(decode(body.as_bytes()), None, "{body}");
         }
     }
 
     proptest! {
         #[test]
-        fn a_body_is_read_back(rows in prop::collection::vec((any::<u8>(), any::<u64>(), any::<u8>(), any::<i64>()), 1..9)) {
-            let addition = |(kind, id, metric, delta)| {
-                Addition { target: Target { kind: Kind(kind), id: TargetId(id) }, metric: Metric(metric), delta }
-            };
-            let additions: Vec<Addition> = rows.into_iter().map(addition).collect();
-            prop_assert_eq!(decode(encode(&additions).as_bytes()), Some(additions));
+        fn bodies_are_read_back(
+            rows in prop::collection::vec((any::<u8>(), any::<u64>(), any::<u8>(), any::<i64>()), 0..9),
+            likes in prop::collection::vec((any::<u8>(), any::<u64>(), any::<u64>()), 0..9),
+            repeated in prop_oneof![Just(1), Just(300)],
+        ) {
+            let target = |kind, id| Target { kind: Kind(kind), id: TargetId(id) };
+            let addition = |(kind, id, metric, delta)| Addition { target: target(kind, id), metric: Metric(metric), delta };
+            let additions: Vec<Addition> = rows.into_iter().map(addition).collect::<Vec<_>>().repeat(repeated);
+            let likers: Vec<Pair> = likes.into_iter().map(|(kind, id, user)| (target(kind, id), UserId(user))).collect();
+            let mut read = (Vec::new(), Vec::new());
+            for body in encode(&additions, &likers) {
+                prop_assert!(body.split(' ').count() <= ROW_ITEMS);
+                let (some, of_them) = decode(body.as_bytes()).unwrap();
+                read.0.extend(some);
+                read.1.extend(of_them);
+            }
+            prop_assert_eq!(read, (additions, likers));
         }
     }
 }

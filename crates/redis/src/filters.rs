@@ -3,14 +3,16 @@
 //! Every call that changes one names the run that does it, or the shape that it is for, and does nothing where that is no
 //! longer so: it may come twice or late.
 
+use std::collections::BTreeMap;
+
 use redis::{Pipeline, RedisResult, Value};
 use tallyd_core::bloom::{self, Shape};
 use tallyd_core::keys::KindNames;
 use tallyd_core::model::{Target, UserId};
 
 use super::{
-    Cache, CacheError, Call, Context, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_SWAP, FILTER_WRITE, NOTE_BESIDE,
-    Result, text,
+    Cache, CacheError, Call, Context, FILTER_BEGIN, FILTER_EPOCH, FILTER_FOLD, FILTER_NOTE, FILTER_SWAP, FILTER_WRITE,
+    NOTE_BESIDE, Result, text,
 };
 
 /// Bytes that one call appends: Redis is not held up by it.
@@ -21,6 +23,9 @@ const PIECES_AT_ONCE: usize = 8;
 
 /// Users whose bits one call sets.
 const FOLD_USERS: usize = 100;
+
+/// Users that one call notes.
+const NOTE_USERS: usize = 1_000;
 
 /// How long what was noted by itself stays, in seconds. Longer than a filter is trusted without a run.
 const NOTED_S: u64 = 7 * 86_400;
@@ -268,6 +273,26 @@ impl Cache {
             Err(error) if error.is_of_a_moving_slot() => self.eval(ACTION, &[call()]).await.map(drop),
             noted => noted.map(drop),
         }
+    }
+
+    /// Notes beside the filters of targets who likes them. A target without a filter is left out, and so is a kind without a name.
+    ///
+    /// # Errors
+    /// Redis is away: some of them may be noted.
+    pub async fn note_likers(&self, kinds: &KindNames, likers: &BTreeMap<Target, Vec<UserId>>) -> Result<()> {
+        const ACTION: &str = "note who likes targets";
+        let named = likers.iter().filter_map(|(target, users)| Some((kinds.get(target.kind)?, *target, users)));
+        let call = |(kind, target, users): (&str, Target, &[UserId])| {
+            let [_, config, added] = self.keys.filter(kind, target);
+            users.iter().fold(Call::new(&FILTER_NOTE, config).key(added), Call::number)
+        };
+        let calls =
+            named.flat_map(|(kind, target, users)| users.chunks(NOTE_USERS).map(move |some| (kind, target, some)));
+        let calls: Vec<Call> = calls.map(call).collect();
+        for some in calls.chunks(super::PIPELINE_COMMANDS_MAX) {
+            self.eval(ACTION, some).await?;
+        }
+        Ok(())
     }
 
     fn filter_keys(&self, kinds: &KindNames, target: Target) -> [String; 3] {

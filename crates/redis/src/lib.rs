@@ -118,6 +118,7 @@ static APPLY: Script = script!("../lua/apply.lua");
 pub(crate) static FILTER_HAS: Script = script!("../../../lua/filter_has.lua");
 static FILTER_BEGIN: Script = script!("../lua/filter_begin.lua");
 static FILTER_EPOCH: Script = script!("../lua/filter_epoch.lua");
+static FILTER_NOTE: Script = script!("../lua/filter_note.lua");
 static FILTER_WRITE: Script = script!("../lua/filter_write.lua");
 static NOTE_BESIDE: Script = script!("../../../lua/note_beside.lua");
 static REMEMBER: Script = script!("../../../lua/remember.lua");

@@ -22,7 +22,7 @@ const ON_MISSING: [&str; 1] = ["SPOP"];
 const ON_COMPARED: [&str; 2] = ["GET", "SET"];
 
 /// What it runs on filters.
-const ON_FILTERS: [&str; 7] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SREM"];
+const ON_FILTERS: [&str; 9] = ["HSCAN", "SSCAN", "SCARD", "STRLEN", "APPEND", "SETBIT", "SADD", "SREM", "HINCRBY"];
 
 /// What it runs on the keys of the layouts entity and string.
 const ON_PLAIN: [&str; 2] = ["INCRBY", "HINCRBY"];

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod by_daemon;
 mod faults;
 mod kept;
 mod trusted;

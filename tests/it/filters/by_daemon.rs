@@ -1,0 +1,47 @@
+//! Filters where the daemon counts likes: API servers only publish, and the outbox says who likes what.
+
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+
+use tallyd_redis::keys::KindNames;
+
+use super::{BY_HAND, assert_no_false_no, run, seed};
+use crate::common;
+use common::{World, body, eventually, target};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_that_are_only_published_come_into_the_filter() {
+    let world = World::new("filters_daemon", &format!("{BY_HAND}[[rule]]\nmetric = \"like\"\n")).await;
+    seed(&world, target(1), 1..=2_000).await;
+    let publisher = world.publisher().await;
+    let mut daemon = world.daemon();
+    let mut users: Vec<u64> = (1..=2_000).collect();
+    for round in 10..15 {
+        let likes = |users: std::ops::Range<u64>| -> Vec<_> {
+            let at = tallyd::runtime::clock::now();
+            users.map(|user| body(&LikeEvent { target: target(1), user: UserId(user), at, liked: true })).collect()
+        };
+        let (first, second) = (1_000 * round..1_000 * round + 200, 1_000 * round + 200..1_000 * round + 300);
+        let bodies = likes(first.clone());
+        // The filter is built, kept and built again while likes come.
+        if round == 12 {
+            world.cache.drop_filters(&KindNames::new(&world.config.kinds), &[target(1)]).await.unwrap();
+        }
+        let ((), report) = tokio::join!(world.publish(&publisher, &bodies), run(&world));
+        assert!(!report.stopped);
+        if round % 2 == 0 {
+            daemon.kill();
+            daemon = world.daemon();
+        }
+        world.publish(&publisher, &likes(second.clone())).await;
+        users.extend(first.chain(second));
+        world.drained(&publisher).await;
+        let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
+                    WHERE p.outbox > COALESCE(s.applied, 0)";
+        eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+        assert_eq!(world.counters().await[&target(1)], users.len() as i64);
+        assert_no_false_no(&world, target(1), users.iter().copied()).await;
+    }
+    assert!(daemon.stop().success());
+    world.close().await;
+}
