@@ -6,7 +6,9 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Target, UserId};
+use tallyd_core::period::PeriodKind;
 use tallyd_rabbitmq::Publisher;
+use tallyd_redis::ranks::Ranking;
 
 use crate::common;
 use common::{Dice, Model, World, body, drift, eventually, target};
@@ -79,6 +81,28 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
     settle(&world, &publisher).await;
     world.assert_equals(&clicks.model).await;
     assert_eq!(world.redis_counters().await, clicks.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn published_likes_count_on_the_board_that_their_rule_names() {
+    let settings = "[[rule]]\nmetric = \"like\"\nboard = \"liked\"\n[[board]]\nname = \"liked\"\nperiod = \"total\"\n";
+    let world = World::new("by_daemon_board", settings).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let mut clicks = Clicks::of(9);
+    let bodies = clicks.some(1_000);
+    world.publish(&publisher, &bodies).await;
+    world.publish(&publisher, &bodies).await;
+    settle(&world, &publisher).await;
+    let page = world.client().board_page(("liked", PeriodKind::Total), 1, 20, Ranking::Ordinal).await.unwrap();
+    let found: BTreeMap<Target, i64> = page
+        .entries
+        .iter()
+        .map(|entry| (target(std::str::from_utf8(&entry.member).unwrap().parse().unwrap()), entry.score as i64))
+        .collect();
+    assert_eq!(found, clicks.counters());
     assert!(daemon.stop().success());
     world.close().await;
 }
