@@ -1,0 +1,59 @@
+"""Counters in Redis: the layout `packed` of docs/events.md."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+Answer = Sequence[Union[bytes, str, None]]
+
+
+class Layout(NamedTuple):
+    key_prefix: str
+    bucket_bits: int
+    metrics: Mapping[str, int]
+
+    def bucket_of(self, kind: str, target_id: str) -> str:
+        """The bucket's name, for instance video:3a2f."""
+        bucket = 1 << self.bucket_bits | zlib.crc32(target_id.encode()) & ((1 << self.bucket_bits) - 1)
+        return f"{kind}:{bucket:x}"
+
+    def key_of(self, bucket: str) -> str:
+        return f"{self.key_prefix}c:{{{bucket}}}"
+
+    @property
+    def missing(self) -> str:
+        """The set of buckets that the daemon must load."""
+        return f"{self.key_prefix}tally:missing"
+
+    def fetches(self, kind: str, target_ids: Sequence[str]) -> List[Tuple[str, str]]:
+        """The key and the field of each target. HMGET reads `_` and the field."""
+        return [(self.key_of(self.bucket_of(kind, target_id)), target_id) for target_id in target_ids]
+
+    def numbers(
+        self, kind: str, metric: str, target_ids: Sequence[str], answers: Sequence[Answer]
+    ) -> Tuple[Dict[str, Optional[int]], List[str]]:
+        """The numbers, and the names of the buckets that nobody has loaded."""
+        found: Dict[str, Optional[int]] = {}
+        missing: Dict[str, None] = {}
+        for target_id, (loaded, value) in zip(target_ids, answers):
+            loaded, value = _text(loaded), _text(value)
+            found[target_id] = number_in(loaded, value, self.metrics[metric])
+            if loaded is None:
+                missing[self.bucket_of(kind, target_id)] = None
+        return found, list(missing)
+
+
+def _text(value: Union[bytes, str, None]) -> Optional[str]:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def number_in(loaded: Optional[str], value: Optional[str], place: int) -> Optional[int]:
+    """The number in a bucket's answer to HMGET of `_` and the id; None where it is unknown, which is not zero."""
+    if loaded is None or loaded.startswith("~"):
+        return None
+    numbers = value.split(",") if value else []
+    try:
+        return int(numbers[place - 1]) if len(numbers) >= place else 0
+    except ValueError:
+        return None

@@ -1,0 +1,109 @@
+"""Events: what docs/events.md says of their fields. The daemon refuses the same, for the same reasons."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Union
+
+from .errors import Event, RefusedError
+
+Id = Union[int, str]
+
+ID_MAX = 2**63 - 1
+AT_MAX = 253402300799999999
+DELTA_MAX = 2**31
+VALUE_MAX = 2**53
+EVENT_ID_MAX = 64
+
+# Digits alone: no sign, no leading zero. One id has one spelling.
+_DECIMAL = re.compile("[1-9][0-9]{0,18}")
+
+
+def an_id(value: Any, field: str = "target_id") -> str:
+    """The id as text."""
+    # A bool is an int to Python.
+    text = str(value) if type(value) is int else value
+    if not isinstance(text, str) or not _DECIMAL.fullmatch(text) or int(text) > ID_MAX:
+        reason = f"{field.replace('_', '-')}-out-of-range"
+        raise RefusedError(reason, f"{field} is {value!r}, allowed is an integer or a decimal string, 1 to {ID_MAX}")
+    return text
+
+
+def a_name(value: Any, field: str, known: Optional[Collection[str]]) -> str:
+    """A kind or a metric. Without a list of known names any text is allowed."""
+    if not _is_text(value) or (known is not None and value not in known):
+        allowed = "non-empty text" if known is None else ", ".join(known)
+        raise RefusedError(f"unknown-{field}", f"{field} is {value!r}, allowed is {allowed}")
+    return str(value)
+
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _integer(value: Any, field: str, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise RefusedError(f"{field}-out-of-range", f"{field} is {value!r}, allowed is an integer, {least} to {most}")
+    return value
+
+
+def checked(event: Mapping[str, Any], kinds: Optional[Collection[str]], metrics: Optional[Collection[str]]) -> Event:
+    """The event with the fields that the daemon reads, in their usual order and form."""
+    event_type = event.get("type")
+    if event_type not in ("like", "unlike", "count", "set", "reset"):
+        raise RefusedError("unknown-type", f"type is {event_type!r}, allowed are like, unlike, count, set and reset")
+    result: Dict[str, Any] = {"type": event_type, "kind": a_name(event.get("kind"), "kind", kinds)}
+    result["target_id"] = an_id(event.get("target_id"))
+    if event_type in ("like", "unlike"):
+        result["user_id"] = an_id(event.get("user_id"), "user_id")
+    else:
+        metric = a_name(event.get("metric"), "metric", metrics)
+        if metric == "like":
+            raise RefusedError("unknown-metric", "metric is 'like': call like() and unlike() instead")
+        result["metric"] = metric
+    if event_type == "count":
+        result["delta"] = _integer(event.get("delta"), "delta", -DELTA_MAX, DELTA_MAX)
+        event_id = event.get("event_id")
+        if not _is_text(event_id) or len(str(event_id)) > EVENT_ID_MAX:
+            problem = f"event_id is {event_id!r}, allowed is text of 1 to {EVENT_ID_MAX} characters"
+            raise RefusedError("event-id-out-of-range", problem)
+        result["event_id"] = event_id
+    if event_type == "set":
+        result["value"] = _integer(event.get("value"), "value", -VALUE_MAX, VALUE_MAX)
+    result["at"] = _integer(event.get("at"), "at", 1, AT_MAX)
+    return result
+
+
+def body_of(event: Event) -> bytes:
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def routing_key_of(event: Event, partition_by: str) -> str:
+    return str(event["user_id"] if partition_by == "user" and "user_id" in event else event["target_id"])
+
+
+class Clock:
+    """Microseconds since 1970. Two calls in one process never get the same instant, and a small step back changes no order."""
+
+    def __init__(self, now: Callable[[], int] = lambda: time.time_ns() // 1_000) -> None:
+        self._now = now
+        self._last = 0
+        self._lock = threading.Lock()
+
+    def at(self) -> int:
+        with self._lock:
+            now = self._now()
+            # After a larger step back the clock was wrong before, and is right now.
+            if 0 <= self._last - now < 1_000_000:
+                now = self._last + 1
+            self._last = now
+            return now

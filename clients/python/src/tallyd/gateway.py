@@ -1,0 +1,119 @@
+"""Reading through `tallyd gateway`, with the standard library alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import socket
+import ssl
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from urllib.parse import unquote, urlencode, urlsplit
+
+from .errors import GatewayError, ReadError
+
+# Targets of one request.
+IDS_MAX = 500
+IDLE_MAX = 32
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Gateway:
+    """Connections that last. Threads can share it."""
+
+    def __init__(self, url: str, token: Optional[str], timeout_s: float) -> None:
+        self._url = urlsplit(url)
+        if self._url.scheme not in ("http", "https", "unix"):
+            raise ValueError(f"gateway is {url!r}, allowed are http://, https:// and unix:///path")
+        self._headers = {"Accept": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._timeout_s = timeout_s
+        self._idle: "queue.LifoQueue[http.client.HTTPConnection]" = queue.LifoQueue(IDLE_MAX)
+
+    def counters(self, kind: str, target_ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
+        found: Dict[str, Optional[int]] = {}
+        for ids in _chunks(target_ids):
+            answer = self.get("/v1/counters", {"kind": kind, "ids": ",".join(ids), "metrics": metric})
+            found.update((counter["id"], counter[metric]) for counter in answer["counters"])
+        return found
+
+    def likes(self, kind: str, target_ids: Sequence[str], user_id: str) -> Dict[str, bool]:
+        found: Dict[str, bool] = {}
+        for ids in _chunks(target_ids):
+            answer = self.get("/v1/likes", {"user": user_id, "kind": kind, "ids": ",".join(ids)})
+            found.update((like["id"], like["liked"]) for like in answer["likes"])
+        return found
+
+    def get(self, path: str, query: Mapping[str, Any]) -> Any:
+        target = f"{'' if self._url.scheme == 'unix' else self._url.path.rstrip('/')}{path}?{urlencode(query)}"
+        try:
+            try:
+                connection, is_kept = self._idle.get_nowait(), True
+            except queue.Empty:
+                connection, is_kept = self._connection(), False
+            try:
+                status, text = self._ask(connection, target)
+            except (http.client.HTTPException, OSError) as error:
+                connection.close()
+                if not is_kept or isinstance(error, socket.timeout):
+                    raise
+                # The gateway has closed the idle connection meanwhile. Reading twice is harmless.
+                connection = self._connection()
+                status, text = self._ask(connection, target)
+            self._keep(connection)
+        except (http.client.HTTPException, OSError) as error:
+            raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that it runs") from error
+        return _parsed(status, text)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port = self._url.hostname or "localhost", self._url.port
+        if self._url.scheme == "unix":
+            return _UnixConnection(unquote(self._url.path), self._timeout_s)
+        if self._url.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+
+    def _ask(self, connection: http.client.HTTPConnection, target: str) -> "tuple[int, bytes]":
+        connection.request("GET", target, headers=self._headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            self._idle.put_nowait(connection)
+        except queue.Full:
+            connection.close()
+
+    def close(self) -> None:
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except queue.Empty:
+                return
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[List[str]]:
+    return (list(ids[first : first + IDS_MAX]) for first in range(0, len(ids), IDS_MAX))
+
+
+def _parsed(status: int, text: bytes) -> Any:
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = {}
+    if status == 200 and answer:
+        return answer
+    error = answer.get("error", {}) if isinstance(answer, dict) else {}
+    code, message = error.get("code"), error.get("message", "no explanation")
+    raise GatewayError(f"the gateway answered {status} ({code}): {message}", status, code)

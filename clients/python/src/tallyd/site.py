@@ -1,0 +1,176 @@
+"""The client for threads.
+
+Its publisher is the one for asyncio, in a loop that runs in a thread of its own. The thread keeps heartbeats and takes confirms while
+the callers do something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from typing import Any, Coroutine, Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar
+from urllib.parse import quote
+
+import redis
+from redis.exceptions import RedisError
+
+from .counters import Answer
+from .errors import Event, ReadError
+from .events import Id
+from .publisher import CLOSE_S, Publisher
+from .settings import Base, as_given, board_query
+
+T = TypeVar("T")
+
+
+class _Thread:
+    """An event loop, and the publisher in it. A fork leaves threads behind, so that each process has one of its own."""
+
+    def __init__(self, url: str, exchange: str, settings: Mapping[str, Any]) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tallyd", daemon=True)
+        self._thread.start()
+
+        async def connect() -> Publisher:
+            return Publisher(url, exchange, **settings)
+
+        self.publisher = self.run(connect())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # For instance KeyboardInterrupt: nobody waits any more.
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        try:
+            asyncio.run_coroutine_threadsafe(self.publisher.close(), self._loop).result(2 * CLOSE_S)
+        except concurrent.futures.TimeoutError:
+            pass
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+class Tallyd(Base):
+    __doc__ = f"The client for threads, which can share it. It can be made before a fork.\n\n{Base.__doc__}"
+
+    _thread: Optional[_Thread] = None
+    _redis: Any = None
+    _is_closed = False
+
+    def __enter__(self) -> Tallyd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._thread is not None and self._thread.pid == os.getpid():
+            self._thread.close()
+        if self._redis is not None:
+            self._redis.close()
+        if self._gateway is not None:
+            self._gateway.close()
+
+    # ------------------------------------------------------------------ publishing
+
+    def like(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
+        """Returns the event once the broker has it on disk, in a queue."""
+        return self._publish(self._click("like", kind, target_id, user_id, at))
+
+    def unlike(self, kind: str, target_id: Id, user_id: Id, *, at: Optional[int] = None) -> Event:
+        return self._publish(self._click("unlike", kind, target_id, user_id, at))
+
+    def count(
+        self, kind: str, target_id: Id, metric: str, delta: int = 1, *, event_id: Optional[str] = None, at: Optional[int] = None
+    ) -> Event:
+        return self._publish(self._change("count", kind, target_id, metric, at, delta=delta, event_id=event_id))
+
+    def set(self, kind: str, target_id: Id, metric: str, value: int, *, at: Optional[int] = None) -> Event:
+        return self._publish(self._change("set", kind, target_id, metric, at, value=value))
+
+    def reset(self, kind: str, target_id: Id, metric: str, *, at: Optional[int] = None) -> Event:
+        return self._publish(self._change("reset", kind, target_id, metric, at))
+
+    def publish(self, event: Mapping[str, Any]) -> Event:
+        """Publishes an event again, for instance that of an error."""
+        return self._publish(self._again(event))
+
+    def _publish(self, event: Event) -> Event:
+        event, routing_key, body = self._message(event)
+        thread = self._connected()
+        thread.run(thread.publisher.publish(event, routing_key, body))
+        return event
+
+    def _connected(self) -> _Thread:
+        if self._is_closed:
+            raise RuntimeError("the client is closed: make another one")
+        if self._amqp_url is None:
+            raise ValueError("only RabbitMQ takes events: pass amqp_url")
+        thread = self._thread
+        if thread is not None and thread.pid == os.getpid():
+            return thread
+        if thread is not None:
+            # Another thread may have held it when the process was forked.
+            self._lock = threading.Lock()
+        with self._lock:
+            if self._thread is None or self._thread.pid != os.getpid():
+                self._thread = _Thread(self._amqp_url, self._exchange, self._publisher_settings)
+            return self._thread
+
+    # ------------------------------------------------------------------ reading
+
+    def counts(self, kind: str, target_ids: Iterable[Id], metric: str = "like") -> Dict[Id, Optional[int]]:
+        """The number of each target; None where it is unknown, which is not zero."""
+        kind, given, ids = self._asked(kind, target_ids)
+        metric = self._metric(metric)
+        if not ids:
+            return {}
+        if self._gateway is not None:
+            return as_given(given, ids, self._gateway.counters(kind, ids, metric))
+        return as_given(given, ids, self._from_redis(kind, ids, metric))
+
+    def _from_redis(self, kind: str, ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
+        if self._redis_url is None:
+            raise ValueError("nothing to read from: pass redis_url or gateway")
+        if self._redis is None:
+            timeouts = {"socket_timeout": self._deadline_s, "socket_connect_timeout": self._deadline_s}
+            self._redis = redis.Redis.from_url(self._redis_url, **timeouts)
+        try:
+            pipeline = self._redis.pipeline(transaction=False)
+            for key, field in self._layout.fetches(kind, ids):
+                pipeline.hmget(key, ["_", field])
+            answers: List[Answer] = pipeline.execute()
+        except (RedisError, OSError) as error:
+            raise ReadError(f"Redis did not answer ({error}): treat the numbers as unknown, and check that it runs") from error
+        found, missing = self._layout.numbers(kind, metric, ids, answers)
+        if missing:
+            try:
+                # The daemon loads them then.
+                self._redis.sadd(self._layout.missing, *missing)
+            except (RedisError, OSError):
+                # Reading must not fail for it, for instance on a replica.
+                pass
+        return found
+
+    def liked(self, kind: str, target_ids: Iterable[Id], user_id: Id) -> Dict[Id, bool]:
+        """Whether the user likes each target. Through the gateway alone."""
+        kind, given, ids = self._asked(kind, target_ids)
+        return as_given(given, ids, self._needs_gateway().likes(kind, ids, self._user(user_id)))
+
+    def board(
+        self, name: str, period: Optional[str] = None, *, top: int = 100, around: Optional[Id] = None, radius: Optional[int] = None
+    ) -> Dict[str, Any]:
+        """A board's members with rank and score. Through the gateway alone."""
+        query = board_query(period, top, around, radius)
+        answer: Dict[str, Any] = self._needs_gateway().get(f"/v1/boards/{quote(name, safe='')}", query)
+        return answer
