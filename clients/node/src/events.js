@@ -1,0 +1,95 @@
+// Events: what docs/events.md says of their fields. The daemon refuses the same, for the same reasons.
+
+import { inspect } from 'node:util';
+import { RefusedError } from './errors.js';
+
+const ID_MAX = 2n ** 63n - 1n;
+const AT_MAX = 253402300799999999;
+const DELTA_MAX = 2 ** 31;
+const VALUE_MAX = 2 ** 53;
+const EVENT_ID_MAX = 64;
+const TYPES = ['like', 'unlike', 'count', 'set', 'reset'];
+
+// The id as text. Digits alone: no sign, no leading zero. One id has one spelling.
+export function anId(value, field = 'target_id') {
+  const reason = `${field.replace('_', '-')}-out-of-range`;
+  if (typeof value === 'number' && !Number.isSafeInteger(value)) {
+    const problem = `${field} is the number ${value}, which can have lost its last digits: pass it as text or as a BigInt`;
+    throw new RefusedError(reason, problem);
+  }
+  const text = typeof value === 'number' || typeof value === 'bigint' ? String(value) : value;
+  if (typeof text !== 'string' || !/^[1-9][0-9]{0,18}$/.test(text) || BigInt(text) > ID_MAX) {
+    throw new RefusedError(reason, `${field} is ${inspect(value)}, allowed is an integer or a decimal string, 1 to ${ID_MAX}`);
+  }
+  return text;
+}
+
+// A kind or a metric. Without a list of known names any text is allowed.
+export function aName(value, field, known) {
+  if (!isText(value) || (known && !known.includes(value))) {
+    const allowed = known ? known.join(', ') : 'non-empty text';
+    throw new RefusedError(`unknown-${field}`, `${field} is ${inspect(value)}, allowed is ${allowed}`);
+  }
+  return value;
+}
+
+// Text that UTF-8 can hold: no half of a surrogate pair.
+const isText = (value) => typeof value === 'string' && value !== '' && !/\p{Cs}/u.test(value);
+
+function integer(given, field, least, most) {
+  const value = typeof given === 'bigint' ? Number(given) : given;
+  // 2^53 is the first number that is not safe, and the last one that is allowed.
+  const isExact = Number.isSafeInteger(value) || value === VALUE_MAX || value === -VALUE_MAX;
+  if (!isExact || BigInt(value) !== BigInt(given) || value < least || value > most) {
+    throw new RefusedError(`${field}-out-of-range`, `${field} is ${inspect(given)}, allowed is an exact integer, ${least} to ${most}`);
+  }
+  return value;
+}
+
+// The event with the fields that the daemon reads, in their usual order and form.
+export function checked(event, kinds, metrics) {
+  const { type } = event;
+  if (!TYPES.includes(type)) {
+    throw new RefusedError('unknown-type', `type is ${inspect(type)}, allowed are like, unlike, count, set and reset`);
+  }
+  const result = { type, kind: aName(event.kind, 'kind', kinds), target_id: anId(event.target_id) };
+  if (type === 'like' || type === 'unlike') {
+    result.user_id = anId(event.user_id, 'user_id');
+  } else {
+    result.metric = aName(event.metric, 'metric', metrics);
+    if (result.metric === 'like') throw new RefusedError('unknown-metric', "metric is 'like': call like() and unlike() instead");
+  }
+  if (type === 'count') {
+    result.delta = integer(event.delta, 'delta', -DELTA_MAX, DELTA_MAX);
+    if (!isText(event.event_id) || [...event.event_id].length > EVENT_ID_MAX) {
+      const problem = `event_id is ${inspect(event.event_id)}, allowed is text of 1 to ${EVENT_ID_MAX} characters`;
+      throw new RefusedError('event-id-out-of-range', problem);
+    }
+    result.event_id = event.event_id;
+  }
+  if (type === 'set') result.value = integer(event.value, 'value', -VALUE_MAX, VALUE_MAX);
+  result.at = integer(event.at, 'at', 1, AT_MAX);
+  return result;
+}
+
+export function routingKeyOf(event, partitionBy) {
+  return partitionBy === 'user' && event.user_id !== undefined ? event.user_id : event.target_id;
+}
+
+// Microseconds since 1970. Two calls never get the same instant, and a small step back changes no order.
+export class Clock {
+  #last = 0;
+  #now;
+
+  constructor(now = () => Date.now() * 1_000) {
+    this.#now = now;
+  }
+
+  at() {
+    let now = this.#now();
+    // After a larger step back the clock was wrong before, and is right now.
+    if (now <= this.#last && this.#last - now < 1_000_000) now = this.#last + 1;
+    this.#last = now;
+    return now;
+  }
+}

@@ -1,0 +1,139 @@
+// Publishes likes and counts to tallyd, and reads the numbers.
+
+import { randomUUID } from 'node:crypto';
+import { RefusedError } from './errors.js';
+import { aName, anId, checked, Clock, routingKeyOf } from './events.js';
+import { Gateway } from './gateway.js';
+import { Publisher } from './publisher.js';
+import { Reader } from './reader.js';
+
+export * from './errors.js';
+
+// The daemon's defaults.
+const DEFAULTS = {
+  prefix: 'tally',
+  partitionBy: 'user',
+  keyPrefix: '',
+  bucketBits: 13,
+  deadlineMs: 5_000,
+  heartbeatS: 5,
+  inFlightMax: 1_000,
+};
+
+export class Tallyd {
+  #settings;
+  #metrics;
+  #clock = new Clock();
+  #publisher = null;
+  #gateway = null;
+  #reader = null;
+  #isClosed = false;
+
+  constructor(settings = {}) {
+    this.#settings = { ...DEFAULTS, ...settings };
+    const { partitionBy, keyPrefix, bucketBits, deadlineMs, metrics, gateway, token, redisUrl } = this.#settings;
+    if (!['user', 'target'].includes(partitionBy)) throw new TypeError(`partitionBy is ${partitionBy}, allowed are 'user' and 'target'`);
+    if (!(deadlineMs > 0)) throw new TypeError(`deadlineMs is ${deadlineMs}, allowed is a number above 0`);
+    this.#metrics = { like: 1, ...metrics };
+    if (gateway) this.#gateway = new Gateway(gateway, token, deadlineMs);
+    else if (redisUrl) this.#reader = new Reader(redisUrl, { keyPrefix, bucketBits, metrics: this.#metrics }, deadlineMs);
+  }
+
+  async close() {
+    this.#isClosed = true;
+    this.#gateway?.close();
+    this.#reader?.close();
+    await this.#publisher?.close();
+  }
+
+  // ---------------------------------------------------------------- publishing
+
+  async like(kind, targetId, userId, { at } = {}) {
+    return this.#publishNew({ type: 'like', kind, target_id: targetId, user_id: userId, at });
+  }
+
+  async unlike(kind, targetId, userId, { at } = {}) {
+    return this.#publishNew({ type: 'unlike', kind, target_id: targetId, user_id: userId, at });
+  }
+
+  async count(kind, targetId, metric, delta = 1, { eventId = randomUUID(), at } = {}) {
+    return this.#publishNew({ type: 'count', kind, target_id: targetId, metric, delta, event_id: eventId, at });
+  }
+
+  async set(kind, targetId, metric, value, { at } = {}) {
+    return this.#publishNew({ type: 'set', kind, target_id: targetId, metric, value, at });
+  }
+
+  async reset(kind, targetId, metric, { at } = {}) {
+    return this.#publishNew({ type: 'reset', kind, target_id: targetId, metric, at });
+  }
+
+  // Publishes an event again, for instance that of an error. With a new `at` it would be another event.
+  async publish(event) {
+    const { kinds, metrics, partitionBy } = this.#settings;
+    const known = checked(event, kinds, metrics && Object.keys(metrics));
+    await this.#connected().publish(known, routingKeyOf(known, partitionBy), Buffer.from(JSON.stringify(known)));
+    return known;
+  }
+
+  #publishNew(event) {
+    return this.publish({ ...event, at: event.at ?? this.#clock.at() });
+  }
+
+  #connected() {
+    if (this.#isClosed) throw new Error('the client is closed: make another one');
+    const { prefix, amqpUrl, deadlineMs, heartbeatS, inFlightMax } = this.#settings;
+    if (!amqpUrl) throw new TypeError('only RabbitMQ takes events: pass amqpUrl');
+    this.#publisher ??= new Publisher({ amqpUrl, exchange: `${prefix}.events`, deadlineMs, heartbeatS, inFlightMax });
+    return this.#publisher;
+  }
+
+  // ---------------------------------------------------------------- reading
+
+  // The number of each target, by the ids as they were given; null where it is unknown, which is not zero.
+  async counts(kind, targetIds, metric = 'like') {
+    const { given, ids } = this.#asked(kind, targetIds);
+    if (ids.length === 0) return new Map();
+    if (!this.#gateway && !Object.hasOwn(this.#metrics, metric)) {
+      throw new RefusedError('unknown-metric', `the code of '${metric}' is not known: pass metrics: { like: 1, ${metric}: CODE }`);
+    }
+    const reader = this.#gateway ?? this.#reader;
+    if (!reader) throw new TypeError('nothing to read from: pass redisUrl or gateway');
+    return asGiven(given, ids, await reader.counters(kind, ids, metric));
+  }
+
+  // Whether the user likes each target. Through the gateway alone.
+  async liked(kind, targetIds, userId) {
+    const { given, ids } = this.#asked(kind, targetIds);
+    return asGiven(given, ids, await this.#needsGateway().likes(kind, ids, anId(userId, 'user_id')));
+  }
+
+  // A board's members with rank and score. Through the gateway alone.
+  async board(name, { period, top = 100, around, radius } = {}) {
+    const asked = { period, top, around, radius };
+    const query = Object.fromEntries(Object.entries(asked).filter(([, value]) => value !== undefined));
+    return this.#needsGateway().get(`/v1/boards/${encodeURIComponent(name)}`, query);
+  }
+
+  #asked(kind, targetIds) {
+    aName(kind, 'kind', this.#settings.kinds);
+    const given = [...targetIds];
+    return { given, ids: given.map((id) => anId(id)) };
+  }
+
+  #needsGateway() {
+    if (!this.#gateway) throw new TypeError('only the gateway can read this: pass gateway');
+    return this.#gateway;
+  }
+}
+
+// For `await using`, where Node has it.
+if (Symbol.asyncDispose) {
+  Object.defineProperty(Tallyd.prototype, Symbol.asyncDispose, {
+    value() {
+      return this.close();
+    },
+  });
+}
+
+const asGiven = (given, ids, found) => new Map(given.map((key, place) => [key, found.get(ids[place]) ?? null]));

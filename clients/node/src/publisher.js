@@ -1,0 +1,255 @@
+// Publishing over one connection that lasts.
+//
+// An outer loop keeps a session and connects again when it ends. A session is one connection with one channel in confirm mode. A publish
+// waits for a session, sends the message and waits for its confirm. If the session ends before, the publish sends the same body again in
+// the next session, until its deadline.
+
+import amqp from 'amqplib';
+import { NackedError, RejectedError, ReturnedError, UnconfirmedError } from './errors.js';
+import { Call, Late, Limit, taken, within } from './waiting.js';
+
+const PAUSE_MIN_MS = 100;
+// A publish that has just begun must not wait for most of its deadline.
+const PAUSE_MAX_MS = 1_000;
+const CLOSE_MS = 1_000;
+
+class Nack extends Error {}
+class Return extends Error {}
+// The session ended: the message can have arrived.
+class Lost extends Error {}
+
+// One connection. It ends at the first failure, and is never used again.
+class Session {
+  blocked = null;
+  #connection;
+  #channel;
+  #silenceMs;
+  #error = null;
+  #onEnd = null;
+  #returned = new Map();
+  #pending = new Set();
+  #published = 0;
+  #heardAt = 0;
+  #watch = null;
+
+  static async open(url, silenceMs) {
+    const session = new Session();
+    session.#silenceMs = silenceMs;
+    session.#connection = await amqp.connect(url, { timeout: silenceMs, noDelay: true });
+    const failed = (error) => session.#fail(error);
+    session.#connection.on('error', failed).on('close', () => failed(new Error('the connection was closed')));
+    session.#connection.on('blocked', (reason) => (session.blocked = reason || 'no reason given'));
+    session.#connection.on('unblocked', () => Object.assign(session, { blocked: null }).#heard());
+    try {
+      const late = `RabbitMQ did not open a channel in ${silenceMs} ms`;
+      session.#channel = await within(session.#connection.createConfirmChannel(), silenceMs, late);
+    } catch (error) {
+      session.abort(error);
+      throw error;
+    }
+    session.#channel.on('error', failed).on('close', () => failed(new Error('the channel was closed')));
+    session.#channel.on('return', ({ fields, properties }) => session.#returned.set(properties.messageId, fields.replyText));
+    return session;
+  }
+
+  // Resolves with the error that ended it. To be asked for once.
+  ended() {
+    return new Promise((resolve) => {
+      if (this.#error) resolve(this.#error);
+      else this.#onEnd = resolve;
+    });
+  }
+
+  async publish(call, exchange, routingKey, body) {
+    if (this.#error) throw this.#lost();
+    this.#published += 1;
+    // The broker sends a returned message back with its properties: by `messageId` it is told apart.
+    const messageId = String(this.#published);
+    const options = { contentType: 'application/json', persistent: true, mandatory: true, messageId };
+    if (this.#pending.size === 0) this.#heard();
+    this.#watch ??= this.#watchIn(this.#silenceMs);
+    await call.wait(this.#pending, (entry) => {
+      const confirmed = (error) => this.#confirmed(entry, messageId, error);
+      this.#channel.publish(exchange, routingKey, body, options, confirmed);
+    });
+  }
+
+  #confirmed(entry, messageId, error) {
+    this.#heard();
+    this.#pending.delete(entry);
+    // It comes before the confirm.
+    const returned = this.#returned.get(messageId);
+    this.#returned.delete(messageId);
+    if (returned !== undefined) entry.reject(new Return(returned));
+    else if (!error) entry.resolve();
+    else if (error.message === 'message nacked') entry.reject(new Nack(error.message));
+    // The channel was closed, and says first why.
+    else entry.reject(this.#lost(error));
+  }
+
+  #lost(error) {
+    const cause = this.#error ?? error;
+    return new Lost(cause.message, { cause });
+  }
+
+  #heard() {
+    this.#heardAt = performance.now();
+  }
+
+  // A slow broker confirms now and then. One that confirms nothing has stalled, and its connection is given up.
+  #watchIn(ms) {
+    return setTimeout(() => {
+      this.#watch = null;
+      if (this.#pending.size === 0 || this.#error) return;
+      const silentMs = performance.now() - this.#heardAt;
+      if (this.blocked !== null) this.#watch = this.#watchIn(this.#silenceMs);
+      else if (silentMs < this.#silenceMs) this.#watch = this.#watchIn(this.#silenceMs - silentMs + 1);
+      else this.abort(new Error(`RabbitMQ confirmed nothing for ${Math.round(silentMs)} ms`));
+    }, ms).unref();
+  }
+
+  #fail(error) {
+    if (this.#error) return;
+    this.#end(error);
+    this.#leave();
+  }
+
+  #end(error) {
+    this.#error ??= error;
+    clearTimeout(this.#watch);
+    for (const entry of taken(this.#pending)) entry.reject(this.#lost());
+    this.#onEnd?.(this.#error);
+  }
+
+  // Says goodbye, if the broker listens.
+  async #leave() {
+    try {
+      await within(this.#connection.close(), CLOSE_MS);
+    } catch (error) {
+      this.#destroy(error);
+    }
+  }
+
+  #destroy(error) {
+    this.#connection.connection.stream.destroy(error);
+  }
+
+  // Ends the connection without waiting for the broker.
+  abort(error) {
+    this.#destroy(error);
+    this.#fail(error);
+  }
+
+  async close() {
+    this.#end(new Error('the client was closed'));
+    await this.#leave();
+  }
+}
+
+export class Publisher {
+  #settings;
+  #silenceMs;
+  #limit;
+  #session = null;
+  #waiting = new Set();
+  #lastError = null;
+  #isClosed = false;
+
+  constructor({ amqpUrl, exchange, deadlineMs, heartbeatS, inFlightMax }) {
+    const url = new URL(amqpUrl);
+    if (!url.searchParams.has('heartbeat')) url.searchParams.set('heartbeat', heartbeatS);
+    this.#settings = { url: url.href, exchange, deadlineMs };
+    // Half of the deadline finds a broker that has stalled. The other half is for the next connection.
+    this.#silenceMs = deadlineMs / 2;
+    this.#limit = new Limit(inFlightMax);
+    this.#keepConnected();
+  }
+
+  async #keepConnected() {
+    let pauseMs = PAUSE_MIN_MS;
+    while (!this.#isClosed) {
+      try {
+        const session = await Session.open(this.#settings.url, this.#silenceMs);
+        if (this.#isClosed) return await session.close();
+        this.#session = session;
+        pauseMs = PAUSE_MIN_MS;
+        for (const entry of taken(this.#waiting)) entry.resolve();
+        this.#lastError = await session.ended();
+      } catch (error) {
+        this.#lastError = error;
+      }
+      this.#session = null;
+      // It keeps no process alive: who waits for a confirm has a timer that does.
+      await new Promise((resolve) => setTimeout(resolve, pauseMs * (0.5 + Math.random() / 2)).unref());
+      pauseMs = Math.min(pauseMs * 2, PAUSE_MAX_MS);
+    }
+  }
+
+  // Resolves once the broker has the event on disk, in a queue.
+  async publish(event, routingKey, body) {
+    const call = new Call(this.#settings.deadlineMs);
+    try {
+      await this.#untilConfirmed(call, routingKey, body);
+    } catch (error) {
+      throw this.#explained(error, event);
+    } finally {
+      call.end();
+    }
+  }
+
+  async #untilConfirmed(call, routingKey, body) {
+    await this.#limit.enter(call);
+    try {
+      while (true) {
+        while (!this.#session) await call.wait(this.#waiting);
+        const error = await this.#tried(this.#session, call, routingKey, body);
+        if (!error) return;
+        this.#lastError = error;
+        // The outer loop takes the session away meanwhile.
+        await new Promise((resolve) => setImmediate(resolve));
+      }
+    } finally {
+      this.#limit.leave();
+    }
+  }
+
+  // The error for which the next session can help.
+  async #tried(session, call, routingKey, body) {
+    try {
+      await session.publish(call, this.#settings.exchange, routingKey, body);
+      return null;
+    } catch (error) {
+      if (!(error instanceof Lost) || [403, 404].includes(error.cause?.code)) throw error;
+      return error;
+    }
+  }
+
+  #explained(error, event) {
+    const { exchange, deadlineMs } = this.#settings;
+    if (error instanceof Late) {
+      const blocked = this.#session?.blocked;
+      const why = blocked ? `RabbitMQ blocks publishers: ${blocked}` : (this.#lastError?.message ?? 'no answer');
+      const message = `RabbitMQ did not confirm the event in ${deadlineMs} ms (${why}). It can have arrived: publish \`event\` again, which is safe`;
+      return new UnconfirmedError(message, event, { cause: this.#lastError });
+    }
+    if (error instanceof Nack) {
+      const message = 'RabbitMQ rejected the event (nack): a queue is full or failed. Look at the queues, then publish `event` again';
+      return new NackedError(message, event);
+    }
+    if (error instanceof Return) {
+      const message = `no queue takes the event (${error.message}): exchange ${exchange} has no binding for it. Start the daemon once, which declares the queues, then publish \`event\` again`;
+      return new ReturnedError(message, event);
+    }
+    if (error.cause?.code === 404) {
+      const message = `${error.message}. Start the daemon once, which declares the exchange, and check \`prefix\`; then publish \`event\` again`;
+      return new ReturnedError(message, event, { cause: error });
+    }
+    const message = `${error.message}. Permit the account to write to ${exchange}, then publish \`event\` again`;
+    return new RejectedError(message, event, { cause: error });
+  }
+
+  async close() {
+    this.#isClosed = true;
+    await this.#session?.close();
+  }
+}

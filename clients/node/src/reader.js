@@ -1,0 +1,66 @@
+// Reading numbers from Redis.
+
+import { createClient } from 'redis';
+import { bucketOf, keyOf, numbersIn } from './counters.js';
+import { ReadError } from './errors.js';
+import { within } from './waiting.js';
+
+export class Reader {
+  #url;
+  #layout;
+  #timeoutMs;
+  #redis = null;
+
+  constructor(url, layout, timeoutMs) {
+    this.#url = url;
+    this.#layout = layout;
+    this.#timeoutMs = timeoutMs;
+  }
+
+  async counters(kind, targetIds, metric) {
+    try {
+      const redis = await this.#connected();
+      // Commands that are called without waiting between them are sent together.
+      const asked = targetIds.map((id) => redis.hmGet(keyOf(this.#layout, bucketOf(this.#layout, kind, id)), ['_', id]));
+      const answers = await this.#within(Promise.all(asked));
+      const { numbers, missing } = numbersIn(this.#layout, kind, metric, targetIds, answers);
+      // The daemon loads them then. Reading must not fail for it, for instance on a replica.
+      if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}tally:missing`, missing)).catch(() => {});
+      return new Map(targetIds.map((id, place) => [id, numbers[place]]));
+    } catch (error) {
+      // What no longer answers is not asked again: the next call connects.
+      if (!this.#redis?.isReady || error.isLate) this.close();
+      const message = `Redis did not answer (${error.message}): treat the numbers as unknown, and check that it runs`;
+      throw new ReadError(message, { cause: error });
+    }
+  }
+
+  async #connected() {
+    if (!this.#redis) {
+      // A call that finds no connection fails, and is not kept for later.
+      const socket = { connectTimeout: this.#timeoutMs };
+      this.#redis = createClient({ url: this.#url, disableOfflineQueue: true, socket });
+      // Calls report their own errors.
+      this.#redis.on('error', () => {});
+      this.#redis.connect().catch(() => {});
+    }
+    const redis = this.#redis;
+    if (!redis.isReady) {
+      const ready = new Promise((resolve, reject) => redis.once('ready', resolve).once('error', reject));
+      await this.#within(ready);
+    }
+    return redis;
+  }
+
+  #within(promise) {
+    return within(promise, this.#timeoutMs).catch((error) => {
+      throw Object.assign(error, { isLate: true });
+    });
+  }
+
+  close() {
+    const redis = this.#redis;
+    this.#redis = null;
+    if (redis?.isOpen) redis.destroy();
+  }
+}

@@ -1,0 +1,79 @@
+// Waiting with an end.
+
+export class Late extends Error {}
+
+// The promise, or an error where it takes longer.
+export function within(promise, timeoutMs, message) {
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Late(message ?? `no answer in ${timeoutMs} ms`)), timeoutMs);
+  });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+}
+
+// A call with a deadline. It waits for one thing at a time, and leaves nothing behind when it is late: an outage can be long.
+export class Call {
+  isLate = false;
+  #cancel = null;
+  #timer;
+
+  constructor(timeoutMs) {
+    this.#timer = setTimeout(() => {
+      this.isLate = true;
+      this.#cancel?.();
+    }, timeoutMs);
+  }
+
+  // Waits until the entry in the set is resolved. `begin` gets the entry.
+  wait(waiting, begin = () => {}) {
+    return new Promise((resolve, reject) => {
+      const entry = { resolve, reject };
+      const leave = (error) => {
+        waiting.delete(entry);
+        reject(error);
+      };
+      if (this.isLate) return reject(new Late('late'));
+      waiting.add(entry);
+      this.#cancel = () => leave(new Late('late'));
+      try {
+        begin(entry);
+      } catch (error) {
+        leave(error);
+      }
+    });
+  }
+
+  end() {
+    clearTimeout(this.#timer);
+    this.#cancel = null;
+  }
+}
+
+// Takes all entries out of the set.
+export function taken(waiting) {
+  const entries = [...waiting];
+  waiting.clear();
+  return entries;
+}
+
+// Lets a number of callers in; others wait for their turn.
+export class Limit {
+  #free;
+  #waiting = new Set();
+
+  constructor(max) {
+    this.#free = max;
+  }
+
+  async enter(call) {
+    if (this.#free > 0) this.#free -= 1;
+    else await call.wait(this.#waiting);
+  }
+
+  leave() {
+    const [next] = this.#waiting;
+    this.#waiting.delete(next);
+    if (next) next.resolve();
+    else this.#free += 1;
+  }
+}
