@@ -96,7 +96,7 @@ impl Example {
         stdout(&output)
     }
 
-    fn interpreter(self) -> Command {
+    pub fn interpreter(self) -> Command {
         match self {
             Self::Python => {
                 // Debian's own Python, which sees Debian's packages.

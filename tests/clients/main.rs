@@ -6,6 +6,7 @@
 mod example;
 mod failing;
 mod living;
+mod packages;
 mod quickstart;
 mod stalling;
 mod vectors;

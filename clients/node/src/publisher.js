@@ -35,7 +35,9 @@ class Session {
   static async open(url, silenceMs) {
     const session = new Session();
     session.#silenceMs = silenceMs;
-    session.#connection = await amqp.connect(url, { timeout: silenceMs, noDelay: true });
+    session.#connection = await amqp.connect(url, { timeout: silenceMs, noDelay: true }).catch((error) => {
+      throw error.message === 'connect ETIMEDOUT' ? new Error(`RabbitMQ did not open the connection in ${silenceMs} ms`) : error;
+    });
     const failed = (error) => session.#fail(error);
     session.#connection.on('error', failed).on('close', () => failed(new Error('the connection was closed')));
     session.#connection.on('blocked', (reason) => (session.blocked = reason || 'no reason given'));

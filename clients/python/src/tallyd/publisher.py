@@ -64,17 +64,19 @@ class _Session:
         self._published = 0
         self._heard_at = 0.0
         self._watch: Optional[asyncio.TimerHandle] = None
-        self._connection = AsyncioConnection(
-            parameters,
-            on_open_callback=self._on_open,
-            on_open_error_callback=lambda _, error: self._end(_as_error(error)),
-            on_close_callback=lambda _, error: self._end(_as_error(error)),
-            custom_ioloop=self._loop,
-        )
+        self._connection: Any = None
+        self._workflow: Any = AsyncioConnection.create_connection([parameters], self._on_connected, custom_ioloop=self._loop)
 
     # ------------------------------------------------------------------ opening
 
-    def _on_open(self, connection: Any) -> None:
+    def _on_connected(self, result: Any) -> None:
+        self._workflow = None
+        if not isinstance(result, AsyncioConnection):
+            return self._end(_as_error(result))
+        self._connection = connection = result
+        if self.ended.done():
+            return self.abort(self.ended.result())
+        connection.add_on_close_callback(lambda _, error: self._end(_as_error(error)))
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(lambda *_: self._on_unblocked())
         connection.channel(on_open_callback=self._on_channel)
@@ -178,20 +180,19 @@ class _Session:
     def abort(self, error: Exception) -> None:
         """Ends the connection without waiting for the broker."""
         self._end(error)
-        if self._connection.is_closed:
-            return
         try:
-            if self._connection.is_open and not isinstance(error, ChannelClosedByBroker):
+            if self._workflow is not None:
+                self._workflow.abort()
+            elif self._connection is not None and self._connection.is_open:
+                # pika's own close() waits for the broker.
                 self._connection._terminate_stream(error)
-            elif not self._connection.is_closing:
-                self._connection.close()
         except Exception as failed:
             LOG.debug("close a connection that failed: %r", failed)
 
     async def close(self) -> None:
         """Says goodbye, if the broker listens."""
         closed = ConnectionError("the client was closed")
-        if self.ended.done() or not self._connection.is_open:
+        if self.ended.done() or self._connection is None or not self._connection.is_open:
             return self.abort(closed)
         self._connection.close()
         try:
@@ -225,7 +226,8 @@ class Publisher:
         self._parameters.connection_attempts = 1
         # Half of the deadline finds a broker that has stalled. The other half is for the next connection.
         self._silence_s = deadline_s / 2
-        self._parameters.socket_timeout = self._parameters.stack_timeout = self._silence_s
+        # The session has a limit of its own.
+        self._parameters.socket_timeout = self._parameters.stack_timeout = None
         self._exchange = exchange
         self._deadline_s = deadline_s
         self._loop = asyncio.get_running_loop()

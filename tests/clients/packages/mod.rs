@@ -1,0 +1,190 @@
+//! The packages under clients/: built, installed from what was built, and used from an empty folder.
+
+mod scenario;
+mod unit;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin};
+use tokio::sync::oneshot;
+
+use super::common::{stderr, stdout};
+use super::example::Example;
+
+/// A package, and how it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Package {
+    Threads,
+    Asyncio,
+    Node,
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs it to a good end.
+fn run(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}{}", stdout(&output), stderr(&output));
+    stdout(&output)
+}
+
+/// Builds Python's wheel and installs it. Everything else is Debian's.
+fn install_python(folder: &Path) {
+    // Building writes into the sources.
+    let sources = folder.join("sources");
+    run(Command::new("cp").args(["-r", "clients/python"]).arg(&sources).current_dir(root()));
+    let pip = |arguments: &[&str]| {
+        let mut command = Example::Python.interpreter();
+        run(command.args(["-m", "pip", "--quiet", "--disable-pip-version-check"]).args(arguments).current_dir(folder));
+    };
+    pip(&["wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "wheels", "./sources"]);
+    let wheel = "wheels/tallyd-0.1.0-py3-none-any.whl";
+    pip(&["install", "--no-index", "--no-deps", "--target", "installed", wheel]);
+    assert!(folder.join("installed/tallyd/py.typed").exists(), "the wheel is without its types");
+}
+
+/// Packs Node's tarball and installs it, beside the libraries that dev/test has installed.
+fn install_node(folder: &Path) {
+    let libraries = root().join("target/clients/node_modules");
+    assert!(libraries.exists(), "what clients/node needs is missing: run dev/test");
+    run(Command::new("npm")
+        .args(["pack", "--silent", "--pack-destination"])
+        .arg(folder)
+        .arg(root().join("clients/node"))
+        .current_dir(folder));
+    run(Command::new("cp").arg("-al").arg(libraries).arg(folder));
+    fs::write(folder.join("package.json"), "{\"private\": true}").unwrap();
+    let options = ["install", "--offline", "--no-save", "--no-audit", "--no-fund", "--silent"];
+    run(Command::new("npm").args(options).arg("./tallyd-0.1.0.tgz").current_dir(folder));
+    assert!(folder.join("node_modules/tallyd/src/index.d.ts").exists(), "the tarball is without its types");
+}
+
+impl Package {
+    /// For the world's name.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Asyncio => "asyncio",
+            Self::Node => "node",
+        }
+    }
+
+    /// A new user's folder, in which the package is installed.
+    fn install(self) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        match self {
+            Self::Threads | Self::Asyncio => install_python(folder.path()),
+            Self::Node => install_node(folder.path()),
+        }
+        folder
+    }
+
+    /// Starts a program that uses the package.
+    fn start(self, folder: &Path) -> Driver {
+        let drivers = root().join("tests/clients/packages");
+        let mut command = match self {
+            Self::Threads | Self::Asyncio => {
+                let mut python = Example::Python.interpreter();
+                python.arg(drivers.join("driver.py")).arg(self.name()).env("PYTHONPATH", folder.join("installed"));
+                python
+            }
+            Self::Node => {
+                // A module is looked for from where the program is.
+                let program = folder.join("driver.mjs");
+                fs::copy(drivers.join("driver.mjs"), &program).unwrap();
+                let mut node = Command::new("node");
+                node.arg(program);
+                node
+            }
+        };
+        Driver::start(command.current_dir(folder))
+    }
+}
+
+type Answers = Arc<Mutex<HashMap<u64, oneshot::Sender<Value>>>>;
+
+/// A program that uses the package, by what it is told line by line.
+pub struct Driver {
+    child: Child,
+    orders: tokio::sync::Mutex<(ChildStdin, u64)>,
+    answers: Answers,
+}
+
+/// An error of the package.
+#[derive(Debug)]
+pub struct Failure {
+    pub class: String,
+    pub message: String,
+    pub event: Value,
+}
+
+impl Driver {
+    fn start(command: &mut Command) -> Self {
+        let command = std::mem::replace(command, Command::new("true"));
+        let mut command = tokio::process::Command::from(command);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("start the driver");
+        let orders = tokio::sync::Mutex::new((child.stdin.take().unwrap(), 0));
+        let answers = Answers::default();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let waiting = Arc::clone(&answers);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                let answer: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+                let asked = waiting.lock().unwrap().remove(&answer["id"].as_u64().unwrap()).unwrap();
+                let _ = asked.send(answer);
+            }
+            // Nobody waits for a program that has ended.
+            waiting.lock().unwrap().clear();
+        });
+        Self { child, orders, answers }
+    }
+
+    /// Calls a method. Calls of several tasks run at the same time.
+    pub async fn call(&self, method: &str, with: Value, options: Value) -> Result<Value, Failure> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut orders = self.orders.lock().await;
+            orders.1 += 1;
+            let id = orders.1;
+            self.answers.lock().unwrap().insert(id, answer);
+            let order = json!({"id": id, "do": method, "with": with, "options": options});
+            orders.0.write_all(format!("{order}\n").as_bytes()).await.unwrap();
+        }
+        let mut answer = answered.await.unwrap_or_else(|_| panic!("the driver ended during {method}"));
+        if let Some(class) = answer["error"].as_str() {
+            let message = answer["message"].as_str().unwrap().to_owned();
+            return Err(Failure { class: class.to_owned(), message, event: answer["event"].take() });
+        }
+        Ok(answer["value"].take())
+    }
+
+    /// The same, where nothing may fail.
+    pub async fn done(&self, method: &str, with: Value) -> Value {
+        self.call(method, with.clone(), json!({}))
+            .await
+            .unwrap_or_else(|failure| panic!("{method} {with}: {failure:?}"))
+    }
+
+    /// The same, where it must fail.
+    pub async fn fails(&self, method: &str, with: Value) -> Failure {
+        let called = self.call(method, with.clone(), json!({})).await;
+        called.expect_err(&format!("{method} {with} did not fail"))
+    }
+
+    /// Closes the client and ends the program, which must not hang.
+    pub async fn close(self) {
+        let Self { mut child, orders, .. } = self;
+        drop(orders);
+        let ended = tokio::time::timeout(super::common::DEADLINE, child.wait()).await;
+        assert!(ended.expect("the driver did not end").unwrap().success());
+    }
+}

@@ -1,0 +1,302 @@
+//! One scenario for all packages, against real servers and the real daemon, with servers that stall, die and reject. In the end rows,
+//! counters and Redis have each click once.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions};
+use lapin::types::{AMQPValue, FieldTable};
+use redis::AsyncCommands;
+use serde_json::{Value, json};
+use sqlx::Row;
+
+use super::{Driver, Failure, Package};
+use crate::common::proxy::Proxy;
+use crate::common::{World, eventually, lose};
+use crate::stalling::{Stall, Stalling};
+
+/// For calls that must work, on a loaded machine too. Half of it finds a broker that has stalled.
+const DEADLINE_S: u64 = 8;
+/// For calls that must fail.
+const SHORT_S: u64 = 1;
+/// What a loaded machine may need beside that.
+const SLACK: Duration = Duration::from_secs(20);
+const ALL: usize = usize::MAX;
+
+/// A package on a world, and who likes what in the end.
+struct Site {
+    world: World,
+    driver: Driver,
+    likes: BTreeSet<(i64, i64)>,
+}
+
+impl Site {
+    async fn open(&self, amqp: &str, redis: &str, deadline_s: u64) {
+        let config = &self.world.config;
+        let options = json!({
+            "amqp_url": amqp, "redis_url": redis, "prefix": self.world.name, "key_prefix": config.redis.key_prefix,
+            "bucket_bits": config.redis.bucket_bits, "metrics": {"like": 1, "view": 2}, "deadline_s": deadline_s,
+        });
+        self.driver.call("open", json!([]), options).await.unwrap();
+    }
+
+    fn amqp(&self) -> &str {
+        self.world.api.amqp.url.expose()
+    }
+
+    fn redis(&self) -> &str {
+        self.world.api.redis.url.expose()
+    }
+
+    async fn like(&mut self, target: i64, user: i64) {
+        self.driver.done("like", json!(["video", target, user])).await;
+        self.likes.insert((target, user));
+    }
+
+    async fn unlike(&mut self, target: i64, user: i64) {
+        self.driver.done("unlike", json!(["video", target, user])).await;
+        self.likes.remove(&(target, user));
+    }
+
+    async fn numbers(&self, targets: &[i64], metric: &str) -> Vec<Value> {
+        let read = self.driver.done("counts", json!(["video", targets, metric])).await;
+        let pairs = read.as_array().unwrap();
+        assert!(pairs.iter().map(|pair| pair[0].as_i64().unwrap()).eq(targets.iter().copied()), "{read}");
+        pairs.iter().map(|pair| pair[1].clone()).collect()
+    }
+}
+
+fn assert_is(failure: &Failure, class: &str, says: &str) {
+    assert!(failure.class == class && failure.message.contains(says), "{failure:?} is no {class} with {says}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_python_package_loses_no_click_and_counts_none_twice() {
+    from_the_first_event_to_the_last(Package::Threads).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_asyncio_package_loses_no_click_and_counts_none_twice() {
+    from_the_first_event_to_the_last(Package::Asyncio).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_node_package_loses_no_click_and_counts_none_twice() {
+    from_the_first_event_to_the_last(Package::Node).await;
+}
+
+async fn from_the_first_event_to_the_last(package: Package) {
+    let folder = package.install();
+    let world = World::new(&format!("package_{}", package.name()), "[metrics]\nlike = 1\nview = 2").await;
+    let mut site = Site { driver: package.start(folder.path()), world, likes: BTreeSet::new() };
+    site.open(site.amqp(), site.redis(), DEADLINE_S).await;
+    let rejected = rejected(&site).await;
+
+    let daemon = site.world.daemon();
+    daemon.logged("\"consuming\"").await;
+    assert!(site.world.tallyd(&["reconcile"]).status.success());
+    // What was rejected is published again, as it is.
+    for failure in &rejected {
+        site.driver.done("publish", json!([failure.event])).await;
+    }
+    site.likes.insert((1, 1));
+    clicks(&mut site).await;
+    if package == Package::Threads {
+        assert_eq!(site.driver.done("fork", json!([])).await, 0, "the fork's like");
+    }
+    lost_confirms(&mut site).await;
+    dead_and_silent_brokers(&mut site).await;
+    reading(&mut site).await;
+    end(&site, package).await;
+    site.driver.close().await;
+    assert!(daemon.stop().success());
+    site.world.close().await;
+}
+
+/// No exchange, no queue, and a queue that is full.
+async fn rejected(site: &Site) -> Vec<Failure> {
+    let like = || site.driver.fails("like", json!(["video", 1, 1]));
+    let link = site.world.broker.connect("test").await.unwrap();
+    let none = like().await;
+    assert_is(&none, "ReturnedError", "no exchange");
+    let exchange = site.world.broker.exchange();
+    let (durable, kind) = (ExchangeDeclareOptions { durable: true, ..Default::default() }, lapin::ExchangeKind::Topic);
+    let none_yet = FieldTable::default;
+    link.channel.exchange_declare(exchange.clone().into(), kind, durable, none_yet()).await.unwrap();
+    let returned = like().await;
+    assert_is(&returned, "ReturnedError", "no queue takes the event (NO_ROUTE)");
+
+    let queue = format!("{}.full", site.world.name);
+    let mut full = FieldTable::default();
+    full.insert("x-max-length".into(), AMQPValue::LongInt(0));
+    full.insert("x-overflow".into(), AMQPValue::LongString("reject-publish".into()));
+    link.channel.queue_declare(queue.clone().into(), QueueDeclareOptions::default(), full).await.unwrap();
+    let options = QueueBindOptions::default();
+    let binding = link.channel.queue_bind(queue.clone().into(), exchange.into(), "#".into(), options, none_yet());
+    binding.await.unwrap();
+    let nacked = like().await;
+    assert_is(&nacked, "NackedError", "nack");
+    link.channel.queue_delete(queue.into(), QueueDeleteOptions::default()).await.unwrap();
+    vec![none, returned, nacked]
+}
+
+/// Double clicks, second thoughts, counts that come twice, and what is refused.
+async fn clicks(site: &mut Site) {
+    for user in 1..=30 {
+        site.likes.insert((42, user));
+    }
+    // Each of them twice, all at the same time.
+    let clicks = (0..60).map(|click| site.driver.done("like", json!(["video", 42, click % 30 + 1])));
+    join_all(clicks).await;
+    site.unlike(42, 7).await;
+    site.like(43, 9_007_199_254_740_991).await;
+    site.driver.done("like", json!(["video", "9223372036854775807", "9007199254740993"])).await;
+    site.likes.insert((i64::MAX, 9_007_199_254_740_993));
+
+    join_all((0..10).map(|_| site.driver.done("count", json!(["video", 42, "view"])))).await;
+    let count = site.driver.call("count", json!(["video", 42, "view", 5]), json!({"event_id": "five"})).await.unwrap();
+    site.driver.done("publish", json!([count])).await;
+    for (method, with, reason) in [
+        ("like", json!(["video", 0, 1]), "target-id-out-of-range"),
+        ("like", json!(["video", 1, 1.5]), "user-id-out-of-range"),
+        ("count", json!(["video", 1, "share"]), "unknown-metric"),
+        ("publish", json!([{"type": "flip"}]), "unknown-type"),
+    ] {
+        assert_is(&site.driver.fails(method, with).await, "RefusedError", reason);
+    }
+}
+
+/// A broker takes an event and its confirm never comes.
+async fn lost_confirms(site: &mut Site) {
+    let began = Instant::now();
+    let once = Stalling::before(site.amqp(), Stall { after: "target_id", callers: 1 }).await;
+    site.open(&once.url, site.redis(), DEADLINE_S).await;
+    site.like(44, 1).await;
+    let count = site.driver.call("count", json!(["video", 44, "view"]), json!({})).await.unwrap();
+    assert_eq!(count["delta"], 1);
+    assert_eq!((once.stalled(), once.callers()), (1, 2), "a connection that answers is kept");
+    assert!(began.elapsed() < Duration::from_secs(DEADLINE_S) + SLACK);
+
+    let always = Stalling::before(site.amqp(), Stall { after: "target_id", callers: ALL }).await;
+    site.open(&always.url, site.redis(), SHORT_S).await;
+    let late = site.driver.fails("like", json!(["video", 45, 1])).await;
+    assert_is(&late, "UnconfirmedError", "confirmed nothing for");
+    let counted = site.driver.fails("count", json!(["video", 45, "view", 3])).await;
+    assert_is(&counted, "UnconfirmedError", "publish `event` again");
+
+    // The user changes his mind, and then the first click is sent again.
+    site.open(site.amqp(), site.redis(), DEADLINE_S).await;
+    site.unlike(45, 1).await;
+    for event in [&late.event, &counted.event, &late.event] {
+        assert_eq!(&site.driver.done("publish", json!([event])).await, event);
+    }
+}
+
+async fn dead_and_silent_brokers(site: &mut Site) {
+    // Not even the first word is answered.
+    let silent = Stalling::before(site.amqp(), Stall { after: "AMQP", callers: ALL }).await;
+    site.open(&silent.url, site.redis(), SHORT_S).await;
+    let began = Instant::now();
+    assert_is(&site.driver.fails("like", json!(["video", 46, 1])).await, "UnconfirmedError", "did not open");
+    assert!((Duration::from_secs(SHORT_S)..Duration::from_secs(SHORT_S) + SLACK).contains(&began.elapsed()));
+
+    let (proxy, url) = Proxy::before(site.amqp()).await;
+    let broker = crate::common::proxy::behind(&proxy.address.to_string());
+    site.open(&url, site.redis(), DEADLINE_S).await;
+    site.like(46, 2).await;
+    // It dies while clicks are under way, and comes back before they are late.
+    let under_way = (3..=40).map(|user| site.driver.done("like", json!(["video", 46, user])));
+    let dies = async {
+        proxy.fail();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        proxy.lead(broker.clone());
+    };
+    tokio::join!(join_all(under_way), dies);
+    site.likes.extend((3..=40).map(|user| (46, user)));
+    // Its connections go again and again.
+    for user in 41..=45 {
+        proxy.cut();
+        site.like(46, user).await;
+    }
+
+    site.open(&url, site.redis(), SHORT_S).await;
+    proxy.fail();
+    let away = site.driver.fails("like", json!(["video", 46, 46])).await;
+    assert_is(&away, "UnconfirmedError", "publish `event` again");
+    proxy.lead(broker);
+    // The client has connected again by itself.
+    eventually("the broker is back", || async {
+        site.driver.call("publish", json!([away.event]), json!({})).await.is_ok()
+    })
+    .await;
+    site.likes.insert((46, 46));
+}
+
+/// Unknown is not zero, and a Redis that fails gives no number.
+async fn reading(site: &mut Site) {
+    let views = [42, 43, 44, 45];
+    let (proxy, url) = Proxy::before(site.redis()).await;
+    let redis = crate::common::proxy::behind(&proxy.address.to_string());
+    site.open(site.amqp(), &url, DEADLINE_S).await;
+    eventually("the views are in Redis", || async {
+        site.numbers(&views, "view").await == [json!(15), json!(0), json!(1), json!(3)]
+    })
+    .await;
+
+    let missing = site.world.cache.keys.missing();
+    let () = site.world.redis().await.unlink(&missing).await.unwrap();
+    lose(&site.world).await;
+    assert_eq!(site.numbers(&views, "view").await, [json!(null), json!(null), json!(null), json!(null)]);
+    let noted: BTreeSet<String> = site.world.redis().await.smembers(&missing).await.unwrap();
+    let keys = &site.world.cache.keys;
+    let expected = views.map(|id| {
+        let target = crate::common::target(u64::try_from(id).unwrap());
+        keys.bucket_name("video", keys.bucket(target))
+    });
+    assert_eq!(noted, BTreeSet::from(expected));
+    assert!(site.world.tallyd(&["reconcile"]).status.success());
+    assert_eq!(site.numbers(&views, "view").await[0], 15);
+
+    proxy.fail();
+    assert_is(&site.driver.fails("counts", json!(["video", [42], "view"])).await, "ReadError", "unknown");
+    // Publishing needs no Redis.
+    site.like(47, 1).await;
+    proxy.lead(redis);
+    eventually("Redis is back", || async {
+        site.driver.call("counts", json!(["video", [42], "view"]), json!({})).await.is_ok()
+    })
+    .await;
+
+    site.open(site.amqp(), &url, SHORT_S).await;
+    assert_eq!(site.numbers(&[44], "view").await, [json!(1)]);
+    proxy.silence();
+    assert_is(&site.driver.fails("counts", json!(["video", [42], "view"])).await, "ReadError", "unknown");
+    proxy.clear();
+    // An answer that comes late is nobody else's.
+    assert_eq!(site.numbers(&[44, 42], "view").await, [json!(1), json!(15)]);
+}
+
+/// Rows, counters and Redis.
+async fn end(site: &Site, package: Package) {
+    let world = &site.world;
+    world.drained(&world.publisher().await).await;
+    let rows = sqlx::query("SELECT target_id, user_id FROM like_record WHERE kind = 1 AND is_del = 0");
+    let rows = rows.fetch_all(&world.pool).await.unwrap();
+    let id = |row: &sqlx::mysql::MySqlRow, place| i64::try_from(row.get::<u64, _>(place)).unwrap();
+    let mut rows: BTreeSet<(i64, i64)> = rows.iter().map(|row| (id(row, 0), id(row, 1))).collect();
+    let forked: Vec<(i64, i64)> = rows.extract_if((77, 0)..(78, 0), |_| true).collect();
+    assert_eq!(forked.len(), usize::from(package == Package::Threads));
+    assert_eq!(rows, site.likes);
+    assert_eq!(world.count("SELECT COUNT(*) FROM dead_letter").await, 0);
+    let views = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2";
+    assert_eq!(world.count(views).await, 19);
+
+    assert!(world.tallyd(&["reconcile"]).status.success());
+    let report = world.report(&["reconcile", "--dry-run"]);
+    assert_eq!((&report["drifted"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
+    assert_eq!(site.numbers(&[1, 42, 43, 44, 45], "like").await, [1, 29, 1, 1, 0].map(Value::from));
+    let last = site.driver.done("counts", json!(["video", ["9223372036854775807"]])).await;
+    assert_eq!(last, json!([["9223372036854775807", 1]]));
+    assert_eq!(site.numbers(&[42, 43, 44, 45], "view").await, [15, 0, 1, 3].map(Value::from));
+}
