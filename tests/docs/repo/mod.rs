@@ -4,6 +4,7 @@
 
 mod decisions;
 mod documents;
+mod events;
 mod floors;
 mod settings;
 mod unit;

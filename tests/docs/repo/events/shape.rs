@@ -1,0 +1,116 @@
+//! The events as types, from which docs/events.schema.json is made. Limits are the decoder's.
+
+#![expect(dead_code, reason = "no event is ever made: only the schema is")]
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
+use tallyd_core::model::Micros;
+
+/// The body of a message to tallyd: one event, or a list of events. docs/events.md explains the fields. The daemon also refuses what no schema
+/// can see: numbers that are written with a fraction or an exponent (42.0), a field that stands twice, an event of more than 65,536 bytes, a
+/// list of more than 1,048,576 bytes, and what depends on the configuration or the clock.
+#[derive(JsonSchema)]
+#[schemars(untagged, title = "tallyd events")]
+pub enum Body {
+    One(Event),
+    List(#[schemars(length(max = LIST_EVENTS_MAX))] Vec<Event>),
+}
+
+/// One event. Any other field is ignored.
+#[derive(JsonSchema)]
+#[schemars(tag = "type", rename_all = "lowercase")]
+pub enum Event {
+    /// The user likes the target.
+    Like(Click),
+    /// The user no longer likes the target.
+    Unlike(Click),
+    /// A number of the target changes by `delta`. It counts once for each `event_id`.
+    Count {
+        kind: KindName,
+        target_id: Id,
+        metric: MetricName,
+        /// The change of the number.
+        #[schemars(range(min = -(DELTA_MAX as i64), max = DELTA_MAX))]
+        delta: i64,
+        /// Another text for each event, for instance a UUID. A retry has the same one.
+        #[schemars(length(min = 1, max = EVENT_ID_MAX))]
+        event_id: String,
+        at: Instant,
+    },
+    /// A settable number of the target becomes `value`.
+    Set {
+        kind: KindName,
+        target_id: Id,
+        metric: MetricName,
+        /// The new number.
+        #[schemars(range(min = -(VALUE_MAX as i64), max = VALUE_MAX))]
+        value: i64,
+        at: Instant,
+    },
+    /// A settable number of the target becomes zero.
+    Reset { kind: KindName, target_id: Id, metric: MetricName, at: Instant },
+}
+
+#[derive(JsonSchema)]
+pub struct Click {
+    kind: KindName,
+    target_id: Id,
+    user_id: Id,
+    at: Instant,
+}
+
+/// A name of `[kinds]`.
+#[derive(JsonSchema)]
+pub struct KindName(String);
+
+/// Microseconds since 1970 by the sender's clock. A retry has the same one.
+#[derive(JsonSchema)]
+pub struct Instant(#[schemars(range(min = 1, max = Micros::MAX.0))] i64);
+
+pub struct Id;
+
+impl JsonSchema for Id {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Id".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "An id from 1 to 9223372036854775807, as text or as an integer. Text is the safer choice: many languages lose digits of large numbers.",
+            "anyOf": [
+                { "type": "integer", "minimum": 1, "maximum": ID_MAX },
+                { "type": "string", "pattern": up_to(ID_MAX) },
+            ],
+        })
+    }
+}
+
+pub struct MetricName;
+
+impl JsonSchema for MetricName {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "MetricName".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "description": "A name of `[metrics]`, but not `like`.", "type": "string", "not": { "const": "like" } })
+    }
+}
+
+/// The pattern of decimal numbers from 1 to a maximum, without leading zeros.
+fn up_to(max: u64) -> String {
+    let digits = max.to_string();
+    let shorter = format!("[1-9][0-9]{{0,{}}}", digits.len() - 2);
+    // As long as the maximum: equal up to a digit that is smaller, and then any digits.
+    let mut parts = vec![shorter];
+    for (place, digit) in digits.bytes().enumerate() {
+        let least = if place == 0 { b'1' } else { b'0' };
+        if digit > least {
+            let (equal, left) = (&digits[..place], digits.len() - place - 1);
+            let below = format!("[{}-{}]", char::from(least), char::from(digit - 1));
+            parts.push(if left == 0 { format!("{equal}{below}") } else { format!("{equal}{below}[0-9]{{{left}}}") });
+        }
+    }
+    parts.push(digits);
+    format!("^(?:{})$", parts.join("|"))
+}
