@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 import socketserver
 import tempfile
 import threading
@@ -100,6 +101,16 @@ class Gateway(unittest.TestCase):
             for _ in range(3):
                 self.assertEqual(site.counts("video", [1]), {1: 12})
         self.assertEqual(self.server.connections, 3)
+
+    def test_a_fork_leaves_the_connections_of_its_parent_alone(self):
+        with Tallyd(gateway=self.url) as site:
+            site.counts("video", [1])
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if site.counts("video", [2]) == {2: 3} else 1)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+            self.assertEqual(site.counts("video", [1]), {1: 12})
+        self.assertEqual(self.server.connections, 2)
 
     def test_a_gateway_that_does_not_answer_makes_no_number(self):
         with Tallyd(gateway="http://127.0.0.1:1") as site, self.assertRaisesRegex(ReadError, "unknown"):

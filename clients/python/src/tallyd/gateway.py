@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import queue
 import socket
 import ssl
@@ -39,6 +40,10 @@ class Gateway:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
+        self._empty()
+
+    def _empty(self) -> None:
+        self._pid = os.getpid()
         self._idle: "queue.LifoQueue[http.client.HTTPConnection]" = queue.LifoQueue(IDLE_MAX)
 
     def counters(self, kind: str, target_ids: Sequence[str], metric: str) -> Dict[str, Optional[int]]:
@@ -56,6 +61,9 @@ class Gateway:
         return found
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
+        if self._pid != os.getpid():
+            # After a fork the connections are still the parent's.
+            self._empty()
         target = f"{'' if self._url.scheme == 'unix' else self._url.path.rstrip('/')}{path}?{urlencode(query)}"
         try:
             try:
