@@ -3,65 +3,47 @@
 //! It must never slow the tasks: it has few connections of its own to the servers, and requests are bounded in number and time. A connection
 //! serves one request. On addresses that other machines reach a token is required (`token`). A page on the Web is kept out by the name that a
 //! request is sent to (`hosts`), and gets no CORS header.
-//!
-//! The loop that accepts connections is our own, because `axum::serve` limits neither the connections nor the time and size of a request's head.
 
 pub(crate) mod ask;
 mod counters;
 pub(crate) mod health;
-mod hosts;
-mod listener;
 mod metrics;
 mod page;
-mod token;
 
 use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HOST, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, HOST, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use axum::routing::get;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use serde::Serialize;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::config::{ConfigError, ConfigHandle};
+use crate::http::{Limits, Listener, Port, Token, hosts, json};
 use crate::jobs;
 use crate::runtime::clock;
 use crate::runtime::liveness::{Heartbeat, Liveness};
 use crate::telemetry::observer::Observer;
 use crate::telemetry::status::{Sight, Status};
 use crate::telemetry::telemetry;
-use listener::{Listener, Stream};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 use tallyd_redis::Cache;
-use token::Token;
 
-/// Connections at the same time. Others wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
 
 /// How long a connection may last: to read a request, answer it and send the answer.
 const CONNECTION_MAX: Duration = Duration::from_secs(15);
 
-/// How long the head of a request may take to arrive: idle clients must not keep others out.
 const HEAD_MAX: Duration = Duration::from_secs(3);
-
-const HEAD_BYTES_MAX: usize = 16 << 10;
 
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -72,13 +54,18 @@ const STORE_CONNECTIONS: u32 = 4;
 
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
-/// Delay after a connection could not be accepted, for instance because too many files are open.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
+const LIMITS: Limits = Limits {
+    connections_max: CONNECTIONS_MAX,
+    connection_max: Some(CONNECTION_MAX),
+    head_max: HEAD_MAX,
+    keep_alive: false,
+    drain_max: DRAIN_MAX,
+    not_accepted: |error| {
+        debug!(event = "admin-not-accepted", error = %error, "a connection could not be accepted: {error}");
+    },
+};
 
-pub(crate) struct Admin {
-    listener: Listener,
-    routes: Router,
-}
+pub(crate) struct Admin(Port);
 
 #[derive(Clone)]
 struct Asked {
@@ -132,33 +119,11 @@ impl Admin {
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
             token: config.admin.token.as_ref().map(Token::new),
         };
-        Ok(Some((Self { listener, routes: routes(asked) }, observer)))
+        Ok(Some((Self(Port { listener, routes: routes(asked), limits: LIMITS }), observer)))
     }
 
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
-        let mut connections = JoinSet::new();
-        while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
-            match accepted {
-                Ok(stream) => drop(connections.spawn(serve(stream, self.routes.clone(), end.clone()))),
-                Err(error) => {
-                    debug!(event = "admin-not-accepted", error = %error, "a connection could not be accepted: {error}");
-                    beat.pause(ACCEPT_AGAIN, &end).await;
-                }
-            }
-        }
-        drop(self.listener);
-        // The rest ends with the process.
-        let _ =
-            tokio::time::timeout(DRAIN_MAX, beat.during(async { while connections.join_next().await.is_some() {} }))
-                .await;
-    }
-
-    async fn accept(&self, connections: &mut JoinSet<()>) -> std::io::Result<Stream> {
-        while connections.try_join_next().is_some() {}
-        while connections.len() >= CONNECTIONS_MAX {
-            connections.join_next().await;
-        }
-        self.listener.accept().await
+        self.0.run(beat, end).await;
     }
 }
 
@@ -174,26 +139,6 @@ fn routes(asked: Asked) -> Router {
         .fallback(async || refused(StatusCode::NOT_FOUND, "there is nothing here"))
         .layer(middleware::from_fn_with_state(asked.clone(), guard))
         .with_state(asked)
-}
-
-async fn serve(stream: Stream, routes: Router, end: CancellationToken) {
-    let routes = TowerToHyperService::new(routes);
-    let mut connection = pin!(
-        http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_MAX)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .keep_alive(false)
-            .serve_connection(TokioIo::new(stream), routes)
-    );
-    let served = async {
-        if end.run_until_cancelled(connection.as_mut()).await.is_none() {
-            connection.as_mut().graceful_shutdown();
-            let _ = connection.await;
-        }
-    };
-    // An error means that the client has gone, or is too slow.
-    let _ = tokio::time::timeout(CONNECTION_MAX, served).await;
 }
 
 async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Result<Response, Infallible> {
@@ -217,13 +162,6 @@ async fn guard(State(asked): State<Asked>, request: Request, next: Next) -> Resu
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(answer)
-}
-
-fn json(status: StatusCode, value: &impl Serialize) -> Response {
-    match serde_json::to_vec(value) {
-        Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
 }
 
 fn refused(status: StatusCode, reason: &str) -> Response {

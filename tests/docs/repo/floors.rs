@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 5] = [
     &["admin", "cli"],
     &TASKS,
     &["servers"],
-    &["boards", "config", "letter", "runtime", "telemetry"],
+    &["boards", "config", "http", "letter", "runtime", "telemetry"],
 ];
 
 /// Each stands alone.

@@ -4,7 +4,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Whether `Host` is an address, `localhost` or one of `names`. A client without `Host` is no browser.
-pub(super) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
+pub(crate) fn may_be_called(host: Option<&str>, names: &[String]) -> bool {
     let Some(host) = host else { return true };
     if let Some((address, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         return address.parse::<Ipv6Addr>().is_ok();

@@ -8,15 +8,15 @@ use sha2::{Digest, Sha256};
 use crate::config::Secret;
 
 #[derive(Clone)]
-pub(super) struct Token([u8; 32]);
+pub(crate) struct Token([u8; 32]);
 
 impl Token {
-    pub(super) fn new(token: &Secret) -> Self {
+    pub(crate) fn new(token: &Secret) -> Self {
         Self(Sha256::digest(token.expose()).into())
     }
 
     /// Whether a request has it. The time that this takes reveals nothing: whole digests are compared.
-    pub(super) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
+    pub(crate) fn is_in(&self, authorization: Option<&HeaderValue>) -> bool {
         let Some(given) = authorization.and_then(|value| given(value.to_str().ok()?)) else { return false };
         let digest: [u8; 32] = Sha256::digest(given).into();
         self.0.iter().zip(digest).fold(0, |differs, (own, other)| differs | (own ^ other)) == 0

@@ -1,4 +1,4 @@
-//! Where the admin port takes connections: an address, or a socket in the file system.
+//! Where a port takes connections: an address, or a socket in the file system.
 
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::FileTypeExt;
@@ -9,21 +9,21 @@ use tokio_util::either::Either;
 
 use crate::config::Listen;
 
-pub(super) type Stream = Either<TcpStream, UnixStream>;
+pub(crate) type Stream = Either<TcpStream, UnixStream>;
 
-pub(super) enum Listener {
+pub(crate) enum Listener {
     Address(TcpListener),
     Socket(Socket),
 }
 
-pub(super) struct Socket {
+pub(crate) struct Socket {
     listener: UnixListener,
     path: PathBuf,
 }
 
 impl Listener {
-    /// Listens. The socket that a killed daemon has left is replaced. The process' umask decides who can connect to a new one.
-    pub(super) async fn bind(listen: &Listen) -> Result<Self> {
+    /// Listens. The socket that a killed process has left is replaced. The process' umask decides who can connect to a new one.
+    pub(crate) async fn bind(listen: &Listen) -> Result<Self> {
         match listen {
             Listen::Address(address) => TcpListener::bind(address).await.map(Self::Address),
             Listen::Socket(path) => {
@@ -34,14 +34,14 @@ impl Listener {
         }
     }
 
-    pub(super) fn listens(&self) -> Result<Listen> {
+    pub(crate) fn listens(&self) -> Result<Listen> {
         Ok(match self {
             Self::Address(listener) => Listen::Address(listener.local_addr()?),
             Self::Socket(socket) => Listen::Socket(socket.path.clone()),
         })
     }
 
-    pub(super) async fn accept(&self) -> Result<Stream> {
+    pub(crate) async fn accept(&self) -> Result<Stream> {
         Ok(match self {
             Self::Address(listener) => Either::Left(listener.accept().await?.0),
             Self::Socket(socket) => Either::Right(socket.listener.accept().await?.0),
@@ -49,7 +49,7 @@ impl Listener {
     }
 }
 
-/// Removes the socket that a killed daemon has left. Fails if a process listens on it, or if the file is no socket.
+/// Removes the socket that a killed process has left. Fails if a process listens on it, or if the file is no socket.
 async fn forget(path: &Path) -> Result<()> {
     let Ok(found) = tokio::fs::symlink_metadata(path).await else { return Ok(()) };
     if !found.file_type().is_socket() {

@@ -1,0 +1,117 @@
+//! What the ports of this program share: a listener, a loop that accepts connections, limits, and who may ask.
+//!
+//! The loop is our own, because `axum::serve` limits neither the connections nor the time and size of a request's head.
+
+pub(crate) mod exposition;
+pub(crate) mod hosts;
+mod listener;
+mod token;
+
+use std::io;
+use std::pin::pin;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::runtime::liveness::Heartbeat;
+pub(crate) use listener::Listener;
+use listener::Stream;
+pub(crate) use token::Token;
+
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// Delay after a connection could not be accepted, for instance because too many files are open.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(500);
+
+/// What a port allows its clients.
+#[derive(Clone)]
+pub(crate) struct Limits {
+    /// Connections at the same time. Others wait to be accepted.
+    pub connections_max: usize,
+    /// How long a connection may last. `None` where it lasts as long as its client sends requests.
+    pub connection_max: Option<Duration>,
+    /// How long the head of a request may take to arrive: idle clients must not keep others out.
+    pub head_max: Duration,
+    /// Whether a connection serves more than one request.
+    pub keep_alive: bool,
+    /// How long requests in flight may take after the stop.
+    pub drain_max: Duration,
+    /// Reports a connection that could not be accepted.
+    pub not_accepted: fn(&io::Error),
+}
+
+/// A port with what it answers.
+pub(crate) struct Port {
+    pub listener: Listener,
+    pub routes: Router,
+    pub limits: Limits,
+}
+
+impl Port {
+    /// Serves until `end`. Then it accepts no more connections, and waits for requests in flight.
+    pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {
+        let mut connections = JoinSet::new();
+        while let Some(accepted) = end.run_until_cancelled(beat.during(self.accept(&mut connections))).await {
+            match accepted {
+                Ok(stream) => {
+                    drop(connections.spawn(serve(stream, self.routes.clone(), self.limits.clone(), end.clone())));
+                }
+                Err(error) => {
+                    (self.limits.not_accepted)(&error);
+                    beat.pause(ACCEPT_AGAIN, &end).await;
+                }
+            }
+        }
+        drop(self.listener);
+        let all = async { while connections.join_next().await.is_some() {} };
+        // The rest ends with the process.
+        let _ = tokio::time::timeout(self.limits.drain_max, beat.during(all)).await;
+    }
+
+    async fn accept(&self, connections: &mut JoinSet<()>) -> io::Result<Stream> {
+        while connections.try_join_next().is_some() {}
+        while connections.len() >= self.limits.connections_max {
+            connections.join_next().await;
+        }
+        self.listener.accept().await
+    }
+}
+
+async fn serve(stream: Stream, routes: Router, limits: Limits, end: CancellationToken) {
+    let routes = TowerToHyperService::new(routes);
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(limits.head_max)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .keep_alive(limits.keep_alive)
+            .serve_connection(TokioIo::new(stream), routes)
+    );
+    let served = async {
+        if end.run_until_cancelled(connection.as_mut()).await.is_none() {
+            connection.as_mut().graceful_shutdown();
+            let _ = connection.await;
+        }
+    };
+    // An error means that the client has gone, or is too slow.
+    match limits.connection_max {
+        Some(connection_max) => drop(tokio::time::timeout(connection_max, served).await),
+        None => served.await,
+    }
+}
+
+pub(crate) fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(body) => (status, [(CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
