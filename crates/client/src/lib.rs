@@ -13,6 +13,7 @@ pub mod boards;
 pub mod counts;
 mod error;
 mod filtered;
+pub mod gateway;
 mod likes;
 mod numbers;
 mod settings;
@@ -74,6 +75,8 @@ pub struct Client {
     /// Pages that ask it at once.
     reads: Semaphore,
     limits: ClickLimits,
+    /// The longest that a list of events may take to be confirmed.
+    confirm_max: Duration,
     /// What filters look like; none where there are no filters.
     shapes: Option<filtered::Shapes>,
 }
@@ -162,6 +165,7 @@ impl Client {
             reads_unasked: Unasked::default(),
             reads: Semaphore::new(READS),
             limits: limits.clone(),
+            confirm_max: amqp.timeout(),
             shapes: has_filters.then(filtered::Shapes::default),
         })
     }
@@ -186,13 +190,17 @@ impl Client {
         let publisher = self.publisher().await?;
         let published = publisher.publish(&self.broker.exchange(), routing_key, body).await;
         if published.is_err() {
-            let mut shared = self.publisher.lock().await;
-            // Another like may have made a new one already.
-            if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, &publisher)) {
-                *shared = None;
-            }
+            self.drop_publisher(&publisher).await;
         }
         published
+    }
+
+    async fn drop_publisher(&self, publisher: &Arc<Publisher>) {
+        let mut shared = self.publisher.lock().await;
+        // Another like may have made a new one already.
+        if shared.as_ref().is_some_and(|known| Arc::ptr_eq(known, publisher)) {
+            *shared = None;
+        }
     }
 
     async fn publisher(&self) -> Result<Arc<Publisher>, BrokerError> {

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::time::Duration;
 
 use redis::Value;
 use tracing::{debug, warn};
@@ -17,7 +16,7 @@ use tallyd_mysql::status::LastClick;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::keys::Place;
 use tallyd_redis::recent::shape;
-use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, LIMIT, TAKE_BACK, text};
+use tallyd_redis::{Cache, Call, LIKE as LIKE_SCRIPT, TAKE_BACK, text};
 
 /// What the row of a user who never clicked would say.
 const NEVER: LastClick = LastClick { at: Micros(0), liked: false };
@@ -84,7 +83,7 @@ impl Client {
     /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
     /// nothing the user's last event once more, because perhaps nobody has published it.
     async fn click(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<(Clicked, Option<Counted>)> {
-        if let Some(wait) = self.limited(wish.user).await? {
+        if let Some(wait) = self.limits_of(&[wish.user]).await?.pop().flatten() {
             return Ok((Clicked::Limited { wait }, None));
         }
         let mut answer = self.ask(wish, None).await?;
@@ -183,23 +182,6 @@ impl Client {
     /// [`ClientError::MySql`].
     pub async fn likers(&self, target: Target, after: u64, limit: u64) -> Result<Vec<UserId>> {
         Ok(self.store.likers(target, after, limit).await?)
-    }
-
-    /// How long the user must wait; none where the click is allowed.
-    async fn limited(&self, user: UserId) -> Result<Option<Duration>> {
-        let max = self.limits.rate_likes_max;
-        if max == 0 {
-            return Ok(None);
-        }
-        let call = Call::new(&LIMIT, self.cache.keys.limit(user)).number(max);
-        let call = call.number(self.limits.rate_window.0.as_millis());
-        let answer = self.cache.eval("look at a user's limit", &[call]).await?.pop();
-        let parts = if let Some(Value::Array(parts)) = &answer { parts.as_slice() } else { &[] };
-        match parts {
-            [Value::Int(1), _] => Ok(None),
-            [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
-            _ => Err(ClientError::Answer("limit.lua returned something else")),
-        }
     }
 
     /// Counts a click if it changes what the user likes, as far as Redis knows, or MySQL has said.

@@ -147,6 +147,11 @@ impl Keys {
         format!("{}limit:{{{}}}", self.prefix, user.0)
     }
 
+    /// `gw:{7}`: likes of a user that gateways have published within the last minute, by `video:42`.
+    pub fn published(&self, user: UserId) -> String {
+        format!("{}gw:{{{}}}", self.prefix, user.0)
+    }
+
     /// `tally:missing`: the set of the buckets that readers found missing, as `video:3a2f`.
     pub fn missing(&self) -> String {
         format!("{}tally:missing", self.prefix)

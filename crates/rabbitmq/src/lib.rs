@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lapin::message::BasicGetMessage;
 use lapin::options::{BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
@@ -217,20 +218,31 @@ impl Publisher {
         body: &[u8],
         properties: BasicProperties,
     ) -> Result<()> {
+        let published = self.0.call("publish", self.send(exchange, routing_key, body, properties)).await?;
+        confirmed(published)
+    }
+
+    /// Publishes several messages, and waits once for the confirms of all. Gives the result of each, in their order.
+    pub async fn publish_all(&self, exchange: &str, messages: &[(String, Vec<u8>)]) -> Vec<Result<()>> {
+        let send = async |(routing_key, body): &(String, Vec<u8>)| {
+            let sent = self.send(exchange, routing_key, body, BasicProperties::default());
+            self.0.call("publish", sent).await.and_then(confirmed)
+        };
+        // They are first polled in their order, and so they are sent in it.
+        join_all(messages.iter().map(send)).await
+    }
+
+    async fn send(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        body: &[u8],
+        properties: BasicProperties,
+    ) -> lapin::Result<Confirmation> {
         let properties = properties.with_content_type("application/json".into()).with_delivery_mode(PERSISTENT);
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let channel = &self.0.channel;
-        let publish = async {
-            channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
-        };
-        match self.0.call("publish", publish).await? {
-            Confirmation::Ack(None) => Ok(()),
-            Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
-                Err(BrokerError::Returned { reply: back.reply_text.to_string() })
-            }
-            Confirmation::Nack(None) => Err(BrokerError::Nacked),
-            Confirmation::NotRequested => Err(BrokerError::Unconfirmed),
-        }
+        channel.basic_publish(exchange.into(), routing_key.into(), options, body, properties).await?.await
     }
 
     /// Asks something that changes nothing: whether the broker answers.
@@ -245,6 +257,17 @@ impl Publisher {
     /// The broker is away, or there is no such queue.
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         self.0.depth(queue).await
+    }
+}
+
+fn confirmed(confirmation: Confirmation) -> Result<()> {
+    match confirmation {
+        Confirmation::Ack(None) => Ok(()),
+        Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back)) => {
+            Err(BrokerError::Returned { reply: back.reply_text.to_string() })
+        }
+        Confirmation::Nack(None) => Err(BrokerError::Nacked),
+        Confirmation::NotRequested => Err(BrokerError::Unconfirmed),
     }
 }
 

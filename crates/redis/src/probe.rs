@@ -157,7 +157,7 @@ mod tests {
     const ASKED_WITH: [&str; 5] = ["PING", "TIME", "EVAL", "EVALSHA", "INFO"];
 
     /// Scripts of the API servers, whose account is another.
-    const OF_CLIENTS: [&str; 9] = [
+    const OF_CLIENTS: [&str; 10] = [
         "like.lua",
         "count.lua",
         "take_back.lua",
@@ -167,6 +167,7 @@ mod tests {
         "note_beside.lua",
         "remember.lua",
         "may.lua",
+        "gateway_remember.lua",
     ];
 
     /// The repository's.

@@ -164,7 +164,11 @@ pub fn decode_all(
     }
 }
 
-fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
+/// The events of a body that is a list.
+///
+/// # Errors
+/// It is no JSON, or it is too large.
+pub fn split(body: &[u8]) -> Result<Vec<&RawValue>, Refusal> {
     if body.len() > LIST_BYTES_MAX {
         let error = format!("the list has {} bytes, at most {LIST_BYTES_MAX} are taken", body.len());
         return Err(refuse(Reason::TooLarge, error));
@@ -210,6 +214,14 @@ pub fn decode(body: &[u8], terms: &Terms, now: Micros) -> Result<Message, Refusa
             Err(refuse(reason, format!("type is {}, {allowed}", raw.event_type)))
         }
     }
+}
+
+/// The body of a like or an unlike that has no `at`, with this one. `None` for any other body.
+pub fn with_at(body: &[u8], at: Micros) -> Option<Vec<u8>> {
+    let raw: Raw<'_> = serde_json::from_slice(body).ok()?;
+    let lacks_at = matches!(raw.event_type.text(), Some("like" | "unlike")) && matches!(raw.at, Scalar::Missing);
+    let rest = body.trim_ascii_start().strip_prefix(b"{").filter(|_| lacks_at)?;
+    Some([format!("{{\"at\":{at},").as_bytes(), rest].concat())
 }
 
 fn like(raw: &Raw<'_>, liked: bool, terms: &Terms, now: Micros) -> Result<Message, Refusal> {

@@ -1,0 +1,179 @@
+//! What a gateway needs beside the calls of an API server: it publishes lists of events that others have made, and remembers likes until
+//! they are in MySQL.
+
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::timeout;
+
+use super::error::require;
+use super::{BrokerError, Client, ClientError, Result, STATUS_TARGETS_MAX};
+use tallyd_connect::fate::Fate;
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_core::rules::Writes;
+use tallyd_redis::{Call, LIMIT};
+
+/// A message: its routing key and its body.
+pub type Message = (String, Vec<u8>);
+
+/// The server that knows whether a user likes a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LikedBy {
+    /// Redis remembers the click, or the target's Bloom filter does not have the user.
+    Redis,
+    /// The row in MySQL, or that there is none.
+    Mysql,
+    /// A gateway has published the click within the last minute, and the row in MySQL is older.
+    Gateway,
+}
+
+/// Whether a user likes a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Liked {
+    /// Whether the user does.
+    pub liked: bool,
+    /// The server that knows it.
+    pub by: LikedBy,
+}
+
+impl Client {
+    /// Publishes messages, and waits once until the broker has all of them on disk. Gives the result of each, in their order. Those of a
+    /// connection that had broken are published once more, which changes nothing where they had arrived.
+    ///
+    /// # Errors
+    /// No result is known within `[amqp] timeout_ms`, or the broker could not be reached: any of them may have arrived.
+    pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
+        let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
+        timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
+    }
+
+    async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
+        let mut results = self.publish_once(messages).await?;
+        let is_passing = |result: &Result<(), BrokerError>| matches!(result, Err(error) if error.fate() != Fate::Item);
+        let (places, again): (Vec<usize>, Vec<Message>) = results
+            .iter()
+            .zip(messages)
+            .enumerate()
+            .filter(|(_, (result, _))| is_passing(result))
+            .map(|(place, (_, message))| (place, message.clone()))
+            .unzip();
+        if again.is_empty() {
+            return Ok(results);
+        }
+        for (place, result) in places.into_iter().zip(self.publish_once(&again).await?) {
+            if let Some(slot) = results.get_mut(place) {
+                *slot = result;
+            }
+        }
+        Ok(results)
+    }
+
+    async fn publish_once(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
+        let publisher = self.publisher().await?;
+        let results = publisher.publish_all(&self.broker.exchange(), messages).await;
+        if results.iter().any(|result| matches!(result, Err(error) if error.fate() != Fate::Item)) {
+            self.drop_publisher(&publisher).await;
+        }
+        Ok(results)
+    }
+
+    /// Counts one click of each of `users`, and gives how long the user must wait; `None` where the click is allowed.
+    ///
+    /// # Errors
+    /// [`ClientError::Redis`].
+    pub async fn limits_of(&self, users: &[UserId]) -> Result<Vec<Option<Duration>>> {
+        let (max, window) = (self.limits.rate_likes_max, self.limits.rate_window.0.as_millis());
+        if max == 0 {
+            return Ok(vec![None; users.len()]);
+        }
+        let call = |user: &UserId| Call::new(&LIMIT, self.cache.keys.limit(*user)).number(max).number(window);
+        let calls: Vec<Call> = users.iter().map(call).collect();
+        let answers = self.cache.eval("look at a user's limit", &calls).await?;
+        answers.iter().map(wait).collect()
+    }
+
+    /// Remembers likes and unlikes that were published, for [`Client::likes_of`].
+    ///
+    /// # Errors
+    /// [`ClientError::Redis`].
+    pub async fn remember_published(&self, clicks: &[LikeEvent]) -> Result<()> {
+        Ok(self.cache.remember_published(&self.names, clicks).await?)
+    }
+
+    /// Whether the user likes each of up to [`STATUS_TARGETS_MAX`] targets of a kind, in their order. Where the daemon counts likes, that
+    /// is the last commit, or a click that a gateway has published since. Otherwise it is what [`Client::liked`] says.
+    ///
+    /// # Errors
+    /// [`ClientError::Invalid`] for more targets; [`ClientError::MySql`]. [`ClientError::Redis`] only where API servers count likes.
+    pub async fn likes_of(&self, user: UserId, kind: Kind, ids: &[TargetId]) -> Result<Vec<Liked>> {
+        let in_range = ids.len() <= STATUS_TARGETS_MAX;
+        require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
+        let targets: Vec<Target> = ids.iter().map(|id| Target { kind, id: *id }).collect();
+        if self.rules.of(kind, self.metric).writer == Writes::Api {
+            return self.likes_counted_here(user, &targets).await;
+        }
+        let published = async {
+            // A hint: without it a click of the last moment is missing.
+            let asked = timeout(HINT_MAX, self.cache.published(&self.names, user, &targets)).await;
+            asked.ok().and_then(Result::ok).unwrap_or_default()
+        };
+        let (published, rows) = tokio::join!(published, self.store.last_clicks(user, &targets));
+        let rows = rows?;
+        let liked = |(place, target): (usize, &Target)| {
+            let row = rows.get(target);
+            match published.get(place).copied().flatten() {
+                Some(click) if row.is_none_or(|row| row.at < click.at) => {
+                    Liked { liked: click.liked, by: LikedBy::Gateway }
+                }
+                _ => Liked { liked: row.is_some_and(|row| row.liked), by: LikedBy::Mysql },
+            }
+        };
+        Ok(targets.iter().enumerate().map(liked).collect())
+    }
+
+    async fn likes_counted_here(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
+        let known = self.known_to_redis(user, targets).await?;
+        let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();
+        let rows = if unknown.is_empty() { Default::default() } else { self.store.last_clicks(user, &unknown).await? };
+        let liked = |(target, known): (&Target, Option<bool>)| match known {
+            Some(liked) => Liked { liked, by: LikedBy::Redis },
+            None => Liked { liked: rows.get(target).is_some_and(|row| row.liked), by: LikedBy::Mysql },
+        };
+        Ok(targets.iter().zip(known).map(liked).collect())
+    }
+
+    /// Asks the broker something that changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::Broker`]: it could not be reached, or does not answer.
+    pub async fn broker_answers(&self) -> Result<()> {
+        let publisher = self.publisher().await?;
+        let answered = publisher.answers().await;
+        if answered.is_err() {
+            self.drop_publisher(&publisher).await;
+        }
+        Ok(answered?)
+    }
+
+    /// Asks Redis something that changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::Redis`]: it could not be reached, or does not answer.
+    pub async fn redis_answers(&self) -> Result<()> {
+        Ok(self.cache.now().await.map(drop)?)
+    }
+}
+
+/// How long Redis has for what can be left out.
+pub const HINT_MAX: Duration = Duration::from_millis(500);
+
+fn wait(answer: &Value) -> Result<Option<Duration>> {
+    let parts = if let Value::Array(parts) = answer { parts.as_slice() } else { &[] };
+    match parts {
+        [Value::Int(1), _] => Ok(None),
+        [Value::Int(0), Value::Int(wait_ms)] => Ok(Some(Duration::from_millis(wait_ms.unsigned_abs()))),
+        _ => Err(ClientError::Answer("limit.lua returned something else")),
+    }
+}

@@ -1,0 +1,22 @@
+-- Remembers likes and unlikes of a user that a gateway has just published. Nothing is counted, and of two clicks the newer one stays.
+--
+-- KEYS[1]  the user's clicks, for instance gw:{7}
+-- ARGV[1]  for how many seconds they are remembered, from the last one on
+-- ARGV[2]  how many are remembered at most: with more, those of before are forgotten
+-- ARGV[3], ARGV[4] and so on, in pairs: the kind, ":" and the target's id; the click's `at`, and "+" for a like or "-"
+--
+-- Returns 1.
+
+if redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[2]) then
+    redis.call('UNLINK', KEYS[1])
+end
+for i = 3, #ARGV, 2 do
+    local click, last = ARGV[i + 1], redis.call('HGET', KEYS[1], ARGV[i])
+    local at, last_at = tonumber(string.sub(click, 1, -2)), last and tonumber(string.sub(last, 1, -2)) or 0
+    -- Of two with the same `at` the unlike wins, as in MySQL.
+    if at > last_at or at == last_at and string.sub(click, -1) == '-' then
+        redis.call('HSET', KEYS[1], ARGV[i], click)
+    end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+return 1
