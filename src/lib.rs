@@ -27,6 +27,7 @@ pub mod cli;
 pub mod config;
 pub mod consumer;
 pub mod dead_letters;
+pub(crate) mod gateway;
 pub(crate) mod http;
 pub mod jobs;
 pub mod letter;

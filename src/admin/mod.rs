@@ -22,6 +22,7 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::get;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
@@ -119,7 +120,7 @@ impl Admin {
             asking: Arc::new(Semaphore::new(ASKING_MAX)),
             token: config.admin.token.as_ref().map(Token::new),
         };
-        Ok(Some((Self(Port { listener, routes: routes(asked), limits: LIMITS }), observer)))
+        Ok(Some((Self(Port { listener, routes: routes(asked), limits: LIMITS, open: Gauge::default() }), observer)))
     }
 
     pub(crate) async fn run(self, beat: Heartbeat, end: CancellationToken) {

@@ -24,6 +24,7 @@ use clap::{Parser, Subcommand};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::config::{self, Config, ConfigError, Log};
+use crate::gateway;
 use crate::runtime::{log, process};
 use exit::exit_code;
 pub use exit::{EXIT_CONFIG, EXIT_DONE, EXIT_DRIFT, EXIT_FAILED, EXIT_TRY_LATER, EXIT_USAGE, Usage};
@@ -87,6 +88,8 @@ enum Command {
     /// Says how counters should be laid out in Redis, and moves them.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
+    /// Takes events over HTTP, publishes them, and reads numbers, likes and boards, until SIGTERM.
+    Gateway,
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
     Migrate,
 }
@@ -172,6 +175,7 @@ where
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
             Some(Command::RebuildFilters) => once::rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
+            Some(Command::Gateway) => gateway::run(&config).await.map(|()| EXIT_DONE),
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })

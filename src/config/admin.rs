@@ -100,31 +100,45 @@ pub(super) fn read_token(admin: &mut Admin, found: &mut Faults) {
 }
 
 pub(super) fn problems(admin: &Admin, found: &mut Faults) {
-    if let Err(problem) = admin.address() {
-        found.at("admin.listen", format!("[admin] listen is \"{}\": {problem}", admin.listen));
-    }
-    let is_others = matches!(admin.address(), Ok(Some(Listen::Address(address))) if !address.ip().is_loopback());
-    if is_others && admin.token.is_none() && admin.token_file.is_none() {
-        let text = format!(
-            "[admin] listen is \"{}\", which others reach: set token_file to a file with a token that they must show, or listen on 127.0.0.1",
-            admin.listen
-        );
-        found.between(&["admin.listen".into(), "admin.token_file".into()], text);
-    }
-    if let Some(token) = &admin.token {
-        let text = token.expose();
-        if text.len() < TOKEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let text = format!(
-                "[admin] token_file must hold {TOKEN_MIN} or more letters, digits and signs: openssl rand -hex 32"
-            );
-            found.between(&["admin.token_file".into(), "admin.token".into()], text);
-        }
-    }
+    let has_token = admin.token.is_some() || admin.token_file.is_some();
+    listen_problems("admin", &admin.listen, &admin.address(), has_token, found);
+    token_problems("admin", admin.token.as_ref(), found);
     for (place, host) in admin.hosts.iter().enumerate() {
         if host.is_empty() || host.contains([':', '/', ' ']) {
             let text = format!("[admin] hosts: \"{host}\" is no name: write it without scheme and port");
             found.at(Key::from("admin.hosts").then(place), text);
         }
+    }
+}
+
+/// Checks where a port listens: other machines must not reach it without a token.
+pub(super) fn listen_problems(
+    section: &str,
+    listen: &str,
+    address: &Result<Option<Listen>, NoAddress>,
+    has_token: bool,
+    found: &mut Faults,
+) {
+    let key = Key::from(section).then("listen");
+    match address {
+        Err(problem) => found.at(key, format!("[{section}] listen is \"{listen}\": {problem}")),
+        Ok(Some(Listen::Address(address))) if !address.ip().is_loopback() && !has_token => {
+            let text = format!(
+                "[{section}] listen is \"{listen}\", which others reach: set token_file to a file with a token that they must show, or listen on 127.0.0.1"
+            );
+            found.between(&[key, Key::from(section).then("token_file")], text);
+        }
+        Ok(_) => {}
+    }
+}
+
+pub(super) fn token_problems(section: &str, token: Option<&Secret>, found: &mut Faults) {
+    let Some(text) = token.map(Secret::expose) else { return };
+    if text.len() < TOKEN_MIN || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let text = format!(
+            "[{section}] token_file must hold {TOKEN_MIN} or more letters, digits and signs: openssl rand -hex 32"
+        );
+        found.between(&["token_file", "token"].map(|name| Key::from(section).then(name)), text);
     }
 }
 

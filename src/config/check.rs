@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::key::Key;
 use super::problem::Faults;
-use super::{Also, Config, Redis, ServerUrl, admin, board, filter, recount, retired, rule, tls};
+use super::{Also, Config, Redis, ServerUrl, admin, board, filter, gateway, recount, retired, rule, tls};
 use crate::runtime::cron;
 use tallyd_redis::layout::{Form, Layout};
 
@@ -28,6 +28,7 @@ pub(super) fn problems(config: &Config, found: &mut Faults) {
     names("metrics", &config.metrics.0, found);
     retired::problems(&config.retired, &config.kinds, &config.metrics, found);
     admin::problems(&config.admin, found);
+    gateway::problems(&config.gateway, found);
     rule::problems(config, found);
     recount::problems(config, found);
     board::problems(config, found);

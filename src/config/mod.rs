@@ -8,6 +8,7 @@ mod admin;
 mod board;
 mod check;
 mod filter;
+mod gateway;
 mod handle;
 mod key;
 mod load;
@@ -30,6 +31,7 @@ use tallyd_core::event::Terms;
 pub use crate::runtime::log::Format as LogFormat;
 pub use admin::{Admin, Listen, NoAddress, SOCKET};
 pub use filter::Filter;
+pub use gateway::Gateway;
 pub use handle::{ConfigHandle, Derived};
 pub use key::{Key, Origin, Origins};
 pub use load::{DEFAULT_PATH, Loaded, examine, load, load_admin, parse};
@@ -76,6 +78,8 @@ pub struct Config {
     pub log: Log,
     /// The port for those who look after it.
     pub admin: Admin,
+    /// HTTP for API servers: `tallyd gateway`.
+    pub gateway: Gateway,
     /// RabbitMQ.
     pub amqp: Amqp,
     /// MySQL or MariaDB.

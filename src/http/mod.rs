@@ -18,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -54,6 +55,8 @@ pub(crate) struct Port {
     pub listener: Listener,
     pub routes: Router,
     pub limits: Limits,
+    /// How many connections are open.
+    pub open: Gauge,
 }
 
 impl Port {
@@ -82,6 +85,7 @@ impl Port {
         while connections.len() >= self.limits.connections_max {
             connections.join_next().await;
         }
+        self.open.set(i64::try_from(connections.len()).unwrap_or(i64::MAX));
         self.listener.accept().await
     }
 }

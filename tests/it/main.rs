@@ -13,6 +13,7 @@ mod daemons;
 mod dead;
 mod filters;
 mod fuzz;
+mod gateway;
 mod hostile;
 mod layouts;
 mod likes;

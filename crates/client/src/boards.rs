@@ -125,7 +125,47 @@ impl Client {
             Archived::Frozen => true,
             Archived::Absent => false,
         };
-        let part = Part::Page { after, count };
+        self.read_unarchived(at, is_frozen, Part::Page { after, count }, rule, ranking).await
+    }
+
+    /// Reads a member with neighbours as [`Client::board_around`] does, of any period by its name that is not archived.
+    ///
+    /// # Errors
+    /// Also [`ClientError::Period`], [`ClientError::Archived`], [`ClientError::Pruned`], [`ClientError::Lost`] and [`ClientError::MySql`].
+    pub async fn board_around_of(
+        &self,
+        (board, period): (&str, &str),
+        member: &[u8],
+        count: u64,
+        ranking: Ranking,
+    ) -> Result<Page> {
+        let rule = self.board(board, period.parse::<Period>()?.kind())?.rule();
+        let at = BoardPeriod { board: board.to_owned(), period: period.to_owned() };
+        let is_frozen = match self.store.read_archived(&at, 0, 1, ranking).await? {
+            Archived::Page { .. } => return Err(ClientError::Archived(at)),
+            Archived::Pruned => return Err(ClientError::Pruned(at)),
+            Archived::Frozen => true,
+            Archived::Absent => false,
+        };
+        self.read_unarchived(at, is_frozen, Part::Around { member, count }, rule, ranking).await
+    }
+
+    /// The name of the current period of a board. No server is asked.
+    ///
+    /// # Errors
+    /// [`ClientError::NoBoard`].
+    pub fn board_period(&self, board: &str, period: PeriodKind) -> Result<String> {
+        Ok(self.current(board, period)?.0.period)
+    }
+
+    async fn read_unarchived(
+        &self,
+        at: BoardPeriod,
+        is_frozen: bool,
+        part: Part<'_>,
+        rule: Rule,
+        ranking: Ranking,
+    ) -> Result<Page> {
         let read = self.cache.read_unarchived(&at, is_frozen, part, ranking).await?;
         let (members, placed) = read.ok_or(ClientError::Lost(at))?;
         Ok(Page { members, entries: entries(placed, rule) })

@@ -52,6 +52,18 @@ pub struct Changed {
     added: i64,
 }
 
+impl Changed {
+    /// A change that was made at `at` and counted nowhere yet, for [`Client::republish`].
+    pub fn at(target: Target, metric: Metric, change: Change, at: Micros) -> Self {
+        Self { target, metric, change, at, count: None, added: 0 }
+    }
+
+    /// The difference that it made in Redis. Zero where the daemon counts it.
+    pub fn added(&self) -> i64 {
+        self.added
+    }
+}
+
 /// What count.lua does: "add" or "set", and with which number. Of one that can be set also since when that must not have happened.
 type Step<'a> = (&'a str, i64, Option<Micros>);
 

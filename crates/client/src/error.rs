@@ -36,6 +36,9 @@ pub enum ClientError {
     /// The text names no period. Nothing was sent to a server.
     #[error(transparent)]
     Period(#[from] PeriodError),
+    /// The period is archived, and neighbours of a member can only be read in Redis.
+    #[error("{0}: it is archived, where a member's neighbours can't be read")]
+    Archived(BoardPeriod),
     /// The archive of the period was deleted, because the board's `archive_keep` is over.
     #[error("{0}: its archive is deleted, archive_keep is over")]
     Pruned(BoardPeriod),

@@ -9,6 +9,7 @@ pub mod browser;
 pub mod clicker;
 mod daemon;
 pub mod dice;
+pub mod gateway;
 mod model;
 pub mod ports;
 pub mod private;
@@ -214,6 +215,14 @@ impl World {
             Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => {
                 accounts.of_daemon(value)
             }
+            _ => value.to_owned(),
+        }
+    }
+
+    /// The same for an API server.
+    fn as_api(&self, name: &str, value: &str) -> String {
+        match &self.accounts {
+            Some(accounts) if name.ends_with("__URL") && may_do_all(value, &self.admin_url) => accounts.of_api(value),
             _ => value.to_owned(),
         }
     }

@@ -78,7 +78,8 @@ fn whole(name: &str, mysql: &str, settings: &str) -> toml::Table {
         "[amqp]\nurl = \"{amqp}\"\nprefix = \"{name}\"\n[mysql]\nurl = \"{mysql}{name}\"\n\
          [redis]\nurl = \"{redis}\"\nkey_prefix = \"{name}:\"\nbucket_bits = 4\n\
          [reconcile]\npublish_grace = \"100ms\"\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n\
-         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n"
+         [archive]\ncron = \"\"\n[log]\nlevel = \"info\"\n[admin]\nlisten = \"\"\n\
+         [gateway]\nlisten = \"127.0.0.1:0\"\n"
     );
     let mut whole: toml::Table = defaults.parse().unwrap();
     let given: toml::Table = settings.parse().expect("the test's settings are TOML");

@@ -1,0 +1,107 @@
+//! A gateway as a child process, with the accounts of an API server, and a client of it.
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Daemon, STARTED, World, program, unit_environment};
+
+/// How long an answer may take on a loaded machine.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+pub struct Gateway {
+    pub process: Daemon,
+    pub address: String,
+}
+
+/// An answer: status, head in small letters, body.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The code of an error that is not about one event.
+    pub fn code(&self) -> String {
+        self.json()["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {self:?}")).to_owned()
+    }
+
+    /// The verdict on each event.
+    pub fn verdicts(&self) -> Vec<String> {
+        let events = self.json()["events"].as_array().unwrap_or_else(|| panic!("no events: {self:?}")).clone();
+        events.iter().map(|event| event["verdict"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+impl World {
+    /// Starts a gateway, and waits until it takes requests. A value of the environment that is the address of a server, behind a proxy or
+    /// not, is that of an API server's account.
+    pub async fn gateway_with(&self, environment: &[(&str, &str)]) -> Gateway {
+        let log_path = self.log_path(STARTED.fetch_add(1, Ordering::Relaxed));
+        let log = File::create(&log_path).unwrap();
+        let mut command = Command::new(program());
+        command.arg("--config").arg(self.folder.path().join("api.toml")).arg("gateway").env_remove("NOTIFY_SOCKET");
+        command.envs(unit_environment()).stdin(Stdio::null()).stderr(log);
+        for (name, value) in environment {
+            command.env(name, self.as_api(name, value));
+        }
+        let process = Daemon { child: command.spawn().unwrap(), log_path };
+        process.logged("\"gateway-started\"").await;
+        let log = process.log();
+        let line = log.lines().find(|line| line.contains("\"gateway-started\"")).unwrap();
+        let address = serde_json::from_str::<Value>(line).unwrap()["address"].as_str().unwrap().to_owned();
+        Gateway { process, address }
+    }
+
+    pub async fn gateway(&self) -> Gateway {
+        self.gateway_with(&[]).await
+    }
+}
+
+impl Gateway {
+    pub async fn get(&self, path: &str) -> Answer {
+        self.send(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await
+    }
+
+    /// Posts events.
+    pub async fn post(&self, body: &str) -> Answer {
+        self.send(&self.posted(body)).await
+    }
+
+    /// The request that posts events.
+    pub fn posted(&self, body: &str) -> String {
+        let length = body.len();
+        format!(
+            "POST /v1/events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+    }
+
+    /// Sends what is given, and reads until the end.
+    pub async fn send(&self, request: &str) -> Answer {
+        let mut stream = TcpStream::connect(&self.address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        read(&mut stream).await
+    }
+}
+
+/// Reads an answer until the connection ends.
+pub async fn read(stream: &mut (impl AsyncReadExt + Unpin)) -> Answer {
+    let mut answer = String::new();
+    let read = tokio::time::timeout(ANSWER_MAX, stream.read_to_string(&mut answer)).await;
+    read.expect("the gateway does not answer").unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+}

@@ -1,0 +1,99 @@
+//! Errors that are not about one event.
+
+use axum::http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tracing::debug;
+
+use crate::http::json;
+use tallyd_client::ClientError;
+use tallyd_core::chain::Chain;
+
+pub(super) type Answer<T> = Result<T, Refused>;
+
+/// The body of an error.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ErrorBody {
+    pub error: ErrorText,
+}
+
+/// An error that is not about one event.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ErrorText {
+    /// For programs.
+    pub code: String,
+    /// For people: the problem, and what is allowed.
+    pub message: String,
+}
+
+/// A request that is not answered.
+#[derive(Debug)]
+pub(super) struct Refused {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl Refused {
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into() }
+    }
+
+    /// Something in the request is wrong.
+    pub(super) fn bad(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    pub(super) fn busy() -> Self {
+        let message = "too many requests are being answered ([gateway] requests_max): try again";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", message)
+    }
+
+    pub(super) fn no_token() -> Self {
+        let message = "send the token of [gateway] token_file: Authorization: Bearer TOKEN";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    }
+
+    /// What was asked for is not there, or a server did not answer. The causes are only logged: they can name its address.
+    pub(super) fn of_client(error: &ClientError) -> Self {
+        match error {
+            ClientError::NoBoard { .. } => return Self::new(StatusCode::NOT_FOUND, "unknown-board", error.to_string()),
+            ClientError::Pruned(_) | ClientError::Lost(_) => {
+                return Self::new(StatusCode::NOT_FOUND, "no-board", error.to_string());
+            }
+            ClientError::Period(_) => return Self::bad("no-period", error.to_string()),
+            ClientError::Archived(_) => return Self::bad("archived", error.to_string()),
+            _ => {}
+        }
+        debug!(event = "gateway-server-failed", "{}", Chain(error));
+        let code = match error {
+            ClientError::Redis(_) | ClientError::NotAdded { .. } => "redis-unavailable",
+            ClientError::MySql(_) => "mysql-unavailable",
+            ClientError::Broker(_) => "broker-unavailable",
+            _ => "server-failed",
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, format!("{error}: try again"))
+    }
+}
+
+impl From<Refused> for Response {
+    fn from(Refused { status, code, message }: Refused) -> Self {
+        let mut answer = json(status, &ErrorBody { error: ErrorText { code: code.to_owned(), message } });
+        let headers = answer.headers_mut();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        answer
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        self.into()
+    }
+}

@@ -1,0 +1,121 @@
+//! `GET /v1/boards/NAME?period=2026-W48&top=100&around=42&radius=5`: the first members of a board, and a member with its neighbours.
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Number;
+
+use super::answer::{Answer, Refused};
+use super::query::Query;
+use super::{Gate, Shared};
+use crate::config::Board;
+use crate::http::json;
+use tallyd_client::boards::Entry;
+use tallyd_core::period::Period;
+use tallyd_core::score::Tie;
+use tallyd_redis::ranks::Ranking;
+
+const TOP: u64 = 100;
+const TOP_MAX: u64 = 1_000;
+const RADIUS: u64 = 5;
+const RADIUS_MAX: u64 = 100;
+
+/// A board of one period.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct BoardPage {
+    pub board: String,
+    /// 2026-11-21, 2026-W47, 2026-11 or total.
+    pub period: String,
+    /// The first ones, the best first.
+    pub members: Vec<Member>,
+    /// The member that was asked for, with its neighbours. Empty where it is not on the board.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub around: Option<Vec<Member>>,
+}
+
+/// A member of a board.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Member {
+    /// From 1.
+    pub rank: u64,
+    pub member: String,
+    /// The number that is ranked by.
+    #[schemars(with = "f64")]
+    pub score: Number,
+    /// The number that decides between equals, of a board with `tie = "second"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub second: Option<u64>,
+}
+
+pub(super) async fn show(State(gate): Shared, Path(name): Path<String>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let query = Query::parse(query.as_deref(), ["period", "top", "around", "radius"])?;
+    let (top, radius) = (query.number("top", TOP, TOP_MAX)?, query.number("radius", RADIUS, RADIUS_MAX)?);
+    let (board, period) = find(&gate, &name, query.get("period"))?;
+    let _entered = gate.enter()?;
+    let failed = |error| Refused::of_client(&error);
+    let page = gate.client.board_page_of((&name, &period), 1, top, Ranking::Ordinal).await.map_err(failed)?;
+    let around = match query.get("around") {
+        None => None,
+        Some(member) => {
+            let at = (name.as_str(), period.as_str());
+            let page = gate.client.board_around_of(at, member.as_bytes(), radius, Ranking::Ordinal).await;
+            Some(members(page.map_err(failed)?.entries, board))
+        }
+    };
+    let members = members(page.entries, board);
+    Ok(json(StatusCode::OK, &BoardPage { board: name, period, members, around }))
+}
+
+/// The board, and the name of its period: the current one unless another is asked for.
+fn find<'a>(gate: &'a Gate, name: &str, period: Option<&str>) -> Answer<(&'a Board, String)> {
+    let named: Vec<&Board> = gate.config.boards.iter().filter(|board| board.name == name).collect();
+    let Some(first) = named.first() else {
+        let message = format!("no [[board]] is named {name:?}");
+        return Err(Refused::new(StatusCode::NOT_FOUND, "unknown-board", message));
+    };
+    if let Some(period) = period {
+        let kind = period.parse::<Period>().map(Period::kind).ok();
+        let board = named.iter().find(|board| kind == Some(board.period)).unwrap_or(first);
+        return Ok((board, period.to_owned()));
+    }
+    if named.len() > 1 {
+        let lengths: Vec<String> = named.iter().map(|board| board.period.to_string()).collect();
+        let message = format!("{name} has boards by {}: name a period", lengths.join(", "));
+        return Err(Refused::bad("no-period", message));
+    }
+    let current = gate.client.board_period(name, first.period);
+    Ok((first, current.map_err(|error| Refused::of_client(&error))?))
+}
+
+fn members(entries: Vec<Entry>, board: &Board) -> Vec<Member> {
+    let member = |entry: Entry| Member {
+        rank: entry.place,
+        member: String::from_utf8_lossy(&entry.member).into_owned(),
+        score: number(entry.columns.map_or(entry.score, |columns| columns.primary as f64)),
+        second: entry.columns.filter(|_| board.tie == Tie::Second).map(|columns| columns.low),
+    };
+    entries.into_iter().map(member).collect()
+}
+
+/// A whole number is written without a point.
+fn number(score: f64) -> Number {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    if score.fract() == 0.0 && score.abs() <= EXACT {
+        #[expect(clippy::cast_possible_truncation, reason = "it is a whole number that an i64 holds")]
+        return Number::from(score as i64);
+    }
+    Number::from_f64(score).unwrap_or_else(|| Number::from(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_score_is_written_as_an_integer() {
+        let written = [17.0, -3.0, 0.5, 9_007_199_254_740_992.0].map(|score| number(score).to_string());
+        assert_eq!(written, ["17", "-3", "0.5", "9007199254740992"]);
+    }
+}

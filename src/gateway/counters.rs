@@ -1,0 +1,73 @@
+//! `GET /v1/counters?kind=video&ids=1,2,3&metrics=like,view`: numbers from Redis, and from MySQL what Redis does not know.
+
+use std::collections::BTreeMap;
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::Shared;
+use super::answer::{Answer, Refused};
+use super::query::Query;
+use crate::config::LIKE;
+use crate::http::json;
+use tallyd_client::{Numbers, Source};
+use tallyd_core::model::{Metric, Target, TargetId};
+
+/// The numbers of targets, in the order of the request.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Counters {
+    pub kind: String,
+    pub counters: Vec<Counter>,
+}
+
+/// The numbers of a target.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Counter {
+    /// The target's id.
+    pub id: String,
+    pub source: NumberSource,
+    /// Each metric by its name. Null is unknown, and not zero.
+    #[serde(flatten)]
+    pub numbers: BTreeMap<String, Option<i64>>,
+}
+
+/// The server that numbers were read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NumberSource {
+    Redis,
+    /// Redis has lost the numbers, or they are still being loaded.
+    Mysql,
+    /// No server knows the numbers at the moment.
+    Unknown,
+}
+
+pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answer<Response> {
+    let query = Query::parse(query.as_deref(), ["kind", "ids", "metrics"])?;
+    let (name, kind) = query.kind(&gate.config.kinds)?;
+    let ids = query.ids()?;
+    let metrics = query.get("metrics").unwrap_or(LIKE).split(',').map(|name| {
+        let unknown = || Refused::bad("unknown-metric", format!("[metrics] does not have {name:?}"));
+        gate.config.metrics.named(name).map(|metric| (name.to_owned(), metric)).ok_or_else(unknown)
+    });
+    let metrics: Vec<(String, Metric)> = metrics.collect::<Answer<_>>()?;
+    let _entered = gate.enter()?;
+    let targets: Vec<Target> = ids.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
+    let numbers = gate.client.read(&targets).await.map_err(|error| Refused::of_client(&error))?;
+    let counters = targets.iter().zip(&numbers).map(|(target, numbers)| counter(*target, numbers, &metrics)).collect();
+    Ok(json(StatusCode::OK, &Counters { kind: name, counters }))
+}
+
+fn counter(target: Target, numbers: &Numbers, metrics: &[(String, Metric)]) -> Counter {
+    let known = metrics.iter().find_map(|(_, metric)| numbers.get(*metric));
+    let source = match known.map(|number| number.source) {
+        Some(Source::Redis) => NumberSource::Redis,
+        Some(Source::Mysql) => NumberSource::Mysql,
+        None => NumberSource::Unknown,
+    };
+    let value = |(name, metric): &(String, Metric)| (name.clone(), numbers.get(*metric).map(|number| number.value));
+    Counter { id: target.id.to_string(), source, numbers: metrics.iter().map(value).collect() }
+}

@@ -1,0 +1,135 @@
+//! A request's body becomes events, each judged by the daemon's own decoder. Pure.
+
+use std::borrow::Cow;
+
+use axum::http::StatusCode;
+
+use super::super::answer::{Answer, Refused};
+use tallyd_core::event::{self, LIST_EVENTS_MAX, Message, Reason, Refusal, Terms};
+use tallyd_core::model::{Micros, TargetId, UserId};
+
+/// An event that the daemon would apply.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Judged<'a> {
+    pub message: Message,
+    /// What is published: the bytes that were judged.
+    pub body: Cow<'a, [u8]>,
+}
+
+impl Judged<'_> {
+    /// When it happened. A fence, which is never judged to be right, has none.
+    pub(super) fn at(&self) -> Micros {
+        match self.message {
+            Message::Like(like) => like.at,
+            Message::Count(count) => count.at,
+            Message::Set(set) => set.at,
+            Message::Fence(_) => Micros(0),
+        }
+    }
+
+    pub(super) fn routing_key(&self, terms: &Terms) -> String {
+        let of = |id: TargetId| id.to_string();
+        match self.message {
+            Message::Like(like) => terms.partition_by.routing_key(like.target, like.user),
+            Message::Count(count) => of(count.target.id),
+            Message::Set(set) => of(set.target.id),
+            Message::Fence(number) => UserId(number).to_string(),
+        }
+    }
+}
+
+/// The events of a body, which is one event or a list.
+///
+/// # Errors
+/// A list that is empty, too large or no JSON.
+pub(super) fn judge<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Answer<Vec<Result<Judged<'a>, Refusal>>> {
+    if body.trim_ascii_start().first() != Some(&b'[') {
+        return Ok(vec![judge_one(body, terms, now)]);
+    }
+    let events = event::split(body).map_err(|Refusal { reason, error }| match reason {
+        Reason::TooLarge => Refused::new(StatusCode::PAYLOAD_TOO_LARGE, reason.code(), error),
+        _ => Refused::bad(reason.code(), error),
+    })?;
+    if events.is_empty() {
+        let message = format!("the list is empty, allowed are 1 to {LIST_EVENTS_MAX} events");
+        return Err(Refused::bad("no-events", message));
+    }
+    Ok(events.into_iter().map(|event| judge_one(event.get().as_bytes(), terms, now)).collect())
+}
+
+/// A like without `at` gets `now`.
+fn judge_one<'a>(body: &'a [u8], terms: &Terms, now: Micros) -> Result<Judged<'a>, Refusal> {
+    let decode = |body: &[u8]| event::decode(body, terms, now).and_then(Message::of_publisher);
+    match decode(body) {
+        Ok(message) => Ok(Judged { message, body: Cow::Borrowed(body) }),
+        Err(refusal) if refusal.reason == Reason::AtOutOfRange => {
+            let body = event::with_at(body, now).ok_or(refusal)?;
+            Ok(Judged { message: decode(&body)?, body: Cow::Owned(body) })
+        }
+        Err(refusal) => Err(refusal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    const NOW: Micros = Micros(1_795_251_385_004_538);
+
+    fn judged(body: &str) -> Answer<Vec<Result<String, &'static str>>> {
+        let (config, mut told) = (Config::default(), Vec::new());
+        for event in judge(body.as_bytes(), &Terms::from(&config), NOW)? {
+            told.push(match event {
+                Ok(judged) => Ok(String::from_utf8(judged.body.into_owned()).unwrap()),
+                Err(refusal) => Err(refusal.reason.code()),
+            });
+        }
+        Ok(told)
+    }
+
+    #[test]
+    fn a_like_without_an_instant_gets_the_gateways_clock() {
+        let without = r#" { "type": "like", "kind": "video", "target_id": 42, "user_id": "7"}"#;
+        let with = r#"{"at":1795251385004538, "type": "like", "kind": "video", "target_id": 42, "user_id": "7"}"#;
+        assert_eq!(judged(without).unwrap(), [Ok(with.to_owned())]);
+        assert_eq!(judged(with).unwrap(), [Ok(with.to_owned())], "and is the same the next time");
+        let unlike = without.replace("like", "unlike");
+        assert!(judged(&unlike).unwrap()[0].is_ok());
+        for wrong in ["null", "0", "\"1\"", "1.5"] {
+            let body = with.replace("1795251385004538", wrong);
+            assert_eq!(judged(&body).unwrap(), [Err("at-out-of-range")], "{body}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_no_like_must_say_when_it_happened() {
+        let set = r#"{"type": "fence", "fence": 1}"#;
+        assert_eq!(judged(set).unwrap(), [Err("unknown-type")]);
+        let count = r#"{"type": "count", "kind": "video", "target_id": 1, "metric": "x", "delta": 1, "event_id": "e"}"#;
+        assert_eq!(judged(count).unwrap(), [Err("unknown-metric")]);
+        let mut config = Config::default();
+        config.metrics.0.insert("view".to_owned(), 2);
+        let body = count.replace("\"x\"", "\"view\"");
+        let events = judge(body.as_bytes(), &Terms::from(&config), NOW).unwrap();
+        assert_eq!(events[0].as_ref().unwrap_err().reason, Reason::AtOutOfRange);
+    }
+
+    #[test]
+    fn an_event_of_a_list_that_is_refused_harms_no_other() {
+        let like = r#"{"type":"like","kind":"video","target_id":42,"user_id":7,"at":1795251385004538}"#;
+        let told = judged(&format!("[{like}, {{}}, 3, {like}]")).unwrap();
+        let (good, refused) = (Ok(like.to_owned()), |reason| Err(reason));
+        assert_eq!(told, [good.clone(), refused("no-type"), refused("malformed-json"), good]);
+    }
+
+    #[test]
+    fn a_list_is_refused_as_a_whole_only_for_its_own_faults() {
+        let status = |body: &str| axum::response::Response::from(judged(body).unwrap_err()).status().as_u16();
+        assert_eq!(status("[]"), 400);
+        assert_eq!(status("[{}"), 400);
+        assert_eq!(status(&format!("[{}]", vec!["{}"; 1_001].join(","))), 413);
+        assert_eq!(judged(&format!("[{}]", vec!["{}"; 1_000].join(","))).unwrap().len(), 1_000);
+        assert_eq!(judged("no json").unwrap(), [Err("malformed-json")]);
+    }
+}

@@ -1,0 +1,198 @@
+//! Events that were judged are published. A: limits are asked for. B: all messages are sent, pipelined. C: the broker has confirmed what it has.
+//! D: confirmed likes are remembered. Only C decides the verdicts; A and D are left out while Redis is away.
+//!
+//! Where API servers count the number, the client counts it and publishes it: a user's events one after the other, those of several users at
+//! the same time.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt, stream};
+use serde::Deserialize;
+
+use super::super::Gate;
+use super::judge::Judged;
+use super::verdict::Verdict;
+use crate::config::Writes;
+use tallyd_client::counts::{Change, Changed, Counting};
+use tallyd_client::gateway::Message as Sent;
+use tallyd_client::{BrokerError, Clicked, ClientError, CountError, LikeError, OnBoard, TakenBack};
+use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEvent};
+use tallyd_core::model::{CounterKey, Micros, UserId};
+
+/// Users whose events of one request are counted at the same time.
+const USERS_AT_ONCE: usize = 32;
+
+/// An event, and its place in the request.
+type Placed<'a> = (usize, Judged<'a>);
+
+/// Publishes what was not refused, and gives the verdicts, in the order of the request.
+pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
+    let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
+    let (mut plain, mut counted) = (Vec::new(), Vec::new());
+    for (place, event) in events.into_iter().enumerate() {
+        verdicts.push(match event {
+            Err(refusal) => Some(refusal.into()),
+            Ok(judged) if is_counted_here(gate, &judged) => {
+                counted.push((place, judged));
+                None
+            }
+            Ok(judged) => {
+                plain.push((place, judged));
+                None
+            }
+        });
+    }
+    let (plain, counted) = tokio::join!(publish_plain(gate, plain), count_all(gate, counted));
+    for (place, verdict) in plain.into_iter().chain(counted) {
+        if let Some(slot) = verdicts.get_mut(place) {
+            *slot = Some(verdict);
+        }
+    }
+    let lost = || Verdict::unconfirmed(Micros(0), "the gateway lost this event");
+    verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(lost)).collect()
+}
+
+fn is_counted_here(gate: &Gate, judged: &Judged<'_>) -> bool {
+    let (kind, metric) = match judged.message {
+        Message::Like(like) => (like.target.kind, gate.config.metrics.like()),
+        Message::Count(count) => (count.target.kind, count.metric),
+        Message::Set(set) => (set.target.kind, set.metric),
+        Message::Fence(_) => return false,
+    };
+    gate.rules.of(kind, metric).writer == Writes::Api
+}
+
+/// Publishes events that the daemon counts.
+async fn publish_plain(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    let mut verdicts = limited(gate, &mut events).await;
+    if events.is_empty() {
+        return verdicts;
+    }
+    let messages: Vec<Sent> =
+        events.iter().map(|(_, event)| (event.routing_key(&gate.terms), event.body.to_vec())).collect();
+    let results = gate.client.publish_all(&messages).await;
+    let mut confirmed: Vec<LikeEvent> = Vec::new();
+    for (number, (place, event)) in events.iter().enumerate() {
+        let result = results.as_ref().map(|results| results.get(number));
+        verdicts.push((
+            *place,
+            match result {
+                Ok(Some(Ok(()))) => {
+                    confirmed.extend(if let Message::Like(like) = event.message { Some(like) } else { None });
+                    Verdict::confirmed(event.at())
+                }
+                Ok(Some(Err(error))) | Err(error) => Verdict::unconfirmed(event.at(), problem(error)),
+                Ok(None) => Verdict::unconfirmed(event.at(), "the broker said nothing of it"),
+            },
+        ));
+    }
+    if !confirmed.is_empty() {
+        gate.hints.ask(gate.client.remember_published(&confirmed)).await;
+    }
+    verdicts
+}
+
+/// Without the causes, which can name an address.
+fn problem(error: &BrokerError) -> String {
+    format!("the broker did not confirm it: {error}")
+}
+
+/// Takes those of `events` out that are likes of users who click too often.
+async fn limited(gate: &Gate, events: &mut Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    if gate.config.client.rate_likes_max == 0 {
+        return Vec::new();
+    }
+    let user = |event: &Judged<'_>| if let Message::Like(like) = event.message { Some(like.user) } else { None };
+    let users: Vec<UserId> = events.iter().filter_map(|(_, event)| user(event)).collect();
+    let waits = gate.hints.ask(gate.client.limits_of(&users)).await.unwrap_or_default();
+    let (mut waits, mut verdicts) = (waits.into_iter(), Vec::new());
+    events.retain(|(place, event)| {
+        let wait = user(event).and_then(|_| waits.next().flatten());
+        verdicts.extend(wait.map(|wait| (*place, Verdict::limited(wait))));
+        wait.is_none()
+    });
+    verdicts
+}
+
+/// Counts and publishes events that API servers count, those of a user or a number one after the other.
+async fn count_all(gate: &Gate, events: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    let mut groups: BTreeMap<String, Vec<Placed<'_>>> = BTreeMap::new();
+    for (place, event) in events {
+        groups.entry(event.routing_key(&gate.terms)).or_default().push((place, event));
+    }
+    let groups: Vec<_> = groups.into_values().map(|group| count_group(gate, group)).collect();
+    stream::iter(groups).buffer_unordered(USERS_AT_ONCE).concat().await
+}
+
+async fn count_group(gate: &Gate, group: Vec<Placed<'_>>) -> Vec<(usize, Verdict)> {
+    let mut verdicts = Vec::with_capacity(group.len());
+    for (place, event) in &group {
+        verdicts.push((*place, count(gate, event).await));
+    }
+    verdicts
+}
+
+async fn count(gate: &Gate, event: &Judged<'_>) -> Verdict {
+    match event.message {
+        Message::Like(like) => click(gate, like).await,
+        Message::Count(CountEvent { target, metric, delta, at, .. }) => match event_id(&event.body) {
+            Some(event_id) => change(gate, (target, metric), Change::Add { delta, event_id }, at).await,
+            None => Verdict::refused(Reason::EventIdOutOfRange.code(), "event_id can't be read"),
+        },
+        Message::Set(SetEvent { target, metric, value, at }) => {
+            change(gate, (target, metric), Change::Set(value), at).await
+        }
+        Message::Fence(_) => Verdict::refused(Reason::UnknownType.code(), "a fence is sent by tallyd alone"),
+    }
+}
+
+/// The whole way of a like. Its `at` is Redis': that of a second try is the first one's, because Redis remembers the click.
+async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) -> Verdict {
+    let member = target.id.to_string();
+    let board = gate.rules.board(target.kind, gate.config.metrics.like());
+    let boards: Vec<OnBoard<'_>> =
+        board.map(|board| OnBoard { board, member: member.as_bytes() }).into_iter().collect();
+    let clicked = match liked {
+        true => gate.client.like(target, user, &boards).await,
+        false => gate.client.unlike(target, user, &boards).await,
+    };
+    match clicked {
+        Ok(Clicked::Counted(counted)) => Verdict::counted(counted.event.at, true, counted.count),
+        Ok(Clicked::Same { count, at }) => Verdict::counted(at, false, count),
+        Ok(Clicked::Limited { wait }) => Verdict::limited(wait),
+        Err(LikeError::NotCounted(error)) => not_counted(&error, at),
+        Err(LikeError::NotPublished { counted, source, .. }) => {
+            Verdict::unconfirmed(counted.event.at, problem(&source))
+        }
+    }
+}
+
+/// With its own `at`, and as if it had been taken back: MySQL applies it once, and Redis counts it again.
+async fn change(gate: &Gate, (target, metric): CounterKey, change: Change, at: Micros) -> Verdict {
+    let changed = Changed::at(target, metric, change, at);
+    match gate.client.republish(&changed, TakenBack::Yes).await {
+        Ok(Counting::Counted(changed)) => Verdict::counted(changed.at, changed.added() != 0, changed.count),
+        Ok(Counting::BelowZero { count }) => {
+            Verdict::refused("below-zero", format!("the number is {count}, and no [[rule]] says below_zero"))
+        }
+        Err(CountError::NotCounted(error)) => not_counted(&error, at),
+        Err(CountError::NotPublished { source, .. }) => Verdict::unconfirmed(at, problem(&source)),
+    }
+}
+
+fn not_counted(error: &ClientError, at: Micros) -> Verdict {
+    match error {
+        ClientError::Invalid(message) => Verdict::refused(Reason::ValueOutOfRange.code(), message.clone()),
+        error => Verdict::unconfirmed(at, format!("it was not counted: {error}")),
+    }
+}
+
+fn event_id(body: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Id<'a> {
+        #[serde(borrow)]
+        event_id: Cow<'a, str>,
+    }
+    serde_json::from_slice::<Id<'_>>(body).ok().map(|id| id.event_id.into_owned())
+}

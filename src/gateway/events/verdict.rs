@@ -1,0 +1,163 @@
+//! What an answer says of each event, and the status that follows from all. Pure.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::http::json;
+use tallyd_core::event::Refusal;
+use tallyd_core::model::Micros;
+
+/// The verdicts on all events of a request, in its order.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(in crate::gateway) struct Verdicts {
+    pub events: Vec<Verdict>,
+}
+
+/// The verdict on an event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "verdict", rename_all = "lowercase")]
+pub(in crate::gateway) enum Verdict {
+    /// The broker has it on disk.
+    Confirmed {
+        /// When it happened, as it was published.
+        at: i64,
+        #[serde(flatten)]
+        counted: Option<Counted>,
+    },
+    /// It can never be applied, and was not published.
+    Refused {
+        /// For programs: a reason of docs/events.md, "Refused events".
+        reason: String,
+        /// For people: the problem, and what is allowed.
+        message: String,
+    },
+    /// It may have been published: send it again, with this `at`.
+    Unconfirmed {
+        /// When it happened. The event that is sent again must have it.
+        at: i64,
+        /// The reason.
+        message: String,
+    },
+    /// The user clicks too often. Nothing was published.
+    Limited {
+        /// After how many milliseconds it can be sent again.
+        wait_ms: u64,
+    },
+}
+
+/// What API servers know at once where they count (`writer = "api"`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub(in crate::gateway) struct Counted {
+    /// Whether it changed anything. A like of what the user likes already does not.
+    pub changed: bool,
+    /// The number after the event. Null where Redis has lost it.
+    pub count: Option<i64>,
+}
+
+impl Verdict {
+    pub(super) fn confirmed(at: Micros) -> Self {
+        Self::Confirmed { at: at.0, counted: None }
+    }
+
+    pub(super) fn counted(at: Micros, changed: bool, count: Option<i64>) -> Self {
+        Self::Confirmed { at: at.0, counted: Some(Counted { changed, count }) }
+    }
+
+    pub(super) fn refused(reason: &str, message: impl Into<String>) -> Self {
+        Self::Refused { reason: reason.to_owned(), message: message.into() }
+    }
+
+    pub(super) fn unconfirmed(at: Micros, message: impl Into<String>) -> Self {
+        Self::Unconfirmed { at: at.0, message: message.into() }
+    }
+
+    pub(super) fn limited(wait: Duration) -> Self {
+        Self::Limited { wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX) }
+    }
+
+    /// Its name in metrics and in the answer.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Confirmed { .. } => "confirmed",
+            Self::Refused { .. } => "refused",
+            Self::Unconfirmed { .. } => "unconfirmed",
+            Self::Limited { .. } => "limited",
+        }
+    }
+}
+
+impl From<Refusal> for Verdict {
+    fn from(Refusal { reason, error }: Refusal) -> Self {
+        Self::refused(reason.code(), error)
+    }
+}
+
+impl From<Verdicts> for Response {
+    fn from(verdicts: Verdicts) -> Self {
+        let (status, retry_after) = outcome(&verdicts.events);
+        let mut answer = json(status, &verdicts);
+        if let Some(seconds) = retry_after {
+            answer.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        answer
+    }
+}
+
+/// The status of an answer, and after how many seconds the request can be sent again.
+fn outcome(events: &[Verdict]) -> (StatusCode, Option<u64>) {
+    let has = |name: &str| events.iter().any(|verdict| verdict.name() == name);
+    if has("unconfirmed") {
+        return (StatusCode::SERVICE_UNAVAILABLE, Some(1));
+    }
+    if has("refused") {
+        return (StatusCode::BAD_REQUEST, None);
+    }
+    let waits = events.iter().filter_map(|verdict| match verdict {
+        Verdict::Limited { wait_ms } => Some(wait_ms.div_ceil(1_000).max(1)),
+        _ => None,
+    });
+    match waits.max() {
+        Some(seconds) => (StatusCode::TOO_MANY_REQUESTS, Some(seconds)),
+        None => (StatusCode::ACCEPTED, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{json, to_value};
+
+    #[test]
+    fn only_a_request_of_confirmed_events_is_accepted() {
+        let confirmed = Verdict::confirmed(Micros(5));
+        let (refused, unconfirmed) = (Verdict::refused("no-type", "x"), Verdict::unconfirmed(Micros(5), "x"));
+        let limited = |ms| Verdict::limited(Duration::from_millis(ms));
+        for (events, status, retry_after) in [
+            (vec![confirmed.clone(), confirmed.clone()], 202, None),
+            (vec![confirmed.clone(), limited(1), limited(1_001)], 429, Some(2)),
+            (vec![limited(0)], 429, Some(1)),
+            (vec![limited(5_000), refused.clone(), confirmed.clone()], 400, None),
+            (vec![refused, confirmed, limited(5_000), unconfirmed], 503, Some(1)),
+        ] {
+            let (code, after) = outcome(&events);
+            assert_eq!((code.as_u16(), after), (status, retry_after), "{events:?}");
+        }
+    }
+
+    #[test]
+    fn a_verdict_is_written_as_the_contract_has_it() {
+        let written = |verdict: Verdict| to_value(verdict).unwrap();
+        assert_eq!(written(Verdict::confirmed(Micros(5))), json!({ "verdict": "confirmed", "at": 5 }));
+        let counted = json!({ "verdict": "confirmed", "at": 5, "changed": true, "count": null });
+        assert_eq!(written(Verdict::counted(Micros(5), true, None)), counted);
+        let limited = json!({ "verdict": "limited", "wait_ms": 20 });
+        assert_eq!(written(Verdict::limited(Duration::from_millis(20))), limited);
+        let unconfirmed = json!({ "verdict": "unconfirmed", "at": 5, "message": "x" });
+        assert_eq!(written(Verdict::unconfirmed(Micros(5), "x")), unconfirmed);
+    }
+}

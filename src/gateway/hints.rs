@@ -1,0 +1,74 @@
+//! What Redis is asked for and can be left out: whether a user clicks too often, and likes of the last minute. A request must not fail for it,
+//! and must not wait for a Redis that does not answer.
+
+use std::future::Future;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use crate::runtime::lock::locked;
+use tallyd_client::ClientError;
+use tallyd_client::gateway::HINT_MAX;
+use tallyd_core::chain::Chain;
+
+/// How long Redis is not asked after it has not answered.
+const REST: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Hints {
+    /// Until when Redis is not asked; `None` while it answers.
+    rests: Mutex<Option<Instant>>,
+}
+
+impl Hints {
+    /// The answer; `None` where Redis does not answer soon, or did not lately.
+    pub(super) async fn ask<T>(&self, question: impl Future<Output = Result<T, ClientError>>) -> Option<T> {
+        let former = *locked(&self.rests);
+        if former.is_some_and(|until| until > Instant::now()) {
+            return None;
+        }
+        let problem = match tokio::time::timeout(HINT_MAX, question).await {
+            Ok(Ok(answer)) => {
+                if locked(&self.rests).take().is_some() {
+                    info!(event = "gateway-redis-back", "Redis answers again");
+                }
+                return Some(answer);
+            }
+            Ok(Err(error)) => Chain(&error).to_string(),
+            Err(_) => format!("no answer within {} ms", HINT_MAX.as_millis()),
+        };
+        let rests = locked(&self.rests).replace(Instant::now() + REST);
+        if rests.is_none() {
+            warn!(
+                event = "gateway-redis-away",
+                error = problem,
+                "Redis does not answer: clicks are not limited, and likes of the last minute are not remembered: {problem}"
+            );
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn redis_is_left_alone_for_a_while_after_a_failure() {
+        let hints = Hints::default();
+        assert_eq!(hints.ask(async { Ok(7) }).await, Some(7));
+        assert_eq!(hints.ask(async { Err::<u8, _>(ClientError::Answer("no")) }).await, None);
+        assert_eq!(hints.ask(async { Ok(7) }).await, None, "it is not asked");
+        *locked(&hints.rests) = Some(Instant::now());
+        assert_eq!(hints.ask(async { Ok(7) }).await, Some(7));
+        assert!(locked(&hints.rests).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_redis_that_says_nothing_is_not_waited_for() {
+        let hints = Hints::default();
+        let silent = hints.ask(std::future::pending::<Result<u8, ClientError>>());
+        assert_eq!(tokio::time::timeout(HINT_MAX * 2, silent).await, Ok(None));
+    }
+}

@@ -1,0 +1,64 @@
+//! `GET /v1/likes?user=7&kind=video&ids=1,2,3`: what a user likes, by the last commit, or by a like that a gateway has published since.
+
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::Shared;
+use super::answer::{Answer, Refused};
+use super::query::{Query, id};
+use crate::http::json;
+use tallyd_client::gateway::{Liked, LikedBy};
+use tallyd_core::model::{TargetId, UserId};
+
+/// What a user likes, in the order of the request.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Likes {
+    /// The user's id.
+    pub user: String,
+    pub kind: String,
+    pub likes: Vec<Like>,
+}
+
+/// Whether the user likes a target.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Like {
+    /// The target's id.
+    pub id: String,
+    pub liked: bool,
+    pub source: LikeSource,
+}
+
+/// The server that knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum LikeSource {
+    /// The row, as of the last commit.
+    Mysql,
+    /// A like that a gateway has published within the last minute, and that is newer than the row.
+    Gateway,
+    /// Redis, where API servers count likes (`writer = "api"`).
+    Redis,
+}
+
+pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answer<Response> {
+    let query = Query::parse(query.as_deref(), ["user", "kind", "ids"])?;
+    let user = UserId(id("user", query.must("user")?)?);
+    let (name, kind) = query.kind(&gate.config.kinds)?;
+    let ids: Vec<TargetId> = query.ids()?.into_iter().map(TargetId).collect();
+    let _entered = gate.enter()?;
+    let liked = gate.client.likes_of(user, kind, &ids).await.map_err(|error| Refused::of_client(&error))?;
+    let likes = ids.iter().zip(liked).map(|(id, liked)| like(*id, liked)).collect();
+    Ok(json(StatusCode::OK, &Likes { user: user.to_string(), kind: name, likes }))
+}
+
+fn like(id: TargetId, Liked { liked, by }: Liked) -> Like {
+    let source = match by {
+        LikedBy::Mysql => LikeSource::Mysql,
+        LikedBy::Gateway => LikeSource::Gateway,
+        LikedBy::Redis => LikeSource::Redis,
+    };
+    Like { id: id.to_string(), liked, source }
+}

@@ -1,0 +1,211 @@
+//! `tallyd gateway`: events over HTTP, for languages that do not speak AMQP and Redis well. A process of its own, without any state; any
+//! number of them can run.
+//!
+//! An event's way: the daemon's own decoder judges it, the broker confirms it, and only then the answer says so. An answer with 202 means that
+//! every event of the request is on the broker's disk. A confirmed like is remembered in Redis for a minute, because the daemon has not written
+//! it yet. Where API servers count likes (`writer = "api"`), an event takes the whole way of [`tallyd_client`].
+//!
+//! It takes no part in partitions, jobs or migrations. A request must never wait for a server without a limit, and slow clients must not keep
+//! others out: connections, requests, bodies and times are bounded.
+
+mod answer;
+mod boards;
+mod counters;
+mod events;
+mod hints;
+mod likes;
+mod metrics;
+mod query;
+mod ready;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONNECTION, HOST, X_CONTENT_TYPE_OPTIONS};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info};
+
+use crate::config::{Config, ConfigError, Listen, Rules};
+use crate::http::{Limits, Listener, Port, Token, hosts};
+use crate::runtime::liveness::Liveness;
+use crate::runtime::{shutdown, systemd};
+use answer::{Answer, Refused};
+use hints::Hints;
+use metrics::Metrics;
+use tallyd_client::{Client, Settings};
+use tallyd_core::event::Terms;
+
+/// How long the head of a request may take to arrive, and how long a connection may be idle.
+const HEAD_MAX: Duration = Duration::from_secs(10);
+
+/// How long it still takes requests after the stop, so that a proxy finds out by /readyz.
+const DRAIN_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long requests in flight may take after that: longer than the broker may take to confirm.
+const DRAIN_MAX: Duration = Duration::from_secs(15);
+
+/// Bodies of more than [`events::BODY_SMALL`] that are read at the same time: what they need of memory.
+const BODIES_MAX: usize = 128;
+
+/// What all requests share.
+pub(super) struct Gate {
+    client: Client,
+    config: Config,
+    terms: Terms,
+    rules: Rules,
+    requests: Arc<Semaphore>,
+    bodies: Semaphore,
+    token: Option<Token>,
+    /// Whether a request must be sent to an address or to `localhost`: no page on the Web can have a browser of this machine send one.
+    is_local: bool,
+    hints: Hints,
+    metrics: Metrics,
+    stop: CancellationToken,
+}
+
+type Shared = State<Arc<Gate>>;
+
+impl Gate {
+    fn new(config: &Config, listen: &Listen, stop: CancellationToken) -> Result<Self> {
+        let token = config.gateway.read_token()?;
+        Ok(Self {
+            client: Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?,
+            config: config.clone(),
+            terms: Terms::from(config),
+            rules: Rules::from(config),
+            requests: Arc::new(Semaphore::new(config.gateway.requests_max)),
+            bodies: Semaphore::new(BODIES_MAX),
+            is_local: token.is_none() && matches!(listen, Listen::Address(_)),
+            token: token.as_ref().map(Token::new),
+            hints: Hints::default(),
+            metrics: Metrics::default(),
+            stop,
+        })
+    }
+
+    /// One of the requests that are answered at the same time.
+    fn enter(&self) -> Result<OwnedSemaphorePermit, Refused> {
+        Arc::clone(&self.requests).try_acquire_owned().map_err(|_| Refused::busy())
+    }
+}
+
+impl From<&Config> for Settings {
+    fn from(config: &Config) -> Self {
+        let config = config.clone();
+        Self {
+            has_filters: config.filter.is_on(),
+            amqp: config.amqp,
+            mysql: config.mysql,
+            redis: config.redis,
+            kinds: config.kinds,
+            metrics: config.metrics,
+            boards: config.boards,
+            rules: config.rules,
+            limits: config.client,
+        }
+    }
+}
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// [`ConfigError`]: the address or path is taken, or may not be listened on; an address of a server can't be read.
+pub(crate) async fn run(config: &Config) -> Result<()> {
+    let stop = shutdown::on_signals()?;
+    // It has nothing to reload, and SIGHUP must not end it.
+    let _hangups = shutdown::hangups()?;
+    let listen = config.gateway.address().context("read [gateway] listen")?;
+    let gate = Arc::new(Gate::new(config, &listen, stop.clone())?);
+    let wrong = |error: std::io::Error| ConfigError(vec![format!("[gateway] listen = \"{listen}\": {error}")]);
+    let listener = Listener::bind(&listen).await.map_err(wrong)?;
+    let address = listener.listens().context("read the gateway's address")?;
+    let (liveness, end) = (Liveness::default(), CancellationToken::new());
+    let limits = Limits {
+        connections_max: config.gateway.connections_max,
+        connection_max: None,
+        head_max: HEAD_MAX,
+        keep_alive: true,
+        drain_max: DRAIN_MAX,
+        not_accepted: |error| {
+            debug!(event = "gateway-not-accepted", error = %error, "a connection could not be accepted: {error}");
+        },
+    };
+    let port = Port { listener, routes: routes(&gate), limits, open: gate.metrics.connections.clone() };
+    tokio::spawn(systemd::watchdog(liveness.clone(), end.clone()));
+    let mut serving = tokio::spawn(port.run(liveness.register("gateway"), end.clone()));
+    systemd::ready();
+    let version = env!("CARGO_PKG_VERSION");
+    info!(
+        event = "gateway-started",
+        version,
+        address = address.to_string(),
+        "tallyd {version} takes requests at {address}"
+    );
+    tokio::select! {
+        () = stop.cancelled() => {}
+        ended = &mut serving => {
+            error!(event = "gateway-ended", "the port ended without being told to");
+            return Err(ended.err().map_or_else(|| anyhow!("the port ended"), |error| anyhow!("the port panicked: {error}")));
+        }
+    }
+    systemd::stopping();
+    tokio::time::sleep(DRAIN_PAUSE).await;
+    end.cancel();
+    serving.await.context("the port panicked while stopping")?;
+    info!(event = "stopped", "tallyd has stopped, nothing is open");
+    Ok(())
+}
+
+fn routes(gate: &Arc<Gate>) -> Router {
+    Router::new()
+        .route("/v1/events", post(events::publish))
+        .route("/v1/counters", get(counters::show))
+        .route("/v1/likes", get(likes::show))
+        .route("/v1/boards/{name}", get(boards::show))
+        .route("/livez", get(ready::livez))
+        .route("/readyz", get(ready::readyz))
+        .route("/metrics", get(metrics::show))
+        .fallback(async || Refused::new(StatusCode::NOT_FOUND, "not-found", "there is nothing here"))
+        .method_not_allowed_fallback(async || {
+            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this path has another method")
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(gate), guard))
+        .with_state(Arc::clone(gate))
+}
+
+async fn guard(State(gate): Shared, request: Request, next: Next) -> Response {
+    let (begun, route) = (Instant::now(), metrics::route(request.uri().path()));
+    let mut answer = match may_ask(&gate, &request) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => refused.into(),
+    };
+    gate.metrics.answered(route, answer.status(), begun.elapsed());
+    let headers = answer.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if gate.stop.is_cancelled() {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+fn may_ask(gate: &Gate, request: &Request) -> Answer<()> {
+    let host = request.headers().get(HOST).map(|host| host.to_str().unwrap_or("?"));
+    if gate.is_local && !hosts::may_be_called(host, &[]) {
+        let message = "without a token, requests must be sent to localhost or to an address";
+        return Err(Refused::new(StatusCode::FORBIDDEN, "unknown-host", message));
+    }
+    let needs_token = request.uri().path().starts_with("/v1/");
+    match &gate.token {
+        Some(token) if needs_token && !token.is_in(request.headers().get(AUTHORIZATION)) => Err(Refused::no_token()),
+        _ => Ok(()),
+    }
+}

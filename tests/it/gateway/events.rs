@@ -1,0 +1,109 @@
+//! What becomes of events that are posted.
+
+use serde_json::json;
+
+use super::common::{World, eventually};
+use super::{PLAIN, count, like};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_accepted_once_the_broker_has_them_all() {
+    let world = World::new("gw_events", PLAIN).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let gateway = world.gateway().await;
+    let views: Vec<String> = (0..1_000).map(|number| count(number % 10 + 1, &format!("e{number}"))).collect();
+    let answer = gateway.post(&format!("[{}]", views.join(","))).await;
+    assert_eq!((answer.status, answer.verdicts()), (202, vec!["confirmed".to_owned(); 1_000]), "{answer:?}");
+    // The same request again counts nothing.
+    assert_eq!(gateway.post(&format!("[{}]", views.join(","))).await.status, 202);
+    let unread = json!({ "type": "set", "kind": "video", "target_id": 7, "metric": "unread", "value": 5,
+        "at": tallyd::runtime::clock::now().0 });
+    assert_eq!(gateway.post(&unread.to_string()).await.verdicts(), ["confirmed"]);
+    let publisher = world.publisher().await;
+    world.drained(&publisher).await;
+    let views = "SELECT CAST(SUM(value) AS SIGNED) FROM counter WHERE metric = 2";
+    assert_eq!(world.count(views).await, 1_000);
+    eventually("the numbers are read", || async {
+        let read = gateway.get("/v1/counters?kind=video&ids=7,8,99&metrics=view,unread").await;
+        assert_eq!(read.status, 200, "{read:?}");
+        let read = read.json();
+        read["kind"] == "video"
+            && read["counters"][0] == json!({ "id": "7", "source": "redis", "view": 100, "unread": 5 })
+            && read["counters"][2] == json!({ "id": "99", "source": "redis", "view": 0, "unread": 0 })
+    })
+    .await;
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_event_of_a_list_has_its_verdict_in_its_place() {
+    let world = World::new("gw_verdicts", PLAIN).await;
+    let publisher = world.publisher().await;
+    let gateway = world.gateway().await;
+    let fence = r#"{"type":"fence","fence":1}"#;
+    let old = count(1, "old").replace("\"at\":1", "\"at\":");
+    let events = [count(1, "a"), "{}".to_owned(), count(2, "b"), fence.to_owned(), old, like("like", 0, 7)];
+    let answer = gateway.post(&format!("[{}]", events.join(","))).await;
+    assert_eq!(answer.status, 400, "{answer:?}");
+    let told = answer.json()["events"].as_array().unwrap().clone();
+    let reasons: Vec<&str> = told.iter().map(|event| event["reason"].as_str().unwrap_or("confirmed")).collect();
+    let expected = ["confirmed", "no-type", "confirmed", "unknown-type", "at-too-old", "target-id-out-of-range"];
+    assert_eq!(reasons, expected);
+    let message = "type is missing, allowed are \"like\", \"unlike\", \"count\", \"set\" and \"reset\"";
+    assert_eq!(told[1], json!({ "verdict": "refused", "reason": "no-type", "message": message }));
+    let waiting = publisher.depth(&world.broker.queue(0)).await.unwrap().messages;
+    assert_eq!(waiting, 2, "those that were not refused are published");
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_api_counted_like_gives_its_number_and_counts_once() {
+    let world = World::new("gw_like", "[reconcile]\nwatch_every = \"1s\"\n").await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let gateway = world.gateway().await;
+    let first = gateway.post(&like("like", 42, 7)).await;
+    assert_eq!(first.status, 202, "{first:?}");
+    let told = &first.json()["events"][0];
+    assert_eq!((&told["changed"], &told["count"]), (&json!(true), &json!(1)), "{told}");
+    let again = gateway.post(&like("like", 42, 7)).await;
+    let told_again = &again.json()["events"][0];
+    assert_eq!((&told_again["changed"], &told_again["count"]), (&json!(false), &json!(1)), "{told_again}");
+    assert_eq!(told["at"], told_again["at"], "it is the user's last event once more");
+    // Of one user in their order.
+    let both = gateway.post(&format!("[{},{}]", like("unlike", 42, 7), like("like", 42, 8))).await;
+    assert_eq!(both.verdicts(), ["confirmed", "confirmed"]);
+    let list: Vec<String> = (0..20).map(|n| like(if n % 2 == 0 { "like" } else { "unlike" }, 9, 7)).collect();
+    let told = gateway.post(&format!("[{}]", list.join(","))).await;
+    assert!(told.json()["events"].as_array().unwrap().iter().all(|event| event["changed"] == true), "{told:?}");
+    world.drained(&world.publisher().await).await;
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE is_del = 0").await, 1);
+    let likes = gateway.get("/v1/likes?user=8&kind=video&ids=42,43").await.json();
+    let expected = json!([
+        { "id": "42", "liked": true, "source": "redis" }, { "id": "43", "liked": false, "source": "mysql" }
+    ]);
+    assert_eq!(likes, json!({ "user": "8", "kind": "video", "likes": expected }));
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_count_that_api_servers_count_is_counted_in_redis() {
+    let rules = "[metrics]\nlike = 1\nview = 2\n[[rule]]\nmetric = \"view\"\nwriter = \"api\"\n";
+    let world = World::new("gw_count", &format!("{rules}[reconcile]\nwatch_every = \"1s\"\n")).await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let gateway = world.gateway().await;
+    let told = gateway.post(&count(42, "e1")).await.json();
+    assert_eq!((&told["events"][0]["changed"], &told["events"][0]["count"]), (&json!(true), &json!(1)), "{told}");
+    let below = gateway.post(&count(42, "e2").replace("\"delta\":1", "\"delta\":-5")).await;
+    assert_eq!(below.status, 400, "{below:?}");
+    assert_eq!(below.json()["events"][0]["reason"], "below-zero");
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,112 @@
+//! Servers that die, and the stop.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::common::gateway::read;
+use super::common::proxy::Proxy;
+use super::common::{World, eventually};
+use super::{PLAIN, count};
+
+const SHORT: &str = "[amqp]\ntimeout_ms = 1500\n[redis]\ntimeout_ms = 500\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_accepted_that_the_broker_has_not_confirmed() {
+    let world = World::new("gw_broker", &format!("{PLAIN}{SHORT}")).await;
+    drop(world.publisher().await);
+    let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
+    assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
+    assert_eq!(gateway.get("/readyz").await.status, 200);
+
+    // The broker gets it, and its confirm is lost.
+    proxy.mute();
+    let list = format!("[{},{},{{}}]", count(1, "a"), count(2, "b"));
+    let lost = gateway.post(&list).await;
+    assert_eq!(lost.status, 503, "{lost:?}");
+    assert_eq!(lost.verdicts(), ["unconfirmed", "unconfirmed", "refused"]);
+    assert!(lost.head.contains("retry-after: 1"));
+    assert!(lost.json()["events"][0]["at"].as_i64().unwrap() > 1_700_000_000_000_000, "{lost:?}");
+
+    // It is gone altogether.
+    proxy.fail();
+    let gone = gateway.post(&count(1, "a")).await;
+    assert_eq!((gone.status, gone.verdicts()), (503, vec!["unconfirmed".to_owned()]));
+    let ready = gateway.get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("RabbitMQ is unavailable"), "{}", ready.body);
+    assert!(!ready.body.contains("127.0.0.1"), "no address is told: {}", ready.body);
+
+    // A connection that broke between two requests costs no verdict.
+    let broker = url::Url::parse(world.config.amqp.url.expose()).unwrap();
+    proxy.lead(format!("{}:{}", broker.host_str().unwrap(), broker.port().unwrap()));
+    eventually("the broker is reached again", || async { gateway.post(&list).await.status == 400 }).await;
+    proxy.cut();
+    assert_eq!(gateway.post(&count(1, "a")).await.status, 202);
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_no_queue_takes_is_not_confirmed() {
+    let world = World::new("gw_unbound", &format!("{PLAIN}{SHORT}")).await;
+    let publisher = world.publisher().await;
+    let link = world.broker.connect("test").await.unwrap();
+    link.channel.queue_delete(world.broker.queue(0).into(), Default::default()).await.unwrap();
+    let gateway = world.gateway().await;
+    let answer = gateway.post(&count(1, "a")).await;
+    assert_eq!(answer.status, 503, "{answer:?}");
+    let message = answer.json()["events"][0]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("no queue is bound"), "{message}");
+    drop((publisher, link));
+    drop(world.publisher().await);
+    assert_eq!(gateway.post(&count(1, "a")).await.status, 202, "the next one is");
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_stop_answers_requests_in_flight_and_takes_no_more() {
+    let world = World::new("gw_stop", PLAIN).await;
+    drop(world.publisher().await);
+    let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let mut gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
+    assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
+    proxy.hold();
+    let mut flying = TcpStream::connect(&gateway.address).await.unwrap();
+    flying.write_all(gateway.posted(&count(1, "flying")).as_bytes()).await.unwrap();
+    let idle = TcpStream::connect(&gateway.address).await.unwrap();
+    gateway.process.signal("HUP");
+    gateway.process.signal("TERM");
+    gateway.process.logged("\"stop-asked\"").await;
+    let ready = gateway.get("/readyz").await;
+    assert_eq!((ready.status, ready.json()["state"].as_str()), (503, Some("draining")), "{ready:?}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(TcpStream::connect(&gateway.address).await.is_err(), "it takes no more");
+    proxy.release();
+    assert_eq!(read(&mut flying).await.status, 202);
+    assert!(gateway.process.wait().success());
+    drop(idle);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
+    let limits = "[client]\nrate_likes_max = 1\nrate_window = \"1h\"\n";
+    let world = World::new("gw_redis", &format!("{PLAIN}{SHORT}{limits}")).await;
+    drop(world.publisher().await);
+    let (proxy, url) = Proxy::before(world.config.redis.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__REDIS__URL", url.as_str())]).await;
+    assert_eq!(gateway.get("/readyz").await.status, 200);
+    proxy.fail();
+    for number in 0..3 {
+        assert_eq!(gateway.post(&count(1, &format!("e{number}"))).await.status, 202);
+    }
+    assert_eq!(gateway.get("/readyz").await.status, 503);
+    let read = gateway.get("/v1/counters?kind=video&ids=1").await;
+    assert_eq!((read.status, read.code().as_str()), (503, "redis-unavailable"));
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}

@@ -1,0 +1,27 @@
+//! `tallyd gateway`: events over HTTP, and what is read there.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
+
+mod events;
+mod faults;
+mod limits;
+mod reads;
+
+use tallyd::runtime::clock::now;
+
+use super::common;
+
+/// Likes that the daemon counts, and some numbers.
+const PLAIN: &str = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
+    [[rule]]\nmetric = \"unread\"\nsettable = true\n";
+
+fn count(id: u64, event_id: &str) -> String {
+    let at = now();
+    format!(
+        r#"{{"type":"count","kind":"video","target_id":"{id}","metric":"view","delta":1,"event_id":"{event_id}","at":{at}}}"#
+    )
+}
+
+fn like(word: &str, id: u64, user: u64) -> String {
+    format!(r#"{{"type":"{word}","kind":"video","target_id":"{id}","user_id":{user}}}"#)
+}
