@@ -88,8 +88,6 @@ enum Command {
     /// Says how counters should be laid out in Redis, and moves them.
     #[command(subcommand)]
     Layout(layout::LayoutCommand),
-    /// Takes events over HTTP, publishes them, and reads numbers, likes and boards, until SIGTERM.
-    Gateway,
     /// Makes or updates the tables in MySQL. Needs an account that may create tables.
     Migrate,
 }
@@ -105,6 +103,12 @@ enum Alone {
     Status(status::StatusArgs),
     /// Says whether a daemon is ready: exits with 0 if it is, with 1 if not.
     Healthcheck(healthcheck::HealthcheckArgs),
+    /// Takes events over HTTP and publishes them, and reads numbers, likes and boards there, until SIGTERM.
+    Gateway {
+        /// Prints the description of the API (OpenAPI 3.1) instead.
+        #[arg(long)]
+        openapi: bool,
+    },
     /// Prints the JSON Schema of the configuration, for editors.
     ConfigSchema,
     /// Prints the script with which a shell completes this command line.
@@ -175,7 +179,6 @@ where
             Some(Command::Show { target, format }) => once::show(&config, &target, format).await,
             Some(Command::RebuildFilters) => once::rebuild_filters(&config).await,
             Some(Command::Layout(command)) => layout::run(&config, command).await,
-            Some(Command::Gateway) => gateway::run(&config).await.map(|()| EXIT_DONE),
             Some(Command::Migrate) => once::migrate(&config).await,
         }
     })
@@ -201,6 +204,15 @@ fn run_alone(command: Alone, path: &Path) -> Result<u8> {
         Alone::ShowConfig(args) => configuration::show(path, &args),
         Alone::Status(args) => start_runtime()?.block_on(status::run(path, &args)),
         Alone::Healthcheck(args) => start_runtime()?.block_on(healthcheck::run(path, &args)),
+        Alone::Gateway { openapi: true } => {
+            writeln!(std::io::stdout(), "{}", gateway::openapi()?).context("print the description of the API")?;
+            Ok(EXIT_DONE)
+        }
+        Alone::Gateway { openapi: false } => {
+            let config = config::load(path)?;
+            start_log(&config.log).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
+            start_runtime()?.block_on(gateway::run(&config)).map(|()| EXIT_DONE)
+        }
         Alone::ConfigSchema => configuration::print_schema(),
         Alone::Completions { shell } => complete::completions(shell),
         Alone::Man { dir } => complete::man(dir.as_deref()),

@@ -17,10 +17,10 @@ use tallyd_core::period::Period;
 use tallyd_core::score::Tie;
 use tallyd_redis::ranks::Ranking;
 
-const TOP: u64 = 100;
-const TOP_MAX: u64 = 1_000;
-const RADIUS: u64 = 5;
-const RADIUS_MAX: u64 = 100;
+pub(super) const TOP: u64 = 100;
+pub(super) const TOP_MAX: u64 = 1_000;
+pub(super) const RADIUS: u64 = 5;
+pub(super) const RADIUS_MAX: u64 = 100;
 
 /// A board of one period.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -15,6 +15,7 @@ mod events;
 mod hints;
 mod likes;
 mod metrics;
+mod openapi;
 mod query;
 mod ready;
 
@@ -114,6 +115,11 @@ impl From<&Config> for Settings {
     }
 }
 
+/// The description of the API, as `GET /openapi.json` gives it.
+pub(crate) fn openapi() -> Result<String> {
+    serde_json::to_string_pretty(&openapi::document()).context("write the description of the API")
+}
+
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -170,6 +176,7 @@ fn routes(gate: &Arc<Gate>) -> Router {
         .route("/v1/counters", get(counters::show))
         .route("/v1/likes", get(likes::show))
         .route("/v1/boards/{name}", get(boards::show))
+        .route("/openapi.json", get(openapi::show))
         .route("/livez", get(ready::livez))
         .route("/readyz", get(ready::readyz))
         .route("/metrics", get(metrics::show))

@@ -7,9 +7,9 @@ use super::{PLAIN, count, like};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_are_accepted_once_the_broker_has_them_all() {
-    let world = World::new("gw_events", PLAIN).await;
+    let world = World::new("gw_events", &format!("{PLAIN}[reconcile]\nwatch_every = \"1s\"\n")).await;
     let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    daemon.logged("redis-loaded").await;
     let gateway = world.gateway().await;
     let views: Vec<String> = (0..1_000).map(|number| count(number % 10 + 1, &format!("e{number}"))).collect();
     let answer = gateway.post(&format!("[{}]", views.join(","))).await;

@@ -1,0 +1,307 @@
+//! `GET /openapi.json`: the description of this API, OpenAPI 3.1. Answers are described by the types that the handlers write, events by the
+//! decoder's own bounds. docs/openapi.json is the same text, and a test holds it.
+
+use axum::http::StatusCode;
+use axum::response::Response;
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, SchemaGenerator};
+use serde_json::{Value, json};
+
+use super::answer::ErrorBody;
+use super::boards::{BoardPage, RADIUS, RADIUS_MAX, TOP, TOP_MAX};
+use super::counters::Counters;
+use super::events::Verdicts;
+use super::likes::Likes;
+use super::query::IDS_MAX;
+use super::ready::{Live, Ready};
+use tallyd_core::event::{DELTA_MAX, EVENT_ID_MAX, ID_MAX, LIST_EVENTS_MAX, VALUE_MAX};
+use tallyd_core::model::Micros;
+
+pub(super) async fn show() -> Response {
+    crate::http::json(StatusCode::OK, &document())
+}
+
+/// The whole document.
+pub(super) fn document() -> Value {
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
+    let mut types = settings.into_generator();
+    let paths = json!({
+        "/v1/events": { "post": publish(&mut types) },
+        "/v1/counters": { "get": counters(&mut types) },
+        "/v1/likes": { "get": likes(&mut types) },
+        "/v1/boards/{name}": { "get": board(&mut types) },
+        "/livez": { "get": {
+            "operationId": "livez", "summary": "Says whether the process works", "security": [],
+            "responses": { "200": answer::<Live>(&mut types, "It works.") },
+        } },
+        "/readyz": { "get": {
+            "operationId": "readyz", "summary": "Says whether events can be published", "security": [],
+            "responses": {
+                "200": answer::<Ready>(&mut types, "RabbitMQ and Redis answer."),
+                "503": answer::<Ready>(&mut types, "One of them does not, or the process is stopping."),
+            },
+        } },
+        "/metrics": { "get": {
+            "operationId": "metrics", "summary": "Metrics for Prometheus", "security": [],
+            "responses": { "200": {
+                "description": "OpenMetrics 1.0 if the client accepts it, else Prometheus' text format.",
+                "content": { "text/plain": { "schema": { "type": "string" } } },
+            } },
+        } },
+    });
+    let mut schemas = types.take_definitions(true);
+    for (name, schema) in events() {
+        schemas.insert(name.to_owned(), schema);
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "tallyd gateway",
+            "description": "Takes events, and reads numbers, likes and boards. docs/gateway.md explains it.",
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": { "name": "MIT OR Apache-2.0" },
+        },
+        "servers": [{ "url": "http://127.0.0.1:9191" }],
+        "security": [{ "token": [] }, {}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": { "token": {
+                "type": "http", "scheme": "bearer", "description": "The token of [gateway] token_file, where there is one.",
+            } },
+        },
+    })
+}
+
+fn publish(types: &mut SchemaGenerator) -> Value {
+    let event = json!({ "$ref": "#/components/schemas/Event" });
+    let list = json!({ "type": "array", "minItems": 1, "maxItems": LIST_EVENTS_MAX, "items": event });
+    let retry_after = json!({ "Retry-After": {
+        "description": "After how many seconds the request can be sent again.", "schema": { "type": "integer" },
+    } });
+    let mut verdicts = |description: &str| answer::<Verdicts>(types, description);
+    let (confirmed, mut refused) = (verdicts("Every event is on the broker's disk."), verdicts(""));
+    let (mut limited, mut unconfirmed) = (verdicts("A user clicks too often, and no event was refused."), verdicts(""));
+    let either = |body: &mut Value, description: &str| {
+        let verdicts = body["content"]["application/json"]["schema"].take();
+        body["content"]["application/json"]["schema"] =
+            json!({ "anyOf": [verdicts, { "$ref": "#/components/schemas/ErrorBody" }] });
+        body["description"] = description.into();
+    };
+    either(&mut refused, "An event was refused; the others were published. Or the body is no list of events.");
+    either(
+        &mut unconfirmed,
+        "An event was not confirmed: send the request again with the `at` of the answer. Or it is busy.",
+    );
+    limited["headers"] = retry_after.clone();
+    unconfirmed["headers"] = retry_after;
+    let mut operation = operation(
+        types,
+        "publish",
+        "Publishes an event, or a list",
+        json!([]),
+        [("202", confirmed), ("400", refused), ("429", limited), ("503", unconfirmed)],
+    );
+    for (status, description) in [
+        ("408", "The body took too long."),
+        ("411", "Content-Length is missing."),
+        ("413", "The body or the list is too large."),
+        ("415", "Content-Type is not application/json."),
+    ] {
+        operation["responses"][status] = answer::<ErrorBody>(types, description);
+    }
+    operation["requestBody"] = json!({
+        "required": true, "content": { "application/json": { "schema": { "anyOf": [event, list] } } },
+    });
+    operation
+}
+
+fn counters(types: &mut SchemaGenerator) -> Value {
+    let metrics = json!({ "name": "metrics", "in": "query", "style": "form", "explode": false,
+        "description": "Names of [metrics]; `like` unless given.",
+        "schema": { "type": "array", "minItems": 1, "items": { "type": "string" } } });
+    let found =
+        answer::<Counters>(types, "The numbers. One that no server knows at the moment is null, and never zero.");
+    let busy = answer::<ErrorBody>(types, "Redis is unavailable, or the gateway is busy.");
+    let parameters = json!([kind(), ids(), metrics]);
+    operation(types, "counters", "Reads numbers of targets", parameters, [("200", found), ("503", busy)])
+}
+
+fn likes(types: &mut SchemaGenerator) -> Value {
+    let user = json!({ "name": "user", "in": "query", "required": true, "schema": id() });
+    let found = answer::<Likes>(types, "What the user likes.");
+    let busy = answer::<ErrorBody>(types, "MySQL is unavailable, or the gateway is busy.");
+    let parameters = json!([user, kind(), ids()]);
+    operation(types, "likes", "Reads which targets a user likes", parameters, [("200", found), ("503", busy)])
+}
+
+fn board(types: &mut SchemaGenerator) -> Value {
+    let number = |name: &str, default: u64, max: u64, description: &str| {
+        let schema = json!({ "type": "integer", "minimum": 1, "maximum": max, "default": default });
+        json!({ "name": name, "in": "query", "schema": schema, "description": description })
+    };
+    let text = |name: &str, description: &str| json!({ "name": name, "in": "query", "schema": { "type": "string" }, "description": description });
+    let parameters = json!([
+        { "name": "name", "in": "path", "required": true, "schema": { "type": "string" } },
+        text("period", "2026-11-21, 2026-W47, 2026-11 or total; the current one unless given."),
+        number("top", TOP, TOP_MAX, "How many of the first members."),
+        text("around", "A member that is read with its neighbours."),
+        number("radius", RADIUS, RADIUS_MAX, "How many neighbours on each side."),
+    ]);
+    let found = answer::<BoardPage>(types, "The board.");
+    let none = answer::<ErrorBody>(types, "There is no such board, or no longer.");
+    let busy = answer::<ErrorBody>(types, "A server is unavailable, or the gateway is busy.");
+    operation(types, "board", "Reads a board", parameters, [("200", found), ("404", none), ("503", busy)])
+}
+
+fn operation<const N: usize>(
+    types: &mut SchemaGenerator,
+    id: &str,
+    summary: &str,
+    parameters: Value,
+    responses: [(&str, Value); N],
+) -> Value {
+    let mut all = json!({
+        "400": answer::<ErrorBody>(types, "Something in the request is wrong."),
+        "401": answer::<ErrorBody>(types, "The token is missing, or another one."),
+        "403": answer::<ErrorBody>(types, "Without a token, requests must be sent to localhost or to an address."),
+    });
+    for (status, response) in responses {
+        all[status] = response;
+    }
+    json!({ "operationId": id, "summary": summary, "parameters": parameters, "responses": all })
+}
+
+fn answer<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Value {
+    let schema = types.subschema_for::<T>();
+    json!({ "description": description, "content": { "application/json": { "schema": schema } } })
+}
+
+/// An id in a query.
+fn id() -> Value {
+    json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$" })
+}
+
+fn kind() -> Value {
+    json!({ "name": "kind", "in": "query", "required": true, "schema": { "type": "string" }, "description": "A name of [kinds]." })
+}
+
+fn ids() -> Value {
+    let schema = json!({ "type": "array", "minItems": 1, "maxItems": IDS_MAX, "items": id() });
+    json!({ "name": "ids", "in": "query", "required": true, "style": "form", "explode": false, "schema": schema })
+}
+
+/// The types of events, with the decoder's bounds.
+fn events() -> [(&'static str, Value); 6] {
+    let reference = |name: &str| json!({ "$ref": format!("#/components/schemas/{name}") });
+    let any = ["LikeEvent", "CountEvent", "SetEvent", "ResetEvent"].map(reference);
+    let integer = |min: i64, max: u64, description: &str| json!({ "type": "integer", "minimum": min, "maximum": max, "description": description });
+    let signed = |max: u64, description: &str| json!({ "type": "integer", "minimum": -i64::try_from(max).unwrap_or(i64::MAX), "maximum": max, "description": description });
+    let at = integer(1, Micros::MAX.0.unsigned_abs(), "Microseconds since 1970, the same at each retry.");
+    let (metric, event_id) = (
+        json!({ "type": "string", "description": "A name of [metrics], but not `like`." }),
+        json!({ "type": "string", "minLength": 1, "maxLength": EVENT_ID_MAX, "description": "Another one for each event." }),
+    );
+    let kind = json!({ "type": "string", "description": "A name of [kinds]." });
+    let event = |words: &[&str], more: Value, optional: &[&str]| {
+        let mut properties = json!({ "type": { "enum": words }, "kind": kind, "target_id": reference("Id"), "at": at });
+        for (name, schema) in more.as_object().into_iter().flatten() {
+            properties[name] = schema.clone();
+        }
+        let names = properties.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+        let required: Vec<&str> = names.filter(|name| !optional.contains(name)).collect();
+        json!({ "type": "object", "required": required, "properties": properties })
+    };
+    [
+        (
+            "Id",
+            json!({ "description": "An integer, best as text.",
+            "anyOf": [integer(1, ID_MAX, "A number."), { "type": "string", "pattern": "^[1-9][0-9]{0,18}$" }] }),
+        ),
+        ("LikeEvent", event(&["like", "unlike"], json!({ "user_id": reference("Id") }), &["at"])),
+        (
+            "CountEvent",
+            event(
+                &["count"],
+                json!({ "metric": metric, "delta": signed(DELTA_MAX, "What is added."), "event_id": event_id }),
+                &[],
+            ),
+        ),
+        (
+            "SetEvent",
+            event(&["set"], json!({ "metric": metric, "value": signed(VALUE_MAX, "What the number becomes.") }), &[]),
+        ),
+        ("ResetEvent", event(&["reset"], json!({ "metric": metric }), &[])),
+        ("Event", json!({ "anyOf": any })),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::Config;
+    use tallyd_core::event::{Terms, decode};
+
+    #[test]
+    fn the_document_is_the_one_that_the_gateway_serves() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/openapi.json");
+        let written = std::fs::read_to_string(&path).unwrap();
+        let told = serde_json::to_string_pretty(&document()).unwrap() + "\n";
+        assert!(written == told, "write it again: cargo run -- gateway --openapi >{}", path.display());
+    }
+
+    #[test]
+    fn every_type_that_the_document_refers_to_is_there() {
+        let (document, mut missing) = (document(), BTreeSet::new());
+        let text = document.to_string();
+        for name in text.split("\"#/components/schemas/").skip(1).map(|rest| rest.split('"').next().unwrap()) {
+            if document["components"]["schemas"][name].is_null() {
+                missing.insert(name);
+            }
+        }
+        assert_eq!(missing, BTreeSet::new());
+    }
+
+    /// An event of each type with the largest and the least that its schema allows, and one beyond.
+    #[test]
+    fn the_bounds_of_events_are_those_of_the_decoder() {
+        let mut config = Config::default();
+        config.metrics.0.insert("view".to_owned(), 2);
+        config.rules = vec![crate::config::Rule { settable: true, ..crate::config::Rule::of("view") }];
+        let terms = Terms::from(&config);
+        let schemas = &document()["components"]["schemas"];
+        for (name, word) in
+            [("LikeEvent", "like"), ("CountEvent", "count"), ("SetEvent", "set"), ("ResetEvent", "reset")]
+        {
+            let properties = schemas[name]["properties"].as_object().unwrap();
+            let now = Micros::MAX;
+            let good = |field: &str| match field {
+                "type" => json!(word),
+                "kind" => json!("video"),
+                "metric" => json!("view"),
+                "event_id" => json!("e".repeat(properties[field]["maxLength"].as_u64().unwrap() as usize)),
+                "target_id" | "user_id" => schemas["Id"]["anyOf"][0]["maximum"].clone(),
+                field => properties[field]["maximum"].clone(),
+            };
+            let event: serde_json::Map<String, Value> =
+                properties.keys().map(|field| (field.clone(), good(field))).collect();
+            let is_taken = |event: &serde_json::Map<String, Value>| {
+                decode(json!(event).to_string().as_bytes(), &terms, now).is_ok()
+            };
+            assert!(is_taken(&event), "{name}: {event:?}");
+            for (field, schema) in properties {
+                let mut less = event.clone();
+                less.remove(field);
+                assert!(!is_taken(&less), "{name} without {field}");
+                if let Some(max) = schema["maximum"].as_u64() {
+                    let mut more = event.clone();
+                    more.insert(field.clone(), json!(max + 1));
+                    assert!(!is_taken(&more), "{name}: {field} = {}", max + 1);
+                }
+            }
+        }
+    }
+}
