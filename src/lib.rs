@@ -16,7 +16,8 @@
 //!
 //! In reading order: the crate `tallyd_core` has the words; [`consumer`], `outbox`, and the
 //! [`jobs`] the tasks, which never call each other; `tallyd_mysql`, `tallyd_redis` and `tallyd_rabbitmq` what they stand
-//! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side. ARCHITECTURE.md tells the whole.
+//! on, as [`servers`] has them; [`app`] builds and supervises them. The crate `tallyd_client` is the API servers' side, on which `gateway`, a
+//! process of its own, stands. ARCHITECTURE.md tells the whole.
 
 #![warn(unreachable_pub)]
 

@@ -124,7 +124,7 @@ fn environment(service: &str) -> BTreeMap<String, String> {
 
 #[test]
 fn the_configurations_of_compose_are_valid() {
-    for service in ["migrate", "tallyd"] {
+    for service in ["migrate", "tallyd", "gateway"] {
         let output = Command::new(env!("CARGO_BIN_EXE_tallyd"))
             .args(["--config", "config.toml", "check-config", "--offline"])
             .current_dir(root())
@@ -142,7 +142,7 @@ fn the_configurations_of_compose_are_valid() {
 fn compose_makes_the_accounts_that_its_services_log_in_with() {
     let made = compose()["services"]["mariadb"]["volumes"][0].as_str().unwrap().to_owned();
     let accounts = read(made.strip_prefix("./").unwrap().split(':').next().unwrap());
-    for (service, account) in [("migrate", "tallyd_migrate"), ("tallyd", "tallyd")] {
+    for (service, account) in [("migrate", "tallyd_migrate"), ("tallyd", "tallyd"), ("gateway", "tallyd_api")] {
         let environment = environment(service);
         let password = &environment["TALLYD__MYSQL__PASSWORD"];
         assert!(accounts.contains(&format!("CREATE USER '{account}'@'%' IDENTIFIED BY '{password}';")));
@@ -159,8 +159,10 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     let built: Vec<&String> =
         services.iter().filter(|(_, service)| service["build"].is_string()).map(|(name, _)| name).collect();
     assert_eq!(built, ["tallyd"]);
-    assert_eq!(services["migrate"]["image"], services["tallyd"]["image"]);
-    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "9464")] {
+    for other in ["migrate", "gateway"] {
+        assert_eq!(services[other]["image"], services["tallyd"]["image"], "{other}");
+    }
+    for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "9464"), ("gateway", "9191")] {
         assert_eq!(services[service]["ports"], serde_json::json!([format!("127.0.0.1:{port}:{port}")]));
     }
     let password = environment("tallyd")["TALLYD__AMQP__PASSWORD"].clone();

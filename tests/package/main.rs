@@ -63,6 +63,7 @@ fn the_package_brings_all_files_with_their_owners_and_starts_nothing() {
         ("/usr/bin/tallyd", "755 root:root"),
         ("/etc/tallyd/config.toml", "640 root:tallyd"),
         ("/usr/lib/systemd/system/tallyd.service", "644 root:root"),
+        ("/usr/lib/systemd/system/tallyd-gateway.service", "644 root:root"),
         ("/usr/share/man/man1/tallyd.1.gz", "644 root:root"),
         ("/usr/share/man/man1/tallyd-reconcile.1.gz", "644 root:root"),
         ("/usr/share/bash-completion/completions/tallyd", "644 root:root"),

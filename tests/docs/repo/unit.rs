@@ -1,4 +1,4 @@
-//! systemd's unit, held against the program.
+//! systemd's units, held against the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,23 @@ use tallyd::config::Config;
 use super::settings::complaint;
 use super::{parsed, read, with_examples};
 
+const UNITS: [&str; 2] = ["tallyd.service", "tallyd-gateway.service"];
+
 fn settings(name: &str) -> Vec<String> {
-    let unit = read("systemd/tallyd.service");
+    settings_of("tallyd.service", name)
+}
+
+fn settings_of(unit: &str, name: &str) -> Vec<String> {
+    let unit = read(format!("systemd/{unit}"));
     unit.lines().filter_map(|line| Some(line.strip_prefix(name)?.strip_prefix('=')?.to_owned())).collect()
 }
 
 /// The unit with the program where this build has it, under its own name.
-fn built_unit(folder: &Path) -> PathBuf {
+fn built_unit(name: &str, folder: &Path) -> PathBuf {
     let program = folder.join("tallyd");
     fs::copy(env!("CARGO_BIN_EXE_tallyd"), &program).unwrap();
-    let unit = folder.join("tallyd.service");
-    let text = read("systemd/tallyd.service").replace("/usr/bin/tallyd", program.to_str().unwrap());
+    let unit = folder.join(name);
+    let text = read(format!("systemd/{name}")).replace("/usr/bin/tallyd", program.to_str().unwrap());
     fs::write(&unit, text).unwrap();
     unit
 }
@@ -37,18 +43,22 @@ fn systemd_analyze(arguments: &[&str], unit: &Path) -> (bool, String) {
 
 #[test]
 fn the_unit_file_is_valid() {
-    let folder = tempfile::tempdir().unwrap();
-    let (valid, said) = systemd_analyze(&["verify", "--man=no"], &built_unit(folder.path()));
-    assert!(valid && !said.contains("tallyd.service"), "{said}");
+    for unit in UNITS {
+        let folder = tempfile::tempdir().unwrap();
+        let (valid, said) = systemd_analyze(&["verify", "--man=no"], &built_unit(unit, folder.path()));
+        assert!(valid && !said.contains(unit), "{said}");
+    }
 }
 
 #[test]
 fn the_unit_may_do_no_more_than_it_needs() {
-    let folder = tempfile::tempdir().unwrap();
-    // In tenths: at most 1.2, as Redis' own unit.
-    let (narrow, said) =
-        systemd_analyze(&["security", "--offline=yes", "--no-pager", "--threshold=12"], &built_unit(folder.path()));
-    assert!(narrow, "{said}");
+    for unit in UNITS {
+        let folder = tempfile::tempdir().unwrap();
+        // In tenths: at most 1.2, as Redis' own unit.
+        let arguments = ["security", "--offline=yes", "--no-pager", "--threshold=12"];
+        let (narrow, said) = systemd_analyze(&arguments, &built_unit(unit, folder.path()));
+        assert!(narrow, "{said}");
+    }
 }
 
 #[test]
@@ -80,6 +90,30 @@ fn the_unit_restarts_all_but_what_no_restart_helps() {
     assert_eq!(settings("Restart"), ["always"]);
     assert_eq!(settings("StartLimitIntervalSec"), ["0"]);
     assert_eq!(settings("RestartPreventExitStatus"), [format!("{} {}", cli::EXIT_USAGE, cli::EXIT_CONFIG)]);
+}
+
+#[test]
+fn the_gateways_unit_is_narrowed_as_the_daemons_is() {
+    let hardening = |unit: &str| {
+        let text = read(format!("systemd/{unit}"));
+        text.split_once("\nCapabilityBoundingSet=").unwrap().1.to_owned()
+    };
+    assert_eq!(hardening(UNITS[1]), hardening(UNITS[0]));
+    for name in ["Type", "DynamicUser", "User", "UMask", "LimitCORE", "Restart", "RestartPreventExitStatus"] {
+        assert_eq!(settings_of(UNITS[1], name), settings_of(UNITS[0], name), "{name}");
+    }
+    let start = settings("ExecStart")[0].clone() + " gateway";
+    assert_eq!(settings_of(UNITS[1], "ExecStart"), [start]);
+    let files: usize = settings_of(UNITS[1], "LimitNOFILE")[0].parse().unwrap();
+    assert!(files >= Config::default().gateway.connections_max + 1_000, "{files}");
+}
+
+#[test]
+fn the_gateways_unit_passes_the_daemons_credentials_and_its_own() {
+    let names = settings_of(UNITS[1], "LoadCredential");
+    let names = names.iter().map(|credential| credential.split(':').next().unwrap().to_owned());
+    let own = parsed(&with_examples()).unwrap().gateway.token_file;
+    assert_eq!(names.collect::<Vec<_>>(), settings("LoadCredential").into_iter().chain(own).collect::<Vec<_>>());
 }
 
 /// 256 MiB for one partition, 128 for each further one (tests/it/limits), and 48 for the stack of each that had the deepest headers.

@@ -7,7 +7,7 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::common::gateway::read;
 use super::common::{World, stderr};
-use super::{PLAIN, count, like};
+use super::{PLAIN, count, get, like};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_is_wrong_is_refused_with_its_code() {
@@ -55,10 +55,6 @@ async fn a_request_that_is_wrong_is_refused_with_its_code() {
     }
     assert!(gateway.process.stop().success());
     world.close().await;
-}
-
-fn get(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]

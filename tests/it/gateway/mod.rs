@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends at the first surprise")]
 
+mod document;
 mod events;
 mod faults;
 mod limits;
@@ -24,4 +25,8 @@ fn count(id: u64, event_id: &str) -> String {
 
 fn like(word: &str, id: u64, user: u64) -> String {
     format!(r#"{{"type":"{word}","kind":"video","target_id":"{id}","user_id":{user}}}"#)
+}
+
+fn get(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 }
