@@ -50,8 +50,9 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// How long it still takes requests after the stop, so that a proxy finds out by /readyz.
 const DRAIN_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long requests in flight may take after that: longer than the broker may take to confirm.
-const DRAIN_MAX: Duration = Duration::from_secs(15);
+/// How long requests in flight may take after that: longer than the broker may take to confirm, twice `[amqp] timeout_ms`. With the pause it is
+/// shorter than the `TimeoutStopSec` of systemd/tallyd-gateway.service.
+const DRAIN_MAX: Duration = Duration::from_secs(25);
 
 /// Bodies of more than [`events::BODY_SMALL`] that are read at the same time: what they need of memory.
 const BODIES_MAX: usize = 128;

@@ -42,7 +42,7 @@ impl Client {
     /// connection that had broken are published once more, which changes nothing where they had arrived.
     ///
     /// # Errors
-    /// No result is known within `[amqp] timeout_ms`, or the broker could not be reached: any of them may have arrived.
+    /// No result is known within twice `[amqp] timeout_ms`, one for a connection and one for the confirms, or the broker could not be reached: any of them may have arrived.
     pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
         timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
@@ -50,12 +50,16 @@ impl Client {
 
     async fn publish_twice(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let mut results = self.publish_once(messages).await?;
-        let is_passing = |result: &Result<(), BrokerError>| matches!(result, Err(error) if error.fate() != Fate::Item);
+        // A broker that did not answer would not answer again in time.
+        let is_broken = |result: &Result<(), BrokerError>| match result {
+            Err(BrokerError::NoAnswer { .. }) | Ok(()) => false,
+            Err(error) => error.fate() != Fate::Item,
+        };
         let (places, again): (Vec<usize>, Vec<Message>) = results
             .iter()
             .zip(messages)
             .enumerate()
-            .filter(|(_, (result, _))| is_passing(result))
+            .filter(|(_, (result, _))| is_broken(result))
             .map(|(place, (_, message))| (place, message.clone()))
             .unzip();
         if again.is_empty() {

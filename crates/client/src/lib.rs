@@ -165,7 +165,7 @@ impl Client {
             reads_unasked: Unasked::default(),
             reads: Semaphore::new(READS),
             limits: limits.clone(),
-            confirm_max: amqp.timeout(),
+            confirm_max: amqp.timeout() * 2,
             shapes: has_filters.then(filtered::Shapes::default),
         })
     }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use super::common::gateway::read;
 use super::common::proxy::Proxy;
 use super::common::{World, eventually};
-use super::{PLAIN, count};
+use super::{PLAIN, count, like};
 
 const SHORT: &str = "[amqp]\ntimeout_ms = 1500\n[redis]\ntimeout_ms = 500\n";
 
@@ -101,9 +101,12 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     let gateway = world.gateway_with(&[("TALLYD__REDIS__URL", url.as_str())]).await;
     assert_eq!(gateway.get("/readyz").await.status, 200);
     proxy.fail();
-    for number in 0..3 {
-        assert_eq!(gateway.post(&count(1, &format!("e{number}"))).await.status, 202);
+    for user in [7, 7, 7] {
+        let list = format!("[{},{}]", count(1, "e"), like("like", 1, user));
+        assert_eq!(gateway.post(&list).await.verdicts(), ["confirmed", "confirmed"], "and nobody is limited");
     }
+    let likes = gateway.get("/v1/likes?user=7&kind=video&ids=1").await;
+    assert_eq!((likes.status, &likes.json()["likes"][0]["source"]), (200, &"mysql".into()), "{likes:?}");
     assert_eq!(gateway.get("/readyz").await.status, 503);
     let read = gateway.get("/v1/counters?kind=video&ids=1").await;
     assert_eq!((read.status, read.code().as_str()), (503, "redis-unavailable"));

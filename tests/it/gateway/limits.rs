@@ -135,8 +135,13 @@ async fn a_thousand_slow_connections_do_not_hold_up_a_fast_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_who_clicks_too_often_is_told_how_long_to_wait() {
-    let limits = "[client]\nrate_likes_max = 2\nrate_window = \"1h\"\n[reconcile]\nwatch_every = \"1s\"\n";
-    let world = World::new("gw_limit", limits).await;
+    let limits = "[client]\nrate_likes_max = 2\nrate_window = \"1h\"\n";
+    for (name, rules) in [("gw_limit", PLAIN), ("gw_limit_api", "")] {
+        limited(World::new(name, &format!("{rules}{limits}")).await).await;
+    }
+}
+
+async fn limited(world: World) {
     drop(world.publisher().await);
     let gateway = world.gateway().await;
     let list: Vec<String> = (1..=3).map(|id| like("like", id, 7)).collect();

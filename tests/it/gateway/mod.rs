@@ -5,6 +5,7 @@
 mod document;
 mod events;
 mod faults;
+mod likes;
 mod limits;
 mod reads;
 
@@ -14,7 +15,7 @@ use super::common;
 
 /// Likes that the daemon counts, and some numbers.
 const PLAIN: &str = "[kinds]\nvideo = 1\npost = 2\n[metrics]\nlike = 1\nview = 2\nunread = 3\n\
-    [[rule]]\nmetric = \"unread\"\nsettable = true\n";
+    [[rule]]\nmetric = \"unread\"\nsettable = true\n[[rule]]\nmetric = \"like\"\n";
 
 fn count(id: u64, event_id: &str) -> String {
     let at = now();

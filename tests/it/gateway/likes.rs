@@ -1,0 +1,87 @@
+//! Likes that the daemon counts: seen as soon as they are confirmed, and the same whatever is sent again.
+
+use serde_json::{Value, json};
+
+use super::common::gateway::Gateway;
+use super::common::proxy::Proxy;
+use super::common::{World, eventually};
+use super::{PLAIN, like};
+
+async fn likes(gateway: &Gateway, user: u64, ids: &str) -> Value {
+    let answer = gateway.get(&format!("/v1/likes?user={user}&kind=video&ids={ids}")).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()["likes"].clone()
+}
+
+fn liked(id: &str, liked: bool, source: &str) -> Value {
+    json!({ "id": id, "liked": liked, "source": source })
+}
+
+/// With an instant of its own.
+fn at(event: &str, at: i64) -> String {
+    event.replacen('{', &format!("{{\"at\":{at},"), 1)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_confirmed_like_is_seen_before_the_daemon_has_it() {
+    let world = World::new("gw_seen", PLAIN).await;
+    let publisher = world.publisher().await;
+    let gateway = world.gateway().await;
+    let posted = gateway.post(&format!("[{},{}]", like("like", 42, 7), like("unlike", 43, 7))).await;
+    assert_eq!(posted.status, 202, "{posted:?}");
+    let told = &posted.json()["events"][0];
+    assert_eq!(told.as_object().unwrap().len(), 2, "nothing is counted here: {told}");
+    let expected = json!([liked("42", true, "gateway"), liked("43", false, "gateway"), liked("44", false, "mysql")]);
+    assert_eq!(likes(&gateway, 7, "42,43,44").await, expected);
+    // An older click that comes again changes nothing.
+    let clicked = told["at"].as_i64().unwrap();
+    assert_eq!(gateway.post(&at(&like("unlike", 42, 7), clicked - 1)).await.status, 202);
+    assert_eq!(gateway.post(&at(&like("like", 42, 7), clicked)).await.status, 202);
+    assert_eq!(likes(&gateway, 7, "42").await, json!([liked("42", true, "gateway")]));
+    let mut redis = world.redis().await;
+    let key = format!("{}:gw:{{7}}", world.name);
+    let ttl: i64 = redis::cmd("TTL").arg(&key).query_async(&mut redis).await.unwrap();
+    assert!((50..=60).contains(&ttl), "{ttl}");
+
+    let daemon = world.daemon();
+    world.drained(&publisher).await;
+    let expected = json!([liked("42", true, "mysql"), liked("43", false, "mysql")]);
+    assert_eq!(likes(&gateway, 7, "42,43").await, expected);
+    let _: i64 = redis::cmd("DEL").arg(&key).query_async(&mut redis).await.unwrap();
+    assert_eq!(likes(&gateway, 7, "42,43").await, expected);
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record").await, 2);
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retried_like_does_not_win_against_the_unlike_after_it() {
+    let settings = format!("{PLAIN}[amqp]\ntimeout_ms = 1500\n[reconcile]\nwatch_every = \"1s\"\n");
+    let world = World::new("gw_retried", &settings).await;
+    let daemon = world.daemon();
+    daemon.logged("redis-loaded").await;
+    let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
+    assert_eq!(gateway.post(&like("like", 41, 7)).await.status, 202);
+    // The broker has it, and nobody learns of that.
+    proxy.mute();
+    let lost = gateway.post(&like("like", 42, 7)).await;
+    assert_eq!((lost.status, lost.verdicts()), (503, vec!["unconfirmed".to_owned()]));
+    let clicked = lost.json()["events"][0]["at"].as_i64().unwrap();
+    proxy.cut();
+    assert_eq!(gateway.post(&like("unlike", 42, 7)).await.status, 202);
+    assert_eq!(gateway.post(&at(&like("like", 42, 7), clicked)).await.status, 202);
+    assert_eq!(likes(&gateway, 7, "41,42").await[1]["liked"], false);
+    world.drained(&world.publisher().await).await;
+    assert_eq!(likes(&gateway, 7, "41,42").await, json!([liked("41", true, "mysql"), liked("42", false, "mysql")]));
+    eventually("the numbers are in Redis", || async {
+        let read = gateway.get("/v1/counters?kind=video&ids=41,42").await.json()["counters"].clone();
+        let number = |id: &str, like: u64| json!({ "id": id, "source": "redis", "like": like });
+        read == json!([number("41", 1), number("42", 0)])
+    })
+    .await;
+    assert!(gateway.process.stop().success());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
