@@ -1,5 +1,5 @@
-//! What Redis is asked for and can be left out: whether a user clicks too often, and likes of the last minute. A request must not fail for it,
-//! and must not wait for a Redis that does not answer.
+//! What Redis is asked for, and a request can do without: whether a user clicks too often, likes of the last minute, and numbers that MySQL
+//! has, too. A request must not fail for it, and must not wait for a Redis that does not answer.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -43,7 +43,7 @@ impl Hints {
             warn!(
                 event = "gateway-redis-away",
                 error = problem,
-                "Redis does not answer: clicks are not limited, and likes of the last minute are not remembered: {problem}"
+                "Redis does not answer: clicks are not limited, likes of the last minute are not remembered, numbers are MySQL's: {problem}"
             );
         }
         None

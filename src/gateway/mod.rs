@@ -31,6 +31,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
@@ -131,12 +132,29 @@ pub(crate) async fn run(config: &Config) -> Result<()> {
     let _hangups = shutdown::hangups()?;
     let listen = config.gateway.address().context("read [gateway] listen")?;
     let gate = Arc::new(Gate::new(config, &listen, stop.clone())?);
-    let wrong = |error: std::io::Error| ConfigError(vec![format!("[gateway] listen = \"{listen}\": {error}")]);
-    let listener = Listener::bind(&listen).await.map_err(wrong)?;
-    let address = listener.listens().context("read the gateway's address")?;
+    let port = bind(&gate, &listen).await?;
+    let address = port.listener.listens().context("read the gateway's address")?;
     let (liveness, end) = (Liveness::default(), CancellationToken::new());
+    tokio::spawn(systemd::watchdog(liveness.clone(), end.clone()));
+    let mut serving = tokio::spawn(port.run(liveness.register("gateway"), end.clone()));
+    systemd::ready();
+    started(&address);
+    tokio::select! {
+        () = stop.cancelled() => {}
+        ended = &mut serving => return Err(ended_early(ended)),
+    }
+    systemd::stopping();
+    tokio::time::sleep(DRAIN_PAUSE).await;
+    end.cancel();
+    serving.await.context("the port panicked while stopping")?;
+    info!(event = "stopped", "tallyd has stopped, nothing is open");
+    Ok(())
+}
+
+async fn bind(gate: &Arc<Gate>, listen: &Listen) -> Result<Port> {
+    let wrong = |error: std::io::Error| ConfigError(vec![format!("[gateway] listen = \"{listen}\": {error}")]);
     let limits = Limits {
-        connections_max: config.gateway.connections_max,
+        connections_max: gate.config.gateway.connections_max,
         connection_max: None,
         head_max: HEAD_MAX,
         keep_alive: true,
@@ -145,30 +163,18 @@ pub(crate) async fn run(config: &Config) -> Result<()> {
             debug!(event = "gateway-not-accepted", error = %error, "a connection could not be accepted: {error}");
         },
     };
-    let port = Port { listener, routes: routes(&gate), limits, open: gate.metrics.connections.clone() };
-    tokio::spawn(systemd::watchdog(liveness.clone(), end.clone()));
-    let mut serving = tokio::spawn(port.run(liveness.register("gateway"), end.clone()));
-    systemd::ready();
-    let version = env!("CARGO_PKG_VERSION");
-    info!(
-        event = "gateway-started",
-        version,
-        address = address.to_string(),
-        "tallyd {version} takes requests at {address}"
-    );
-    tokio::select! {
-        () = stop.cancelled() => {}
-        ended = &mut serving => {
-            error!(event = "gateway-ended", "the port ended without being told to");
-            return Err(ended.err().map_or_else(|| anyhow!("the port ended"), |error| anyhow!("the port panicked: {error}")));
-        }
-    }
-    systemd::stopping();
-    tokio::time::sleep(DRAIN_PAUSE).await;
-    end.cancel();
-    serving.await.context("the port panicked while stopping")?;
-    info!(event = "stopped", "tallyd has stopped, nothing is open");
-    Ok(())
+    let listener = Listener::bind(listen).await.map_err(wrong)?;
+    Ok(Port { listener, routes: routes(gate), limits, open: gate.metrics.connections.clone() })
+}
+
+fn started(address: &Listen) {
+    let (version, address) = (env!("CARGO_PKG_VERSION"), address.to_string());
+    info!(event = "gateway-started", version, address, "tallyd {version} takes requests at {address}");
+}
+
+fn ended_early(ended: Result<(), JoinError>) -> anyhow::Error {
+    error!(event = "gateway-ended", "the port ended without being told to");
+    ended.err().map_or_else(|| anyhow!("the port ended"), |error| anyhow!("the port panicked: {error}"))
 }
 
 fn routes(gate: &Arc<Gate>) -> Router {

@@ -74,7 +74,17 @@ impl Client {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
         }
-        let unknown = targets.iter().zip(&found).filter(|(_, found)| !matches!(found, Found::Known(_)));
+        Ok(self.complete(targets, &found).await)
+    }
+
+    /// The same from MySQL alone, for callers that find Redis unavailable. Four calls at a time ask MySQL; other calls get `None`.
+    pub async fn read_stored(&self, targets: &[Target]) -> Vec<Numbers> {
+        self.complete(targets, &vec![Found::Unknown; targets.len()]).await
+    }
+
+    /// What Redis has found, and what MySQL says of the rest.
+    async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
+        let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
         let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
         let mut stored = None;
         if !asked.is_empty()
@@ -82,7 +92,7 @@ impl Client {
         {
             stored = self.ask_mysql(&self.reads_unasked, self.store.numbers(&asked)).await;
         }
-        Ok(targets.iter().zip(&found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect())
+        targets.iter().zip(found).map(|(target, found)| self.numbers(*target, found, stored.as_ref())).collect()
     }
 
     fn numbers(&self, target: Target, found: &Found, stored: Option<&HashMap<(Target, Metric), i64>>) -> Numbers {

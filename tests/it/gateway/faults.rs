@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::common::gateway::read;
 use super::common::proxy::Proxy;
-use super::common::{World, eventually};
+use super::common::{World, eventually, stderr, stdout};
 use super::{PLAIN, count, like};
 
 const SHORT: &str = "[amqp]\ntimeout_ms = 1500\n[redis]\ntimeout_ms = 500\n";
@@ -109,7 +110,13 @@ async fn a_redis_that_is_away_stops_no_event_of_the_daemons() {
     assert_eq!((likes.status, &likes.json()["likes"][0]["source"]), (200, &"mysql".into()), "{likes:?}");
     assert_eq!(gateway.get("/readyz").await.status, 503);
     let read = gateway.get("/v1/counters?kind=video&ids=1").await;
-    assert_eq!((read.status, read.code().as_str()), (503, "redis-unavailable"));
+    assert_eq!(read.json()["counters"], json!([{ "id": "1", "source": "mysql", "like": 0 }]), "{read:?}");
+    assert!(gateway.process.log().contains("\"gateway-redis-away\""), "{}", gateway.process.log());
+    let broken = world.tallyd(&["healthcheck", "--url", &format!("http://{}", gateway.address)]);
+    assert_eq!(broken.status.code(), Some(1), "{}", stderr(&broken));
+    assert!(stdout(&broken).contains("Redis is unavailable"), "{}", stdout(&broken));
+    let live = world.tallyd(&["healthcheck", "--live", "--url", &format!("http://{}", gateway.address)]);
+    assert_eq!(live.status.code(), Some(0), "{}{}", stdout(&live), stderr(&live));
     assert!(gateway.process.stop().success());
     world.close().await;
 }

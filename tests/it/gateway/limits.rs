@@ -6,7 +6,8 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::common::gateway::read;
-use super::common::{World, stderr};
+use super::common::proxy::Proxy;
+use super::common::{World, eventually, stderr};
 use super::{PLAIN, count, get, like};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,20 +108,21 @@ async fn a_socket_in_the_file_system_takes_events() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_slow_connections_do_not_hold_up_a_fast_one() {
+async fn ten_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     let world = World::new("gw_slow", PLAIN).await;
     drop(world.publisher().await);
     let gateway = world.gateway().await;
     let request = gateway.posted(&count(1, "slow"));
     let mut slow = Vec::new();
-    for number in 0..2_000 {
+    for number in 0..9_500 {
         let Ok(mut stream) = TcpStream::connect(&gateway.address).await else { break };
         // Nothing, a part of the head, or all but a part of the body.
         let sent = [0, 20, request.len() - 10][number % 3];
         stream.write_all(&request.as_bytes()[..sent]).await.unwrap();
         slow.push(stream);
     }
-    assert!(slow.len() >= 400, "this machine allows {} connections", slow.len());
+    // A machine can allow fewer files.
+    assert!(slow.len() >= 900, "{} connections", slow.len());
     let begun = Instant::now();
     for number in 0..20 {
         assert_eq!(gateway.post(&count(1, &format!("fast{number}"))).await.status, 202);
@@ -129,6 +131,30 @@ async fn a_thousand_slow_connections_do_not_hold_up_a_fast_one() {
     // A body that takes too long is refused, and a head that takes too long ends its connection.
     let answer = read(&mut slow[2]).await;
     assert_eq!((answer.status, answer.code().as_str()), (408, "request-timeout"));
+    assert!(gateway.process.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_requests_than_the_limit_are_told_to_come_again() {
+    let world = World::new("gw_busy", &format!("{PLAIN}[gateway]\nrequests_max = 1\n")).await;
+    drop(world.publisher().await);
+    let (proxy, url) = Proxy::before(world.config.amqp.url.expose()).await;
+    let gateway = world.gateway_with(&[("TALLYD__AMQP__URL", url.as_str())]).await;
+    assert_eq!(gateway.post(&count(1, "first")).await.status, 202);
+    proxy.hold();
+    let mut slow = TcpStream::connect(&gateway.address).await.unwrap();
+    slow.write_all(gateway.posted(&count(1, "slow")).as_bytes()).await.unwrap();
+    eventually("it is busy", || async {
+        let read = gateway.get("/v1/counters?kind=video&ids=1").await;
+        read.status == 503 && read.code() == "busy" && read.head.contains("retry-after: 1")
+    })
+    .await;
+    assert_eq!(gateway.post(&count(1, "other")).await.code(), "busy");
+    assert_eq!(gateway.get("/livez").await.status, 200);
+    proxy.release();
+    assert_eq!(read(&mut slow).await.status, 202);
+    assert_eq!(gateway.post(&count(1, "other")).await.status, 202);
     assert!(gateway.process.stop().success());
     world.close().await;
 }
