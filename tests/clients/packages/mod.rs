@@ -1,5 +1,6 @@
 //! The packages under clients/: built, installed from what was built, and used from an empty folder.
 
+mod gateway;
 mod scenario;
 mod unit;
 
