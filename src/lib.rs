@@ -3,15 +3,14 @@
 //! The data's way:
 //!
 //! ```text
-//! API server --lua/like.lua--> Redis counters, boards       counted at once; `at`, the event's version, comes back
-//!     |            (tallyd_client)
-//!     '--publish--> exchange --> partitions --> consumer --one transaction--> like_record + counter --> ack
-//!                                                   \--> dead_letter, in the same transaction
-//! outbox:      what the same transaction noted there -> Redis counters that no API server counts
+//! API server --publish--> exchange --> partitions --> consumer --one transaction--> like_record + counter + outbox --> ack
+//!                                                         \--> dead_letter, in the same transaction
+//! outbox:      each difference that a transaction noted -> Redis counters, boards, filters
+//!              (counters with `writer = "api"`: API servers, with lua/like.lua, before they publish)
 //! reconciler:  sample Redis (the cut) -> fence through every partition -> read MySQL as of the cut -> add the drift
 //! recounter:   what a query says of another table beside counter -> fence -> the same again -> add the drift
 //! archiver:    closed period -> freeze the zset -> copy to leaderboard_archive -> verify -> only then expire
-//! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by lua/like.lua
+//! filters:     likers from MySQL -> a Bloom filter for each target with many likes, kept up by the outbox or lua/like.lua
 //! ```
 //!
 //! In reading order: the crate `tallyd_core` has the words; [`consumer`], `outbox`, and the

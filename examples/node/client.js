@@ -1,5 +1,5 @@
 // Likes targets: counts them in Redis at once, once, and publishes the events that tallyd writes to MySQL.
-// docs/clients.md explains each step; like.js is a command that uses it.
+// docs/clients-counting-at-once.md explains each step; like.js is a command that uses it.
 //
 // Ids are text everywhere: a number of JavaScript loses the last digits of those above 2^53.
 

@@ -1,4 +1,4 @@
-//! The clients under examples/, in Python and Node: they do what docs/clients.md says, against the real servers and the real daemon, and
+//! The clients under examples/, in Python and Node: they do what docs/clients-counting-at-once.md says, against the real servers and the real daemon, and
 //! agree with tallyd on every vector.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends at the first surprise")]

@@ -198,7 +198,7 @@ impl User {
         self.counted(begin, What::Set { target: target.id.0, metric: UNREAD, value }, 0, counting).await
     }
 
-    /// What was not confirmed is sent again as it is by most, as docs/clients.md says; some give up.
+    /// What was not confirmed is sent again as it is by most, as docs/clients-counting-at-once.md says; some give up.
     async fn counted(&mut self, begin: i64, what: What, event: u64, counting: Result<Counting, CountError>) -> bool {
         let (changed, mut taken_back) = match counting {
             Ok(Counting::Counted(changed)) => {

@@ -1,6 +1,7 @@
 //! The packages under clients/: built, installed from what was built, and used from an empty folder.
 
 mod gateway;
+mod readme;
 mod scenario;
 mod unit;
 

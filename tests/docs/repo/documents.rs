@@ -122,7 +122,9 @@ fn the_code_in_the_documents_is_in_the_clients_that_are_tested() {
     for (language, files) in examples {
         let example: String = files.iter().map(read).collect();
         for document in documents() {
-            for block in blocks(document.to_str().unwrap(), language) {
+            // A test of the packages runs the blocks that import them.
+            let of_packages = |block: &String| block.contains("from tallyd import");
+            for block in blocks(document.to_str().unwrap(), language).into_iter().filter(|it| !of_packages(it)) {
                 assert!(example.contains(block.trim()), "{}: not in {files:?}:\n{block}", document.display());
             }
         }

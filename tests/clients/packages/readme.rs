@@ -1,0 +1,48 @@
+//! README's first event, as it stands there, from a new user's folder.
+
+use std::fs;
+
+use super::{Example, Package, root, run};
+use crate::common::{World, eventually, target};
+
+/// The block of Python in README.md, for this world.
+fn first_event(world: &World) -> String {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let block = readme.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    let redis = &world.config.redis;
+    let names = format!(
+        ", prefix=\"{}\", key_prefix=\"{}\", bucket_bits={}) as site",
+        world.name, redis.key_prefix, redis.bucket_bits
+    );
+    let changes = [
+        ("amqp://guest:guest@127.0.0.1:5672/%2f", world.api.amqp.url.expose()),
+        ("redis://127.0.0.1:6379/0", world.api.redis.url.expose()),
+        (") as site", &names),
+    ];
+    changes.iter().fold(block.to_owned(), |block, (from, to)| {
+        assert!(block.contains(from), "README.md has no {from}");
+        block.replacen(from, to, 1)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_event_of_the_readme_comes_into_mysql_and_redis() {
+    let world = World::new("first_event", "[[rule]]\nmetric = \"like\"\n").await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    // Numbers are unknown until Redis is loaded.
+    world.reconcile("--full").await;
+    let folder = Package::Threads.install();
+    let program = folder.path().join("first.py");
+    fs::write(&program, first_event(&world)).unwrap();
+    // The second run likes again, which changes nothing, and reads what the first one has changed.
+    eventually("the program prints the number", || async {
+        let mut python = Example::Python.interpreter();
+        run(python.arg(&program).env("PYTHONPATH", folder.path().join("installed"))).trim() == "{42: 1}"
+    })
+    .await;
+    assert_eq!(world.counters().await[&target(42)], 1);
+    assert_eq!(world.count("SELECT COUNT(*) FROM like_record WHERE user_id = 7 AND is_del = 0").await, 1);
+    assert!(daemon.stop().success());
+    world.close().await;
+}
