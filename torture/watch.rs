@@ -128,10 +128,12 @@ async fn click(
         let end = now();
         let answer = match clicked {
             Ok(Clicked::Counted(counted)) => Answer::Done { at: counted.event.at.0 },
+            Ok(Clicked::Published(event)) => Answer::Done { at: event.at.0 },
             Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
             Ok(Clicked::Limited { .. }) => Answer::Nothing,
             Err(LikeError::NotCounted(_)) => Answer::NotCounted,
             Err(LikeError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+            Err(LikeError::NotConfirmed { event, .. }) => Answer::NotConfirmed { at: event.at.0 },
         };
         recorder.call(Call { begin, end, who: u32::MAX, what: What::Like { target: id, user, liked }, answer });
         if let Answer::Done { at } = answer

@@ -125,6 +125,7 @@ async fn click(client: Arc<Client>, clicker: u64, stop: Arc<AtomicBool>, answere
         };
         let click = clicks.entry((id, user)).or_insert(Some((Micros(0), false)));
         match answer {
+            Ok(Clicked::Published(event)) => *click = click.map(|_| (event.at, likes)),
             Ok(Clicked::Counted(counted)) => *click = click.map(|_| (counted.event.at, likes)),
             // Of one that was so already the event was published once more.
             Ok(Clicked::Same { at, .. }) => *click = click.map(|_| (at, likes)),

@@ -166,10 +166,12 @@ impl User {
                 self.keep(Old::Like(counted));
                 Answer::Done { at: counted.event.at.0 }
             }
+            Ok(Clicked::Published(event)) => Answer::Done { at: event.at.0 },
             Ok(Clicked::Same { at, .. }) => Answer::Done { at: at.0 },
             Ok(Clicked::Limited { .. }) => Answer::Nothing,
             Err(LikeError::NotCounted(_)) => Answer::NotCounted,
             Err(LikeError::NotPublished { counted, .. }) => Answer::NotConfirmed { at: counted.event.at.0 },
+            Err(LikeError::NotConfirmed { event, .. }) => Answer::NotConfirmed { at: event.at.0 },
         };
         self.seat.note(self.who, begin, What::Like { target: target.id.0, user: user.0, liked }, answer);
         answer

@@ -1,5 +1,6 @@
 //! Why a call fails, and how far it came.
 
+use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{BoardPeriod, Kind, Metric};
 use tallyd_core::period::{PeriodError, PeriodKind};
 use tallyd_mysql::StoreError;
@@ -79,6 +80,16 @@ pub enum LikeError {
     /// Redis did not count it, or its answer was lost. Nothing was published.
     #[error("count the like")]
     NotCounted(#[source] ClientError),
+    /// The broker did not confirm the event, twice. It can have it all the same: publish the same event again with
+    /// [`Client::publish_event`](crate::Client::publish_event), and not a new one.
+    #[error("publish the like")]
+    NotConfirmed {
+        /// What was published.
+        event: LikeEvent,
+        /// Why the broker did not confirm it.
+        #[source]
+        source: BrokerError,
+    },
     /// It counted in Redis, but the broker did not confirm the event, twice.
     #[error("publish the like")]
     NotPublished {

@@ -1,8 +1,8 @@
-//! The API servers' side of tallyd, in Rust. A [`Client`] counts a like in Redis immediately, counts it once, and publishes its event for the
-//! daemon. It does the same for other numbers, reads both, and reads boards.
+//! The API servers' side of tallyd, in Rust. A [`Client`] publishes likes and changes of other numbers, reads both, and reads boards.
 //!
-//! It is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract. An event carries
-//! the `at` that the script returned: an `at` of another clock could lose against an older event.
+//! The rules in [`Settings`] say who counts a number in Redis. Where the daemon does, which is the default, a call only publishes, with an
+//! `at` of this machine's clock. Where API servers do (`writer = "api"`), the call counts in Redis immediately, counts once, and publishes
+//! with the `at` of Redis. That is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
 //!
 //! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
 //! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
@@ -104,6 +104,8 @@ pub struct Counted {
 /// The result of a click.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clicked {
+    /// Its event is published. The daemon counts it, if it changes what the user likes.
+    Published(LikeEvent),
     /// It changed what the user likes: it counts, and its event is published.
     Counted(Counted),
     /// It changed nothing: the user already liked the target, or already did not. Nothing was counted. The user's last event was
@@ -176,12 +178,19 @@ impl Client {
     /// # Errors
     /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
     pub async fn publish(&self, counted: &Counted) -> Result<()> {
-        Ok(self.publish_like(counted).await?)
+        Ok(self.publish_like(&counted.event, counted.count).await?)
     }
 
-    async fn publish_like(&self, counted: &Counted) -> Result<(), BrokerError> {
-        let Counted { event, count, .. } = counted;
-        let body = encode_like(event, &self.kinds.name(event.target.kind), *count);
+    /// Publishes a like of [`LikeError::NotConfirmed`] again, and waits until the broker has it on disk. The same event twice changes nothing.
+    ///
+    /// # Errors
+    /// [`ClientError::Broker`]: the broker could not be reached, refused the event, or did not confirm it in time.
+    pub async fn publish_event(&self, event: &LikeEvent) -> Result<()> {
+        Ok(self.publish_like(event, None).await?)
+    }
+
+    async fn publish_like(&self, event: &LikeEvent, count: Option<i64>) -> Result<(), BrokerError> {
+        let body = encode_like(event, &self.kinds.name(event.target.kind), count);
         let routing_key = self.partition_by.routing_key(event.target, event.user);
         self.publish_body(&routing_key, &body).await
     }

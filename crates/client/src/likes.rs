@@ -4,14 +4,17 @@ use std::collections::HashMap;
 use std::error::Error;
 
 use redis::Value;
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::error::require;
-use super::{Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
+use super::gateway::HINT_MAX;
+use super::{BrokerError, Clicked, Client, ClientError, Counted, LikeError, OnBoard, Result, TakenBack};
 use tallyd_core::chain::Chain;
 use tallyd_core::event::LikeEvent;
 use tallyd_core::kinds::LIKE;
 use tallyd_core::model::{Micros, Target, UserId};
+use tallyd_core::rules::Writes;
 use tallyd_mysql::status::LastClick;
 use tallyd_redis::bloom::Shape;
 use tallyd_redis::keys::Place;
@@ -42,10 +45,12 @@ enum Answer {
 }
 
 impl Client {
-    /// The user likes the target. If that is new, it counts in Redis and on `boards`, and its event is published. A double click, a
-    /// retry after a failure, or two devices at the same time count once.
+    /// The user likes the target. A double click, a retry after a failure, or two devices at the same time count once.
     ///
-    /// Redis remembers for `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server.
+    /// Where the daemon counts likes of the kind, the event is published and nothing else: [`Clicked::Published`]. `boards` must be empty:
+    /// the board of the rule gets the like from the daemon.
+    ///
+    /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server.
     /// While MySQL is unavailable every click counts, and a reconcile corrects those that should not have.
     ///
     /// # Errors
@@ -63,21 +68,43 @@ impl Client {
     }
 
     async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
+        if self.rules.of(wish.target.kind, self.metric).writer == Writes::Daemon {
+            return self.publish_click(LikeEvent { at: super::now(), ..wish }, boards).await;
+        }
         let (clicked, counted) = match self.click(wish, boards).await.map_err(LikeError::NotCounted)? {
             (clicked, Some(counted)) => (clicked, counted),
             (clicked, None) => return Ok(clicked),
         };
-        // The same event twice changes nothing: perhaps it was a connection that had broken.
-        let first = self.publish_like(&counted).await;
-        let Err(source) = (if first.is_err() { self.publish_like(&counted).await } else { first }) else {
-            return Ok(clicked);
-        };
+        let Err(source) = self.publish_like_twice(&counted.event, counted.count).await else { return Ok(clicked) };
         let taken_back = match self.take_back(&counted, boards).await {
             Ok(true) => TakenBack::Yes,
             Ok(false) => TakenBack::Overtaken,
             Err(_) => TakenBack::Unknown,
         };
         Err(LikeError::NotPublished { counted, taken_back, source })
+    }
+
+    /// Publishes a click that the daemon counts.
+    async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
+        require(boards.is_empty(), || {
+            "the daemon counts these likes, and adds them to the board of their [[rule]]: name no boards".to_owned()
+        })
+        .map_err(LikeError::NotCounted)?;
+        // While Redis is away users are not limited.
+        let limited = timeout(HINT_MAX, self.limits_of(&[event.user])).await.ok().and_then(Result::ok);
+        if let Some(wait) = limited.and_then(|mut waits| waits.pop().flatten()) {
+            return Ok(Clicked::Limited { wait });
+        }
+        match self.publish_like_twice(&event, None).await {
+            Ok(()) => Ok(Clicked::Published(event)),
+            Err(source) => Err(LikeError::NotConfirmed { event, source }),
+        }
+    }
+
+    /// The same event twice changes nothing: perhaps it was a connection that had broken.
+    async fn publish_like_twice(&self, event: &LikeEvent, count: Option<i64>) -> Result<(), BrokerError> {
+        let first = self.publish_like(event, count).await;
+        if first.is_err() { self.publish_like(event, count).await } else { first }
     }
 
     /// Counts a click in Redis alone if it changes what the user likes. Gives what must be published next: of a click that changes
@@ -117,8 +144,11 @@ impl Client {
     /// callers that know. Call [`Client::publish`] next. In the layouts `entity` and `string` it gives no number.
     ///
     /// # Errors
-    /// [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent. [`ClientError::Redis`]: it may count.
+    /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent.
+    /// [`ClientError::Redis`]: it may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
+        let by_api = self.rules.of(target.kind, self.metric).writer == Writes::Api;
+        require(by_api, || "the daemon counts these likes: call like or unlike, which publish".to_owned())?;
         if self.shapes.is_some() && liked {
             // It is not known by then whether it changes anything: noted all the same, which costs a query at most.
             self.cache.note_beside_filter(&self.kinds.name(target.kind), target, user).await?;

@@ -158,10 +158,12 @@ async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) ->
         false => gate.client.unlike(target, user, &boards).await,
     };
     match clicked {
+        Ok(Clicked::Published(event)) => Verdict::confirmed(event.at),
         Ok(Clicked::Counted(counted)) => Verdict::counted(counted.event.at, true, counted.count),
         Ok(Clicked::Same { count, at }) => Verdict::counted(at, false, count),
         Ok(Clicked::Limited { wait }) => Verdict::limited(wait),
         Err(LikeError::NotCounted(error)) => not_counted(&error, at),
+        Err(LikeError::NotConfirmed { event, source }) => Verdict::unconfirmed(event.at, problem(&source)),
         Err(LikeError::NotPublished { counted, source, .. }) => {
             Verdict::unconfirmed(counted.event.at, problem(&source))
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
+use tallyd_client::{Clicked, ClientError, LikeError, OnBoard};
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::{Target, UserId};
 use tallyd_core::period::PeriodKind;
@@ -11,7 +12,7 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::ranks::Ranking;
 
 use crate::common;
-use common::{Dice, Model, World, body, drift, eventually, target};
+use common::{Dice, Model, World, body, client_of, drift, eventually, target};
 
 /// The default: no API server counts likes.
 const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
@@ -81,6 +82,32 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
     settle(&world, &publisher).await;
     world.assert_equals(&clicks.model).await;
     assert_eq!(world.redis_counters().await, clicks.counters());
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
+    let world = World::new("by_daemon_client", BY_DAEMON).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    let client = world.client();
+    // A double click, a like and an unlike.
+    for user in [1, 1, 2, 3] {
+        let clicked = client.like(target(42), UserId(user), &[]).await.unwrap();
+        assert!(matches!(clicked, Clicked::Published(_)), "{clicked:?}");
+    }
+    let Clicked::Published(event) = client.unlike(target(42), UserId(3), &[]).await.unwrap() else { panic!() };
+    client.publish_event(&event).await.unwrap();
+    let mut config = world.api.clone();
+    config.redis.url = "redis://127.0.0.1:1/0".into();
+    client_of(&config).like(target(42), UserId(4), &[]).await.unwrap();
+    let on = OnBoard { board: "none", member: b"42" };
+    let refused = client.like(target(42), UserId(5), &[on]).await;
+    assert!(matches!(refused, Err(LikeError::NotCounted(ClientError::Invalid(_)))), "{refused:?}");
+    assert!(matches!(client.count(target(42), UserId(5), true, &[]).await, Err(ClientError::Invalid(_))));
+    settle(&world, &publisher).await;
+    assert_eq!((world.redis_counters().await[&target(42)], world.counters().await[&target(42)]), (3, 3));
     assert!(daemon.stop().success());
     world.close().await;
 }

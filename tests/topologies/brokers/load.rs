@@ -92,6 +92,7 @@ async fn click(first: u64, client: Arc<Client>, stop: Arc<AtomicBool>, progress:
                         break;
                     }
                     Err(LikeError::NotPublished { counted, .. }) => events.push(counted.event),
+                    Err(LikeError::NotConfirmed { event, .. }) => events.push(event),
                     Err(LikeError::NotCounted(error)) => panic!("Redis is well: {}", Chain(&error)),
                 }
                 progress.again.fetch_add(1, Ordering::Relaxed);
