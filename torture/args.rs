@@ -16,6 +16,7 @@ use crate::faults::{self, Fault};
 )]
 pub struct Args {
     /// Where chance begins: the same seed makes the same plan and the same users. One of its own otherwise, which is printed.
+    /// With an even seed the daemons count likes, with an odd one API servers do.
     #[arg(long)]
     pub seed: Option<u64>,
 

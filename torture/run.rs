@@ -7,6 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde_json::json;
+use tallyd_core::rules::Writes;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -73,7 +74,9 @@ const REPLAYS_MAX: u32 = 5;
 /// # Errors
 /// The run itself failed: a server didn't start, or nothing could be compared.
 pub async fn run(args: &Args, seed: u64) -> Result<bool> {
-    let options = Options { daemons: usize::from(args.daemons), folder: args.folder.clone(), ..Options::default() };
+    let likes_by = if seed.is_multiple_of(2) { Writes::Daemon } else { Writes::Api };
+    let options =
+        Options { daemons: usize::from(args.daemons), likes_by, folder: args.folder.clone(), ..Options::default() };
     let site = Site::start(&options).await.context("start the site")?;
     let (faults, mut not_run) = possible(args.chosen()?, &site);
     let items = items(&faults);
@@ -81,11 +84,12 @@ pub async fn run(args: &Args, seed: u64) -> Result<bool> {
     let no_room = |name| format!("{name}: {} minutes have no room for it", args.minutes);
     not_run.extend(left_out(&steps, &items).into_iter().map(no_room));
     println!(
-        "seed {seed}: {} faults of {} kinds in {} minutes, {} daemons",
+        "seed {seed}: {} faults of {} kinds in {} minutes, {} daemons; {} count likes",
         steps.len(),
         items.len(),
         args.minutes,
-        args.daemons
+        args.daemons,
+        if likes_by == Writes::Daemon { "they" } else { "API servers" }
     );
 
     let recorder = Arc::clone(&site.recorder);

@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
 use tallyd::config::Config;
+use tallyd_core::rules::Writes;
 use tokio::process::Command;
 
 use crate::history::Recorder;
@@ -43,6 +44,8 @@ const OPERATOR: &str = "operator.toml";
 #[derive(Clone, Debug)]
 pub struct Options {
     pub daemons: usize,
+    /// Who counts likes in Redis.
+    pub likes_by: Writes,
     /// For configurations and logs.
     pub folder: PathBuf,
     /// The program.
@@ -52,7 +55,8 @@ pub struct Options {
 impl Default for Options {
     /// The program that was built with this one.
     fn default() -> Self {
-        Self { daemons: 3, folder: PathBuf::from("target/torture"), tallyd: tallyd_testkit::program() }
+        let folder = PathBuf::from("target/torture");
+        Self { daemons: 3, likes_by: Writes::default(), folder, tallyd: tallyd_testkit::program() }
     }
 }
 
@@ -60,6 +64,7 @@ impl Default for Options {
 pub struct Site {
     /// Its own on each server.
     pub name: String,
+    likes_by: Writes,
     pub stack: Stack,
     /// What the users go through.
     pub lines: Lines,
@@ -84,7 +89,7 @@ impl Site {
     /// A server or a daemon doesn't start.
     pub async fn start(options: &Options) -> Result<Arc<Self>> {
         // As the names of tests begin, which the accounts on the broker are for.
-        let name = format!("t_torture_{}", std::process::id());
+        let (name, likes_by) = (format!("t_torture_{}", std::process::id()), options.likes_by);
         let stack = Stack::from_environment(&name)?;
         stack.start(&Server::STACK).await?;
         std::fs::create_dir_all(&options.folder)?;
@@ -95,7 +100,7 @@ impl Site {
         let lines = Lines::before(&stack.addresses).await;
         let configuration = |file: &str, addresses: &Addresses, who| {
             let path = folder.join(file);
-            std::fs::write(&path, text(&name, &addresses.of(who, &stack.accounts), ""))?;
+            std::fs::write(&path, text(&name, likes_by, &addresses.of(who, &stack.accounts), ""))?;
             anyhow::Ok(tallyd::config::load(&path)?)
         };
         let config = configuration("users.toml", &lines.addresses, Who::ApiServer)?;
@@ -109,6 +114,7 @@ impl Site {
             .connect_lazy(&stack.addresses.mysql)?;
         let mut site = Self {
             name,
+            likes_by,
             stack,
             lines,
             daemons: Vec::new(),
@@ -190,7 +196,7 @@ impl Site {
     /// The file can't be written.
     pub fn configure(&self, daemon: &Daemon, change: impl FnOnce(String) -> String) -> Result<()> {
         let addresses = daemon.lines.addresses.of(Who::Daemon, &self.stack.accounts);
-        let text = text(&self.name, &addresses, &self.admin(daemon.number));
+        let text = text(&self.name, self.likes_by, &addresses, &self.admin(daemon.number));
         Ok(std::fs::write(&daemon.config, change(text))?)
     }
 

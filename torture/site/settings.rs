@@ -1,5 +1,7 @@
 //! The configuration of a run: everything that tallyd does, often, with short waits.
 
+use tallyd_core::rules::Writes;
+
 use crate::accounts::Accounts;
 
 /// Where the three servers are, or the proxies before them.
@@ -14,7 +16,7 @@ pub struct Addresses {
 pub const PARTITIONS: u16 = 3;
 
 /// What every configuration of the run has. `name` is its own on each server; `admin` is empty where no port is wanted.
-pub fn text(name: &str, addresses: &Addresses, admin: &str) -> String {
+pub fn text(name: &str, likes_by: Writes, addresses: &Addresses, admin: &str) -> String {
     let Addresses { mysql, redis, amqp } = addresses;
     let servers = format!(
         r#"[admin]
@@ -39,7 +41,12 @@ bucket_bits = 6
 timeout_ms = 2000
 "#
     );
-    [&servers, WORK, METRICS, BOARDS].concat()
+    let writer = match likes_by {
+        Writes::Api => "api",
+        Writes::Daemon => "daemon",
+    };
+    let likes = format!("[[rule]]\nmetric = \"like\"\nwriter = \"{writer}\"\n");
+    [&servers, WORK, METRICS, &likes, BOARDS].concat()
 }
 
 /// Who somebody is to the servers.
@@ -100,9 +107,6 @@ like = 1
 view = 2
 stock = 3
 unread = 4
-[[rule]]
-metric = "like"
-writer = "api"
 [[rule]]
 metric = "view"
 writer = "daemon"

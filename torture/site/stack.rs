@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, MySqlPool};
+use tallyd_core::rules::Writes;
 use tokio::process::Command;
 
 use super::clock::Clock;
@@ -83,7 +84,7 @@ impl Stack {
         let admin = MySqlPool::connect(&self.addresses.mysql).await?;
         self.accounts.make_in_mysql(&admin).await;
         admin.close().await;
-        self.accounts.make_in_redis(&text(name, &self.addresses, "").parse()?);
+        self.accounts.make_in_redis(&text(name, Writes::default(), &self.addresses, "").parse()?);
         Accounts::make_in_rabbitmq();
         let mut redis = self.redis().await?;
         for (setting, value) in [("appendfsync", "always"), ("appendonly", "yes")] {
