@@ -144,6 +144,7 @@ fn documents_lead_somewhere(machine: &Machine) {
         "migrations",
         "systemd/",
         "examples/",
+        "clients/",
     ];
     let mut paths = String::new();
     for document in machine.run("cd /usr/share/doc/tallyd && find . -name '*.md'").lines() {

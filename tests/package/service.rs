@@ -8,7 +8,7 @@ use super::{Machine, Package};
 /// Stands for systemd, which can't be a second one here: says that the daemon runs and as which process, and notes what it is told to do.
 /// It can't start a daemon where `/tmp/broken` is.
 const SYSTEMCTL: &str = "#!/bin/sh\necho \"$(basename $0) $*\" >>/tmp/told\n\
-    case $1 in show) cat /tmp/pid ;; restart) ! test -e /tmp/broken ;; esac\n";
+    case $* in *is-active*gateway*) exit 3 ;; show*) cat /tmp/pid ;; restart*) ! test -e /tmp/broken ;; esac\n";
 
 fn stand_for_systemd(machine: &Machine) {
     for program in ["systemctl", "deb-systemd-invoke"] {
@@ -158,6 +158,6 @@ async fn an_upgrade_restarts_the_daemon_only_if_the_new_version_can_run() {
 
     stop(&machine, daemon);
     machine.run("dpkg --remove tallyd 2>&1");
-    assert!(told(&machine).contains("deb-systemd-invoke stop tallyd.service"));
+    assert!(told(&machine).contains("deb-systemd-invoke stop tallyd-gateway.service tallyd.service"));
     world.close().await;
 }
