@@ -16,6 +16,7 @@ use crate::config::LIKE;
 use crate::http::json;
 use tallyd_client::{Numbers, Source};
 use tallyd_core::model::{Metric, Target, TargetId};
+use tallyd_redis::read::Found;
 
 /// The numbers of targets, in the order of the request.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -57,10 +58,9 @@ pub(super) async fn show(State(gate): Shared, RawQuery(query): RawQuery) -> Answ
     let metrics: Vec<(String, Metric)> = metrics.collect::<Answer<_>>()?;
     let _entered = gate.enter()?;
     let targets: Vec<Target> = ids.into_iter().map(|id| Target { kind, id: TargetId(id) }).collect();
-    let numbers = match gate.hints.ask(gate.client.read(&targets)).await {
-        Some(numbers) => numbers,
-        None => gate.client.read_stored(&targets).await,
-    };
+    let found = gate.hints.ask(gate.client.find(&targets)).await;
+    let found = found.unwrap_or_else(|| vec![Found::Unknown; targets.len()]);
+    let numbers = gate.client.complete(&targets, &found).await;
     let counters = targets.iter().zip(&numbers).map(|(target, numbers)| counter(*target, numbers, &metrics)).collect();
     Ok(json(StatusCode::OK, &Counters { kind: name, counters }))
 }

@@ -64,6 +64,15 @@ impl Client {
     /// # Errors
     /// [`Invalid`](super::ClientError::Invalid) for more targets; [`Redis`](super::ClientError::Redis). It does not fail where MySQL does.
     pub async fn read(&self, targets: &[Target]) -> Result<Vec<Numbers>> {
+        let found = self.find(targets).await?;
+        Ok(self.complete(targets, &found).await)
+    }
+
+    /// The half of [`Client::read`] that asks Redis, for callers that limit its time.
+    ///
+    /// # Errors
+    /// As [`Client::read`].
+    pub async fn find(&self, targets: &[Target]) -> Result<Vec<Found>> {
         let in_range = targets.len() <= READ_TARGETS_MAX;
         require(in_range, || format!("at most {READ_TARGETS_MAX} targets are read at once"))?;
         let found = self.cache.read(&self.names, &self.metrics, targets).await?;
@@ -74,16 +83,11 @@ impl Client {
                 debug!(event = "missing-unnoted", "{}", Chain(&error));
             }
         }
-        Ok(self.complete(targets, &found).await)
+        Ok(found)
     }
 
-    /// The same from MySQL alone, for callers that find Redis unavailable. Four calls at a time ask MySQL; other calls get `None`.
-    pub async fn read_stored(&self, targets: &[Target]) -> Vec<Numbers> {
-        self.complete(targets, &vec![Found::Unknown; targets.len()]).await
-    }
-
-    /// What Redis has found, and what MySQL says of the rest.
-    async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
+    /// The half of [`Client::read`] that asks MySQL: for what Redis has not found.
+    pub async fn complete(&self, targets: &[Target], found: &[Found]) -> Vec<Numbers> {
         let unknown = targets.iter().zip(found).filter(|(_, found)| !matches!(found, Found::Known(_)));
         let asked: Vec<Target> = unknown.map(|(target, _)| *target).collect();
         let mut stored = None;

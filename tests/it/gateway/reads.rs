@@ -4,6 +4,7 @@ use serde_json::json;
 use tallyd_client::OnBoard;
 
 use super::PLAIN;
+use super::common::proxy::Proxy;
 use super::common::{World, lose};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -16,7 +17,9 @@ async fn numbers_that_redis_lost_come_from_mysql_or_are_unknown() {
     .await
     .unwrap();
     lose(&world).await;
-    let (proxy, url) = super::common::proxy::Proxy::before(world.config.mysql.url.expose()).await;
+    let (proxy, url) = Proxy::before(world.config.mysql.url.expose()).await;
+    let (silent_mysql, silent_url) = Proxy::before(world.config.mysql.url.expose()).await;
+    silent_mysql.hold();
     let gateway = world.gateway_with(&[("TALLYD__MYSQL__URL", url.as_str())]).await;
     let read = gateway.get("/v1/counters?kind=video&ids=42,43").await.json();
     let expected = json!([{ "id": "42", "source": "mysql", "like": 3 }, { "id": "43", "source": "mysql", "like": 0 }]);
@@ -27,6 +30,12 @@ async fn numbers_that_redis_lost_come_from_mysql_or_are_unknown() {
     let likes = gateway.get("/v1/likes?user=7&kind=video&ids=42").await;
     assert_eq!((likes.status, likes.code().as_str()), (503, "mysql-unavailable"));
     assert!(likes.head.contains("retry-after: 1"));
+    // A MySQL that says nothing does not make Redis seem away.
+    let silent = world.gateway_with(&[("TALLYD__MYSQL__URL", silent_url.as_str())]).await;
+    let unknown = silent.get("/v1/counters?kind=video&ids=42").await.json();
+    assert_eq!(unknown["counters"], json!([{ "id": "42", "source": "unknown", "like": null }]));
+    assert!(!silent.process.log().contains("gateway-redis-away"), "{}", silent.process.log());
+    assert!(silent.process.stop().success());
     assert!(gateway.process.stop().success());
     world.close().await;
 }
