@@ -282,3 +282,12 @@ proptest! {
         prop_assert_eq!(judge(std::str::from_utf8(&body).expect("JSON is UTF-8")), Ok(Message::Fence(number)));
     }
 }
+
+#[test]
+fn only_a_like_that_lacks_its_instant_is_given_one() {
+    let given = |body: &str| with_at(body.as_bytes(), Micros(5)).map(|body| String::from_utf8(body).unwrap());
+    assert_eq!(given(r#" {"type":"unlike"}"#).unwrap(), r#"{"at":5,"type":"unlike"}"#);
+    for other in [r#"{"type":"like","at":null}"#, r#"{"type":"count"}"#, "{}", "[]", "no json"] {
+        assert_eq!(given(other), None, "{other}");
+    }
+}
