@@ -165,8 +165,9 @@ fn one_image_is_built_and_the_first_event_can_be_sent_from_outside() {
     for (service, port) in [("rabbitmq", "5672"), ("redis", "6379"), ("tallyd", "9464"), ("gateway", "9191")] {
         assert_eq!(services[service]["ports"], serde_json::json!([format!("127.0.0.1:{port}:{port}")]));
     }
-    let password = environment("tallyd")["TALLYD__AMQP__PASSWORD"].clone();
-    assert!(read("docs/operations.md").contains(&format!("AMQP_URL=amqp://tallyd:{password}@127.0.0.1:5672/%2f\n")));
+    let token = environment("gateway")["TALLYD__GATEWAY__TOKEN"].clone();
+    let call = format!("curl -s http://127.0.0.1:9191/v1/events -H 'Authorization: Bearer {token}' ");
+    assert!(read("docs/operations.md").contains(&call));
 }
 
 /// As the manual says it of containers: what everybody can read is refused there, too.
