@@ -26,6 +26,9 @@
 //! * A: an operator has made a bucket another type, or a value no number. It is logged, and left alone: once it is repaired, it is a bucket
 //!   that Redis has lost, or a reconcile adds what is missing. Everything else that fails is tried until it works.
 //!
+//! Where targets have Bloom filters a row also names the users who began to like a target. They are noted beside its filter before the row
+//! counts as added; twice is harmless.
+//!
 //! What it must never do: add a row before its commit, delete a row before it is added everywhere, keep a batch waiting.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};

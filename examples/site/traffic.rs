@@ -55,7 +55,7 @@ pub struct Site {
 impl Site {
     pub fn new(config: &Config) -> Result<Self> {
         Ok(Self {
-            client: Client::new(&settings(config)).context("make the client")?,
+            client: Client::new(&Settings::from(config)).context("make the client")?,
             broker: Broker::new(&config.amqp)?,
             gate: RwLock::default(),
             published: AtomicU64::default(),
@@ -140,19 +140,4 @@ impl Site {
 /// A pair's video.
 pub fn target(pair: Pair) -> Target {
     Target { kind: Kind(1), id: TargetId(pair.video) }
-}
-
-/// An API server knows what the daemon's configuration says of servers, names and boards.
-fn settings(config: &Config) -> Settings {
-    Settings {
-        amqp: config.amqp.clone(),
-        mysql: config.mysql.clone(),
-        redis: config.redis.clone(),
-        kinds: config.kinds.clone(),
-        metrics: config.metrics.clone(),
-        boards: config.boards.clone(),
-        rules: config.rules.clone(),
-        limits: config.client.clone(),
-        has_filters: config.filter.is_on(),
-    }
 }

@@ -22,7 +22,9 @@ const ASKS_AFTER_ONE: u32 = 100;
 
 /// Writes the rows of likes.
 pub(super) struct LikeRows {
-    pub metric: Metric,
+    metric: Metric,
+    /// Targets have Bloom filters, to which the outbox adds who likes them.
+    has_filters: bool,
     /// Old states are read before rows are written: the slower way, for servers that cannot do the faster one.
     reads_first: bool,
 }
@@ -33,13 +35,13 @@ pub(super) struct Written {
     pub rows: usize,
     /// What the counters gain or lose, sorted by key.
     pub differences: Vec<Difference>,
-    /// Who likes what and did not before.
+    /// The users who like a target and did not before. Empty where targets have no Bloom filters.
     pub likers: Vec<Pair>,
 }
 
 impl LikeRows {
-    pub(super) fn new(metric: Metric, reads_first: bool) -> Self {
-        Self { metric, reads_first }
+    pub(super) fn new(metric: Metric, has_filters: bool, reads_first: bool) -> Self {
+        Self { metric, has_filters, reads_first }
     }
 
     /// Falls back to the slower way if the server cannot do the faster one. Returns whether that is new.
@@ -65,7 +67,7 @@ impl LikeRows {
         Ok(Written {
             rows: winners.len(),
             differences: differences(self.metric, &winners, &before),
-            likers: new_likers(&winners, &before),
+            likers: if self.has_filters { new_likers(&winners, &before) } else { Vec::new() },
         })
     }
 }

@@ -14,7 +14,7 @@ use super::rows::{Counts, EventCapture, LikeRows};
 use crate::config::{Config, Derived, Rules, Writes};
 use crate::telemetry::{Step, telemetry};
 use tallyd_core::coalesce::Pair;
-use tallyd_core::model::{Addition, CounterKey, Difference, Micros};
+use tallyd_core::model::{Addition, CounterKey, Difference, Metric, Micros};
 use tallyd_mysql::{Store, StoreError, Text, changed, letters, likes, outbox, partitions};
 
 /// Hints that one batch keeps at most.
@@ -23,6 +23,8 @@ const KEPT_MAX: usize = 1_000;
 /// The transactions of one partition, for one session with the broker.
 pub(super) struct Transaction {
     partition: u16,
+    /// The metric of likes.
+    like: Metric,
     rules: Derived<Arc<Rules>>,
     // Who takes part.
     pub ownership: Ownership,
@@ -30,8 +32,6 @@ pub(super) struct Transaction {
     pub like_rows: LikeRows,
     pub counts: Counts,
     drift_hints: DriftHints,
-    /// Whether targets have Bloom filters, to which the outbox adds who likes them.
-    has_filters: bool,
     pub quota: DeadLetterQuota,
     /// How long its steps take.
     pub steps: Steps,
@@ -53,13 +53,13 @@ impl Transaction {
         let like = config.metrics.like();
         Self {
             partition: *number,
+            like,
             rules: live.derive(|config| Arc::new(Rules::from(config))),
             ownership: Ownership { partition: *number, owner: owner.clone(), epoch: None },
             capture: EventCapture::new(like),
-            like_rows: LikeRows::new(like, reads_first),
+            like_rows: LikeRows::new(like, config.filter.is_on(), reads_first),
             counts: Counts::default(),
             drift_hints: DriftHints { overlap: live.derive(|config| config.reconcile.overlap.0) },
-            has_filters: config.filter.likes_min > 0,
             quota,
             steps: Steps::default(),
         }
@@ -77,12 +77,13 @@ impl Transaction {
         self.steps.end(Step::Lock);
         let mut likes = self.like_rows.write(tx, &batch.events, &self.capture).await?;
         date_by_commit(&mut likes.differences, owner.now, &rules);
+        // API servers add their likers to Bloom filters themselves.
+        likes.likers.retain(|(target, _)| rules.of(target.kind, self.like).writer == Writes::Daemon);
         let counts = self.counts.apply(tx, &batch.events, &rules, &self.capture).await?;
         let rows = likes.rows + counts.len();
         let differences = merge(likes.differences, counts);
         self.steps.end(Step::Rows);
-        let likers = self.likers_for_filters(likes.likers, &rules);
-        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &likers, &rules).await?;
+        let outboxed = add_to_counters(tx, (self.partition, owner.outbox), &differences, &likes.likers, &rules).await?;
         self.drift_hints.keep(tx, owner.now, &differences, &rules).await?;
         let letters = self.quota.admit(tx, &batch.refused).await?;
         letters::keep_dead_letters(tx, letters).await?;
@@ -91,13 +92,6 @@ impl Transaction {
         }
         self.steps.end(Step::Counters);
         Ok(Committed { epoch: owner.epoch, rows, outboxed, letters: letters.len() })
-    }
-
-    /// Who must be added to Bloom filters by the outbox: no API server does it where the daemon counts likes.
-    fn likers_for_filters(&self, mut likers: Vec<Pair>, rules: &Rules) -> Vec<Pair> {
-        let like = self.like_rows.metric;
-        likers.retain(|(target, _)| self.has_filters && rules.of(target.kind, like).writer == Writes::Daemon);
-        likers
     }
 }
 
@@ -234,7 +228,7 @@ fn late(differences: &[Difference], before: Micros, by_api: impl Fn(&Difference)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tallyd_core::model::{Kind, Metric, Target, TargetId};
+    use tallyd_core::model::{Kind, Target, TargetId};
 
     #[test]
     fn only_changes_that_are_old_are_late() {

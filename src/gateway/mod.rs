@@ -100,6 +100,7 @@ impl Gate {
     }
 }
 
+/// An API server must know what the daemon's configuration says of servers, names, rules and boards.
 impl From<&Config> for Settings {
     fn from(config: &Config) -> Self {
         let config = config.clone();

@@ -84,7 +84,7 @@ pub enum LikeError {
     /// [`Client::publish_event`](crate::Client::publish_event), and not a new one.
     #[error("publish the like")]
     NotConfirmed {
-        /// What was published.
+        /// The event that was sent.
         event: LikeEvent,
         /// Why the broker did not confirm it.
         #[source]

@@ -1,5 +1,5 @@
-//! What a gateway needs beside the calls of an API server: it publishes lists of events that others have made, and remembers likes until
-//! they are in MySQL.
+//! A gateway's calls beside those of an API server: it publishes lists of events that others have made, and remembers likes until they are
+//! in MySQL.
 
 use std::time::Duration;
 
@@ -42,7 +42,8 @@ impl Client {
     /// connection that had broken are published once more, which changes nothing where they had arrived.
     ///
     /// # Errors
-    /// No result is known within twice `[amqp] timeout_ms`, one for a connection and one for the confirms, or the broker could not be reached: any of them may have arrived.
+    /// No result is known within twice `[amqp] timeout_ms`, one for a connection and one for the confirms, or the broker could not be reached:
+    /// any of them may have arrived.
     pub async fn publish_all(&self, messages: &[Message]) -> Result<Vec<Result<(), BrokerError>>, BrokerError> {
         let late = |_| BrokerError::NoAnswer { action: "publish", limit: self.confirm_max };
         timeout(self.confirm_max, self.publish_twice(messages)).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
@@ -115,7 +116,7 @@ impl Client {
         require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
         let targets: Vec<Target> = ids.iter().map(|id| Target { kind, id: *id }).collect();
         if self.rules.of(kind, self.metric).writer == Writes::Api {
-            return self.likes_counted_here(user, &targets).await;
+            return self.known_likes(user, &targets).await;
         }
         let published = async {
             // A hint: without it a click of the last moment is missing.
@@ -136,7 +137,8 @@ impl Client {
         Ok(targets.iter().enumerate().map(liked).collect())
     }
 
-    async fn likes_counted_here(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
+    /// What Redis knows, or else the rows in MySQL.
+    pub(crate) async fn known_likes(&self, user: UserId, targets: &[Target]) -> Result<Vec<Liked>> {
         let known = self.known_to_redis(user, targets).await?;
         let unknown = targets.iter().zip(&known).filter(|(_, known)| known.is_none());
         let unknown: Vec<Target> = unknown.map(|(target, _)| *target).collect();

@@ -1,6 +1,5 @@
 //! Likes: counted where they change what the user likes, published, and taken back where that fails.
 
-use std::collections::HashMap;
 use std::error::Error;
 
 use redis::Value;
@@ -50,8 +49,9 @@ impl Client {
     /// Where the daemon counts likes of the kind, the event is published and nothing else: [`Clicked::Published`]. `boards` must be empty:
     /// the board of the rule gets the like from the daemon.
     ///
-    /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server.
-    /// While MySQL is unavailable every click counts, and a reconcile corrects those that should not have.
+    /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for
+    /// `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server. While MySQL is
+    /// unavailable every click counts, and a reconcile corrects those that should not have.
     ///
     /// # Errors
     /// [`LikeError`] says whether it counted. It can be called again.
@@ -197,12 +197,7 @@ impl Client {
     pub async fn liked(&self, user: UserId, targets: &[Target]) -> Result<Vec<bool>> {
         let in_range = targets.len() <= STATUS_TARGETS_MAX;
         require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
-        let known = self.known_to_redis(user, targets).await?;
-        let unknown: Vec<Target> =
-            targets.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(target, _)| *target).collect();
-        let rows = if unknown.is_empty() { HashMap::new() } else { self.store.last_clicks(user, &unknown).await? };
-        let by_row = |target| rows.get(target).is_some_and(|row| row.liked);
-        Ok(targets.iter().zip(known).map(|(target, known)| known.unwrap_or_else(|| by_row(target))).collect())
+        Ok(self.known_likes(user, targets).await?.into_iter().map(|known| known.liked).collect())
     }
 
     /// Users who like the target, in the order of their ids: at most `limit` of those whose id is above `after` (0 for the first page).

@@ -89,7 +89,7 @@ pub fn differences(metric: Metric, winners: &[(Pair, State)], before: &[Before])
     differences
 }
 
-/// Which of `winners` (of [`coalesce`]) are likes that were none before, given what each found in its row.
+/// The `winners` (of [`coalesce`]) that are likes and were none before, given what each found in its row.
 pub fn new_likers(winners: &[(Pair, State)], before: &[Before]) -> Vec<Pair> {
     let is_new = |before: &Before| matches!(before, Before::Absent | Before::Older(false));
     let new = winners.iter().zip(before).filter(|((_, state), before)| state.liked && is_new(before));

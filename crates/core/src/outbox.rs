@@ -90,7 +90,7 @@ pub struct OutboxRow {
     pub is_old: bool,
     /// What it adds.
     pub additions: Vec<Addition>,
-    /// Who likes what since then, for Bloom filters.
+    /// The users who began to like a target, for Bloom filters.
     pub likers: Vec<Pair>,
 }
 

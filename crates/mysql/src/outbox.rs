@@ -4,7 +4,8 @@
 //! it. It is the last number and one more, and at least MySQL's clock in microseconds: when MySQL goes back (a restore, a failover that loses
 //! commits), no number comes twice, and Redis' offsets leave nothing new out. A row holds so many items at most that a batch is a few of them.
 //!
-//! A row's body has an addition as `kind:target:metric:delta`, and after these, for Bloom filters, who likes what as `kind:target:user`.
+//! A row's body has an addition as `kind:target:metric:delta`, and after these, for Bloom filters, each user who began to like a target as
+//! `kind:target:user`.
 
 use std::fmt::Write;
 use std::time::Duration;

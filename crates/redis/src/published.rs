@@ -45,7 +45,7 @@ impl Cache {
         self.eval("remember published likes", &calls).await.map(drop)
     }
 
-    /// What is remembered of a user and `targets`, in their order.
+    /// The last remembered click of a user on each of `targets`, in their order.
     pub async fn published(
         &self,
         kinds: &KindNames,

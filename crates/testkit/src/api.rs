@@ -14,21 +14,5 @@ impl World {
 
 /// An API server of that configuration.
 pub fn client_of(config: &Config) -> Client {
-    Client::new(&settings(config)).unwrap()
-}
-
-/// What an API server must know of a configuration.
-fn settings(config: &Config) -> Settings {
-    let config = config.clone();
-    Settings {
-        has_filters: config.filter.is_on(),
-        amqp: config.amqp,
-        mysql: config.mysql,
-        redis: config.redis,
-        kinds: config.kinds,
-        metrics: config.metrics,
-        boards: config.boards,
-        rules: config.rules,
-        limits: config.client,
-    }
+    Client::new(&Settings::from(config)).unwrap()
 }

@@ -302,6 +302,13 @@ impl World {
             sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.unwrap();
         }
     }
+
+    /// Waits until Redis has all rows of the outbox, by what MySQL knows.
+    pub async fn outbox_added(&self) {
+        let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
+                    WHERE p.outbox > COALESCE(s.applied, 0)";
+        eventually("all of the outbox is added", || async { self.count(rest).await == 0 }).await;
+    }
 }
 
 /// The target of [`World::drained`].

@@ -1,8 +1,7 @@
 //! Events that were judged are published. A: limits are asked for. B: all messages are sent, pipelined. C: the broker has confirmed what it has.
 //! D: confirmed likes are remembered. Only C decides the verdicts; A and D are left out while Redis is away.
 //!
-//! Where API servers count the number, the client counts it and publishes it: a user's events one after the other, those of several users at
-//! the same time.
+//! The client counts and publishes numbers with `writer = "api"`: a user's events one after the other, those of several users at the same time.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +15,7 @@ use super::verdict::Verdict;
 use crate::config::Writes;
 use tallyd_client::counts::{Change, Changed, Counting};
 use tallyd_client::gateway::Message as Sent;
-use tallyd_client::{BrokerError, Clicked, ClientError, CountError, LikeError, OnBoard, TakenBack};
+use tallyd_client::{BrokerError, Clicked, ClientError, CountError, LikeError, TakenBack};
 use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEvent};
 use tallyd_core::model::{CounterKey, Micros, UserId};
 
@@ -149,13 +148,9 @@ async fn count(gate: &Gate, event: &Judged<'_>) -> Verdict {
 
 /// The whole way of a like. Its `at` is Redis': that of a second try is the first one's, because Redis remembers the click.
 async fn click(gate: &Gate, LikeEvent { target, user, at, liked }: LikeEvent) -> Verdict {
-    let member = target.id.to_string();
-    let board = gate.rules.board(target.kind, gate.config.metrics.like());
-    let boards: Vec<OnBoard<'_>> =
-        board.map(|board| OnBoard { board, member: member.as_bytes() }).into_iter().collect();
     let clicked = match liked {
-        true => gate.client.like(target, user, &boards).await,
-        false => gate.client.unlike(target, user, &boards).await,
+        true => gate.client.like(target, user, &[]).await,
+        false => gate.client.unlike(target, user, &[]).await,
     };
     match clicked {
         Ok(Clicked::Published(event)) => Verdict::confirmed(event.at),

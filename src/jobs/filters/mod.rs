@@ -17,7 +17,7 @@
 //!
 //! # Why nothing is lost
 //!
-//! What lua/like.lua counts is a script, and so are begin and swap: each like is before or after each of them. All keys of a
+//! Scripts count a like (lua/like.lua), begin and swap: each like is before or after each of them. All keys of a
 //! target are in one slot.
 //!
 //! * *A like before "begin"* is in MySQL when the likers are read, because the fence is behind its event; or its publish took longer
@@ -28,6 +28,8 @@
 //!   Nobody takes it out of there before its bits are in the new one: fold refuses while anything is being built.
 //! * *A like after the swap* is in the new filter's bits, or noted: whoever has computed the bits for another shape, or can't
 //!   compute them, is noted.
+//! * *A like that the daemon counts* (`writer = "daemon"`) is noted when its outbox row is added to Redis, after its commit. Committed before
+//!   the likers are read, it is read with them. Committed later, it is noted after "begin". A "no" can come too early by the outbox's lag.
 //! * Whoever asks looks for remembered clicks, then for the noted, then at the bits; lua/filter_has.lua and lua/like.lua do that within
 //!   one script. An unlike leaves bits behind, and so does one that is taken back: that is a "perhaps".
 //!

@@ -2,12 +2,11 @@
 
 use tallyd_core::event::LikeEvent;
 use tallyd_core::model::UserId;
-
 use tallyd_redis::keys::KindNames;
 
 use super::{BY_HAND, assert_no_false_no, run, seed};
 use crate::common;
-use common::{World, body, eventually, target};
+use common::{World, body, target};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn likes_that_are_only_published_come_into_the_filter() {
@@ -36,9 +35,7 @@ async fn likes_that_are_only_published_come_into_the_filter() {
         world.publish(&publisher, &likes(second.clone())).await;
         users.extend(first.chain(second));
         world.drained(&publisher).await;
-        let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
-                    WHERE p.outbox > COALESCE(s.applied, 0)";
-        eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+        world.outbox_added().await;
         assert_eq!(world.counters().await[&target(1)], users.len() as i64);
         assert_no_false_no(&world, target(1), users.iter().copied()).await;
     }

@@ -12,12 +12,9 @@ use tallyd_rabbitmq::Publisher;
 use tallyd_redis::ranks::Ranking;
 
 use crate::common;
-use common::{Dice, Model, World, body, client_of, drift, eventually, target};
+use common::{Daemon, Dice, Model, World, assert_redis_equals, body, client_of, drift, lose, target};
 
-/// The default: no API server counts likes.
-const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
-
-/// What the clocks of two API servers differ by.
+/// The difference of the clocks of two API servers.
 const APART: Duration = Duration::from_secs(3_600);
 
 /// Clicks of some users on some targets, by API servers of which one has a clock that is an hour late.
@@ -52,25 +49,34 @@ impl Clicks {
     }
 }
 
+/// A site with a daemon, whose likes API servers only publish.
+async fn open(name: &str, settings: &str) -> (World, Publisher, Daemon) {
+    let world = World::new(name, &format!("[[rule]]\nmetric = \"like\"\n{settings}")).await;
+    let publisher = world.publisher().await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    (world, publisher, daemon)
+}
+
 /// Waits until everything that was published is in MySQL, and everything that this changed in Redis.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
-    added(world).await;
+    world.outbox_added().await;
 }
 
-/// Waits until Redis has all rows of the outbox, by what MySQL knows.
-async fn added(world: &World) {
-    let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
-                WHERE p.outbox > COALESCE(s.applied, 0)";
-    eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+/// Fails unless both stores have what the clicks come to.
+async fn end(world: World, publisher: &Publisher, daemon: Daemon, clicks: &Clicks) {
+    settle(&world, publisher).await;
+    world.assert_equals(&clicks.model).await;
+    assert_redis_equals(&world, &clicks.model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
 }
 
 #[tokio::test]
 async fn likes_that_are_only_published_are_exact_in_both_stores() {
-    let world = World::new("by_daemon", BY_DAEMON).await;
-    let publisher = world.publisher().await;
+    let (world, publisher, mut daemon) = open("by_daemon", "").await;
     let mut clicks = Clicks::of(40);
-    let mut daemon = world.daemon();
     for _ in 0..3 {
         let bodies = clicks.some(2_000);
         world.publish(&publisher, &bodies).await;
@@ -79,18 +85,12 @@ async fn likes_that_are_only_published_are_exact_in_both_stores() {
         // Sent again, as after a lost confirm.
         world.publish(&publisher, &bodies[1_500..]).await;
     }
-    settle(&world, &publisher).await;
-    world.assert_equals(&clicks.model).await;
-    assert_eq!(world.redis_counters().await, clicks.counters());
-    assert!(daemon.stop().success());
-    world.close().await;
+    end(world, &publisher, daemon, &clicks).await;
 }
 
 #[tokio::test]
 async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
-    let world = World::new("by_daemon_client", BY_DAEMON).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (world, publisher, daemon) = open("by_daemon_client", "").await;
     let client = world.client();
     // A double click, a like and an unlike.
     for user in [1, 1, 2, 3] {
@@ -114,10 +114,8 @@ async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
 
 #[tokio::test]
 async fn published_likes_count_on_the_board_that_their_rule_names() {
-    let settings = "[[rule]]\nmetric = \"like\"\nboard = \"liked\"\n[[board]]\nname = \"liked\"\nperiod = \"total\"\n";
-    let world = World::new("by_daemon_board", settings).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let settings = "board = \"liked\"\n[[board]]\nname = \"liked\"\nperiod = \"total\"\n";
+    let (world, publisher, daemon) = open("by_daemon_board", settings).await;
     let mut clicks = Clicks::of(9);
     let bodies = clicks.some(1_000);
     world.publish(&publisher, &bodies).await;
@@ -136,10 +134,8 @@ async fn published_likes_count_on_the_board_that_their_rule_names() {
 
 #[tokio::test]
 async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
-    let world = World::new("by_daemon_judged", BY_DAEMON).await;
-    let publisher = world.publisher().await;
+    let (world, publisher, daemon) = open("by_daemon_judged", "").await;
     let mut clicks = Clicks::of(40);
-    let daemon = world.daemon();
     let bodies = clicks.some(2_000);
     world.publish(&publisher, &bodies).await;
     settle(&world, &publisher).await;
@@ -153,19 +149,12 @@ async fn a_reconcile_of_published_likes_repairs_without_any_fence() {
     let report = world.report(&["reconcile", "--full"]);
     assert_eq!((&report["drifted"], &report["repaired"]), (&2.into(), &2.into()), "{report}");
     let daemon = world.daemon();
-    settle(&world, &publisher).await;
-    world.assert_equals(&clicks.model).await;
-    assert_eq!(world.redis_counters().await, clicks.counters());
-    assert!(daemon.stop().success());
-    world.close().await;
+    end(world, &publisher, daemon, &clicks).await;
 }
 
 #[tokio::test]
 async fn a_changed_run_lists_published_likes_of_a_late_clock() {
-    let world = World::new("by_daemon_changed", BY_DAEMON).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
-    daemon.logged("\"consuming\"").await;
+    let (world, publisher, daemon) = open("by_daemon_changed", "").await;
     world.report(&["reconcile", "--full"]);
     let at = tallyd::runtime::clock::now().before(APART);
     let likes: Vec<_> = (1..=20)
@@ -181,45 +170,28 @@ async fn a_changed_run_lists_published_likes_of_a_late_clock() {
     world.close().await;
 }
 
-/// Deletes the buckets of counters, as a Redis does that is flushed or evicts.
-async fn lose_counters(world: &World) {
-    let mut redis = world.redis().await;
-    for bucket in 0..world.cache.keys.buckets() {
-        let key = world.cache.keys.counters("video", bucket);
-        let _: i64 = redis::cmd("DEL").arg(key).query_async(&mut redis).await.unwrap();
-    }
-}
-
 #[tokio::test]
 async fn lost_counters_of_likes_are_loaded_while_others_are_published() {
-    let world = World::new("by_daemon_loaded", BY_DAEMON).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (world, publisher, daemon) = open("by_daemon_loaded", "").await;
     let mut clicks = Clicks::of(400);
     world.publish(&publisher, &clicks.some(3_000)).await;
     settle(&world, &publisher).await;
     let first = world.report(&["reconcile", "--full"]);
     assert_eq!((&first["drifted"], &first["unknown"]), (&0.into(), &0.into()), "{first}");
     for _ in 0..3 {
-        lose_counters(&world).await;
+        lose(&world).await;
         let bodies = clicks.some(6_000);
         let publishing = world.publish(&publisher, &bodies);
         let reconciling = world.reconcile("--changed");
         let ((), report) = tokio::join!(publishing, reconciling);
         assert_eq!((&report["buckets_loaded"], &report["drifted"]), (&16.into(), &0.into()), "{report}");
     }
-    settle(&world, &publisher).await;
-    world.assert_equals(&clicks.model).await;
-    assert_eq!(world.redis_counters().await, clicks.counters());
-    assert!(daemon.stop().success());
-    world.close().await;
+    end(world, &publisher, daemon, &clicks).await;
 }
 
 #[tokio::test]
 async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
-    let world = World::new("by_daemon_corrected", BY_DAEMON).await;
-    let publisher = world.publisher().await;
-    let daemon = world.daemon();
+    let (world, publisher, daemon) = open("by_daemon_corrected", "").await;
     let at = tallyd::runtime::clock::now();
     let likes: Vec<_> = (1..=10)
         .flat_map(|id| {
@@ -240,7 +212,7 @@ async fn a_corrected_counter_of_likes_is_right_in_redis_after_the_run() {
     assert_eq!((&dry["counters_off"], &dry["repaired"]), (&2.into(), &0.into()), "{dry}");
     let report = world.report(&["reconcile", "--full", "--force"]);
     assert_eq!(report["counters_off"], 2, "{report}");
-    added(&world).await;
+    world.outbox_added().await;
     let expected: BTreeMap<Target, i64> = (1..=10).map(|id| (target(id), if id == 1 { 2 } else { 5 })).collect();
     assert_eq!(world.redis_counters().await, expected);
     assert_eq!(world.counters().await, expected);

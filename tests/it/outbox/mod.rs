@@ -112,9 +112,7 @@ async fn in_redis(world: &World, cache: &Cache, targets: u64) -> Numbers {
 /// Everything published is written, and every row that this wrote is added, by what MySQL knows.
 async fn settle(world: &World, publisher: &Publisher) {
     world.drained(publisher).await;
-    let rest = "SELECT COUNT(*) FROM partition_owner AS p LEFT JOIN outbox_state AS s USING (`partition`) \
-                WHERE p.outbox > COALESCE(s.applied, 0)";
-    eventually("all of the outbox is added", || async { world.count(rest).await == 0 }).await;
+    world.outbox_added().await;
 }
 
 /// Fails unless both stores have what the counts come to, without any reconcile.
