@@ -7,6 +7,7 @@ mod reload;
 mod schedules;
 mod startup;
 mod tasks;
+mod writers;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub async fn run(path: PathBuf, config: Config) -> Result<()> {
         lasting.start_loop(TaskName::Observer, |beat| observer.run(beat, drained.clone()));
     }
     let mut running = Running::new(&liveness);
-    let reloader = Reloader { path, sender, store: servers.store.clone(), hangups };
+    let reloader = Reloader { path, sender, servers: servers.clone(), hangups };
     running.start(TaskName::Reloader, reloader.run(stop.clone()));
     tokio::spawn(systemd::watchdog(liveness.clone(), drained.clone()));
     tokio::spawn(tell_status(drained));

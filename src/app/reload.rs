@@ -12,17 +12,16 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::startup;
+use super::{startup, writers};
 use crate::config::{self, Config, ConfigError, Reload};
 use crate::runtime::{log, systemd};
-use crate::servers::code_registry;
+use crate::servers::{Servers, code_registry};
 use crate::telemetry::telemetry;
-use tallyd_mysql::Store;
 
 pub(super) struct Reloader {
     pub path: PathBuf,
     pub sender: watch::Sender<Arc<Config>>,
-    pub store: Store,
+    pub servers: Servers,
     pub hangups: Signal,
 }
 
@@ -30,7 +29,7 @@ impl Reloader {
     pub(super) async fn run(mut self, stop: CancellationToken) {
         while let Some(Some(())) = stop.run_until_cancelled(self.hangups.recv()).await {
             systemd::reloading();
-            if let Err(error) = self.reload().await {
+            if let Err(error) = self.reload(&stop).await {
                 let problems = match error.downcast::<ConfigError>() {
                     Ok(ConfigError(problems)) => problems.join("; "),
                     Err(error) => format!("{error:#}"),
@@ -42,7 +41,7 @@ impl Reloader {
         }
     }
 
-    async fn reload(&self) -> Result<()> {
+    async fn reload(&self, stop: &CancellationToken) -> Result<()> {
         // Reads files: not on a thread that tasks run on.
         let path = self.path.clone();
         let new = tokio::task::spawn_blocking(move || config::load(&path)).await??;
@@ -50,12 +49,13 @@ impl Reloader {
         let filter = log::filter(&new.log.level).map_err(|error| ConfigError(vec![format!("[log] {error:#}")]))?;
         let Reload { config, changed, needs_restart } = now.reloaded(new)?;
         if [&config.kinds.0, &config.metrics.0] != [&now.kinds.0, &now.metrics.0] {
-            let noted = code_registry::agree(&self.store, &config).await;
+            let noted = code_registry::agree(&self.servers.store, &config).await;
             startup::tell(&noted.map_err(|error| match error.is::<ConfigError>() {
                 true => error,
                 false => anyhow!("what codes mean in MySQL can't be asked now: {error:#}"),
             })?);
         }
+        writers::prepare(&self.servers, &now, &config, stop).await?;
         log::change(filter);
         // Everybody asks; that nobody listens is no failure.
         self.sender.send_replace(Arc::new(config));

@@ -9,6 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::schedules::Schedules;
+use super::writers;
 use crate::config::ConfigHandle;
 use crate::consumer::Partition;
 use crate::consumer::ledger_gc;
@@ -33,6 +34,7 @@ pub(super) enum TaskName {
     SnapshotClock,
     Job(JobName),
     Schedules,
+    Writers,
 }
 
 impl fmt::Display for TaskName {
@@ -51,6 +53,7 @@ impl fmt::Display for TaskName {
             Self::Job(JobName::Filters) => "filters",
             Self::Job(JobName::Recount) => "recounter",
             Self::Schedules => "schedules",
+            Self::Writers => "announcer of writers",
         })
     }
 }
@@ -104,6 +107,7 @@ impl Tasks {
         let wakes = Wakes::default();
         let requests = Requests::new(&wakes);
         self.start_detectors(&requests, running);
+        self.start_announcer(running);
         for job in JobName::ALL {
             self.start_job(job, wakes.of(job), &requests, running);
         }
@@ -144,6 +148,11 @@ impl Tasks {
         running.start_loop(TaskName::Lookout, |beat| detector.run(beat, stop.clone()));
         let clock = SnapshotClock { live, store, cache, request: requests.snapshot.clone() };
         running.start_loop(TaskName::SnapshotClock, |beat| clock.run(beat, stop));
+    }
+
+    fn start_announcer(&self, running: &mut Running) {
+        let Self { live, servers, stop } = self.clone();
+        running.start_loop(TaskName::Writers, |beat| writers::run(servers.cache, live, beat, stop));
     }
 
     /// The loop that runs a job; where filters are off the task that sees to it that none is trusted later.

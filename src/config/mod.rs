@@ -51,6 +51,7 @@ pub use tallyd_core::kinds::{Kinds, LIKE, Metrics};
 pub use tallyd_core::partition::PartitionBy;
 pub use tallyd_core::pause::{Pause, parse_pause};
 pub use tallyd_core::rules::{Rule, Ruled, Rules, Writes};
+pub use tallyd_core::writers::Writers;
 pub use tallyd_mysql::config::Mysql;
 pub use tallyd_rabbitmq::config::{Amqp, QueueType};
 pub use tallyd_redis::config::{Also, Redis};
@@ -210,6 +211,12 @@ impl Default for Archive {
 impl From<&Config> for Rules {
     fn from(config: &Config) -> Self {
         Self::new(&config.kinds, &config.metrics, &config.rules)
+    }
+}
+
+impl From<&Config> for Writers {
+    fn from(config: &Config) -> Self {
+        Self::new(&config.kinds, &config.metrics, &Rules::from(config))
     }
 }
 

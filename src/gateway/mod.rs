@@ -35,7 +35,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info};
 
-use crate::config::{Config, ConfigError, Listen, Rules};
+use crate::config::{Config, ConfigError, Listen};
 use crate::http::{Limits, Listener, Port, Token, hosts};
 use crate::runtime::liveness::Liveness;
 use crate::runtime::{shutdown, systemd};
@@ -63,7 +63,6 @@ pub(super) struct Gate {
     client: Client,
     config: Config,
     terms: Terms,
-    rules: Rules,
     requests: Arc<Semaphore>,
     bodies: Semaphore,
     token: Option<Token>,
@@ -83,7 +82,6 @@ impl Gate {
             client: Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?,
             config: config.clone(),
             terms: Terms::from(config),
-            rules: Rules::from(config),
             requests: Arc::new(Semaphore::new(config.gateway.requests_max)),
             bodies: Semaphore::new(BODIES_MAX),
             is_local: token.is_none() && matches!(listen, Listen::Address(_)),

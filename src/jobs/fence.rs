@@ -61,11 +61,7 @@ enum FenceState {
 impl Fences<'_> {
     /// How many messages the partitions hold that no consumer has taken.
     pub async fn waiting(&self) -> Result<u64> {
-        let mut waiting = 0;
-        for partition in 0..self.broker.partitions() {
-            waiting += u64::from(self.publisher.depth(&self.broker.queue(partition)).await?.messages);
-        }
-        Ok(waiting)
+        Ok(self.publisher.waiting(self.broker).await?)
     }
 
     /// Returns once every event that the broker took before this call is committed.

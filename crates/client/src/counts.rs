@@ -164,7 +164,7 @@ impl Client {
         at: Option<Micros>,
     ) -> Result<Counting, CountError> {
         self.check(target, metric, &change).map_err(CountError::NotCounted)?;
-        let changed = match self.rules.of(target.kind, metric).writer {
+        let changed = match self.writer(target.kind, metric).await {
             Writes::Daemon => {
                 let at = at.unwrap_or_else(now);
                 Changed { target, metric, change, at, count: None, added: 0 }

@@ -115,7 +115,7 @@ impl Client {
         let in_range = ids.len() <= STATUS_TARGETS_MAX;
         require(in_range, || format!("at most {STATUS_TARGETS_MAX} targets are asked for at once"))?;
         let targets: Vec<Target> = ids.iter().map(|id| Target { kind, id: *id }).collect();
-        if self.rules.of(kind, self.metric).writer == Writes::Api {
+        if self.writer(kind, self.metric).await == Writes::Api {
             return self.known_likes(user, &targets).await;
         }
         let published = async {

@@ -1,8 +1,11 @@
 //! The API servers' side of tallyd, in Rust. A [`Client`] publishes likes and changes of other numbers, reads both, and reads boards.
 //!
-//! The rules in [`Settings`] say who counts a number in Redis. Where the daemon does, which is the default, a call only publishes, with an
-//! `at` of this machine's clock. Where API servers do (`writer = "api"`), the call counts in Redis immediately, counts once, and publishes
-//! with the `at` of Redis. That is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
+//! A rule says who counts a number in Redis. Where the daemon does, which is the default, a call only publishes, with an `at` of this
+//! machine's clock. Where API servers do (`writer = "api"`), the call counts in Redis immediately, counts once, and publishes with the `at` of
+//! Redis. That is a thin layer over the scripts in lua/, which any language can call. docs/events.md has the contract.
+//!
+//! Daemons announce in Redis who counts what. A client reads that when it connects and every ten seconds, and follows. Until it could be read,
+//! the rules in [`Settings`] hold.
 //!
 //! Ids, targets and instants are types of `tallyd_core::model`. The ids of targets and users are 1 to 2^63-1: the daemon refuses other events.
 //! A call that is dropped before it ends may have counted without being published. A reconcile corrects that.
@@ -13,6 +16,7 @@ pub mod boards;
 pub mod counts;
 mod error;
 mod filtered;
+mod followed;
 pub mod gateway;
 mod likes;
 mod numbers;
@@ -24,6 +28,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Mutex, Semaphore};
 
 pub use error::{ClientError, CountError, LikeError};
+use followed::Followed;
 pub use likes::STATUS_TARGETS_MAX;
 use numbers::Unasked;
 pub use numbers::{Number, Numbers, READ_TARGETS_MAX, Source};
@@ -32,9 +37,10 @@ use tallyd_core::board::Board;
 use tallyd_core::click_limits::ClickLimits;
 use tallyd_core::event::{LikeEvent, encode_like};
 use tallyd_core::kinds::Kinds;
-use tallyd_core::model::{Metric, Micros};
+use tallyd_core::model::{Kind, Metric, Micros};
 use tallyd_core::partition::PartitionBy;
-use tallyd_core::rules::Rules;
+use tallyd_core::rules::{Rules, Writes};
+use tallyd_core::writers::Writers;
 use tallyd_mysql::Store;
 pub use tallyd_rabbitmq::BrokerError;
 use tallyd_rabbitmq::{Broker, Publisher};
@@ -66,6 +72,7 @@ pub struct Client {
     metrics: Vec<Metric>,
     boards: Vec<Board>,
     rules: Rules,
+    followed: Followed,
     /// For what Redis doesn't know.
     store: Store,
     /// Whether MySQL is asked what users like.
@@ -150,6 +157,7 @@ impl Client {
     pub fn new(settings: &Settings) -> Result<Self> {
         let Settings { amqp, mysql, redis, kinds, metrics, boards, rules, limits, has_filters } = settings;
         let cache = Cache::new(redis, metrics)?;
+        let rules = Rules::new(kinds, metrics, rules);
         Ok(Self {
             also: cache.also(redis, metrics)?,
             cache,
@@ -161,7 +169,8 @@ impl Client {
             metric: metrics.like(),
             metrics: metrics.codes(),
             boards: boards.clone(),
-            rules: Rules::new(kinds, metrics, rules),
+            followed: Followed::new(kinds, metrics, Writers::new(kinds, metrics, &rules)),
+            rules,
             store: Store::new(mysql, CONNECTIONS)?,
             clicks_unasked: Unasked::default(),
             reads_unasked: Unasked::default(),
@@ -170,6 +179,15 @@ impl Client {
             confirm_max: amqp.timeout() * 2,
             shapes: has_filters.then(filtered::Shapes::default),
         })
+    }
+
+    /// Who counts which numbers, as daemons announced it within the last ten seconds.
+    pub async fn writers(&self) -> Arc<Writers> {
+        self.followed.writers(&self.cache).await
+    }
+
+    async fn writer(&self, kind: Kind, metric: Metric) -> Writes {
+        self.writers().await.of(kind, metric)
     }
 
     /// Publishes the event of a like, and waits until the broker has it on disk. Only after [`Client::count`]: [`Client::like`] and

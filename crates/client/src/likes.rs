@@ -47,7 +47,7 @@ impl Client {
     /// The user likes the target. A double click, a retry after a failure, or two devices at the same time count once.
     ///
     /// Where the daemon counts likes of the kind, the event is published and nothing else: [`Clicked::Published`]. `boards` must be empty:
-    /// the board of the rule gets the like from the daemon.
+    /// the board of the rule gets the like from the daemon. They are ignored where the client's own rules still say `writer = "api"`.
     ///
     /// With `writer = "api"` it counts in Redis and on `boards` if it is new, and its event is published. Redis remembers for
     /// `[client] recent_keep` what a user likes. After that the client asks MySQL, which must be the primary server. While MySQL is
@@ -68,7 +68,7 @@ impl Client {
     }
 
     async fn count_and_publish(&self, wish: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
-        if self.rules.of(wish.target.kind, self.metric).writer == Writes::Daemon {
+        if self.writer(wish.target.kind, self.metric).await == Writes::Daemon {
             return self.publish_click(LikeEvent { at: super::now(), ..wish }, boards).await;
         }
         let (clicked, counted) = match self.click(wish, boards).await.map_err(LikeError::NotCounted)? {
@@ -86,7 +86,9 @@ impl Client {
 
     /// Publishes a click that the daemon counts.
     async fn publish_click(&self, event: LikeEvent, boards: &[OnBoard<'_>]) -> Result<Clicked, LikeError> {
-        require(boards.is_empty(), || {
+        // Of a caller who is set up to count and now follows the daemons, the boards are left to the daemon.
+        let counted = self.rules.of(event.target.kind, self.metric).writer == Writes::Api;
+        require(counted || boards.is_empty(), || {
             "the daemon counts these likes, and adds them to the board of their [[rule]]: name no boards".to_owned()
         })
         .map_err(LikeError::NotCounted)?;
@@ -147,7 +149,7 @@ impl Client {
     /// [`ClientError::Invalid`]: the daemon counts these likes. [`ClientError::NoKind`] and [`ClientError::Gain`]: nothing was sent.
     /// [`ClientError::Redis`]: it may count.
     pub async fn count(&self, target: Target, user: UserId, liked: bool, boards: &[OnBoard<'_>]) -> Result<Counted> {
-        let by_api = self.rules.of(target.kind, self.metric).writer == Writes::Api;
+        let by_api = self.writer(target.kind, self.metric).await == Writes::Api;
         require(by_api, || "the daemon counts these likes: call like or unlike, which publish".to_owned())?;
         if self.shapes.is_some() && liked {
             // It is not known by then whether it changes anything: noted all the same, which costs a query at most.

@@ -26,7 +26,7 @@ pub struct Settings {
     pub metrics: Metrics,
     /// All blocks `[[board]]`: the leaderboards.
     pub boards: Vec<Board>,
-    /// All blocks `[[rule]]`: how numbers other than likes count.
+    /// All blocks `[[rule]]`: how numbers count. Who counts them in Redis follows the daemons.
     pub rules: Vec<Rule>,
     /// `[client]`: how long clicks are remembered, and how many a user may make.
     pub limits: ClickLimits,

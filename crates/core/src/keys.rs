@@ -157,6 +157,11 @@ impl Keys {
         format!("{}tally:missing", self.prefix)
     }
 
+    /// `tally:writers`: the numbers that API servers count, as daemons announce them to clients.
+    pub fn writers(&self) -> String {
+        format!("{}tally:writers", self.prefix)
+    }
+
     /// `tally:compared:{7}:packed:13`: up to where the layout has been compared. Each number is in another slot of a Cluster.
     pub fn compared(&self, number: u16) -> String {
         format!("{}tally:compared:{{{number}}}:{}", self.prefix, self.layout.full_name())
@@ -276,6 +281,7 @@ mod tests {
         assert_eq!(keys.next_filter("video", target), "app:filter:{video:3088}:42:next");
         assert_eq!(keys.limit(UserId(7)), "app:limit:{7}");
         assert_eq!(keys.missing(), "app:tally:missing");
+        assert_eq!(keys.writers(), "app:tally:writers");
         assert_eq!(keys.compared(7), "app:tally:compared:{7}:packed:13");
         assert_eq!(keys.board("likes", "2026-W47"), "app:board:{likes}:2026-W47");
         assert_eq!(keys.frozen_board("likes", "2026-W47"), "app:board:{likes}:2026-W47:frozen");

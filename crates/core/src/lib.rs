@@ -30,3 +30,4 @@ pub mod score;
 pub mod stall_detector;
 pub mod tally;
 pub mod template;
+pub mod writers;

@@ -258,6 +258,15 @@ impl Publisher {
     pub async fn depth(&self, queue: &str) -> Result<Depth> {
         self.0.depth(queue).await
     }
+
+    /// How many messages all partitions hold that no consumer has taken.
+    pub async fn waiting(&self, broker: &Broker) -> Result<u64> {
+        let mut waiting = 0;
+        for partition in 0..broker.partitions() {
+            waiting += u64::from(self.depth(&broker.queue(partition)).await?.messages);
+        }
+        Ok(waiting)
+    }
 }
 
 fn confirmed(confirmation: Confirmation) -> Result<()> {

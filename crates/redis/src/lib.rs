@@ -32,6 +32,7 @@ mod sentinel;
 mod slots;
 pub mod snapshots;
 pub mod space;
+mod writers;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};

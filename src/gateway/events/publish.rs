@@ -18,6 +18,7 @@ use tallyd_client::gateway::Message as Sent;
 use tallyd_client::{BrokerError, Clicked, ClientError, CountError, LikeError, TakenBack};
 use tallyd_core::event::{CountEvent, LikeEvent, Message, Reason, Refusal, SetEvent};
 use tallyd_core::model::{CounterKey, Micros, UserId};
+use tallyd_core::writers::Writers;
 
 /// Users whose events of one request are counted at the same time.
 const USERS_AT_ONCE: usize = 32;
@@ -27,12 +28,13 @@ type Placed<'a> = (usize, Judged<'a>);
 
 /// Publishes what was not refused, and gives the verdicts, in the order of the request.
 pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>>) -> Vec<Verdict> {
+    let writers = gate.client.writers().await;
     let mut verdicts: Vec<Option<Verdict>> = Vec::with_capacity(events.len());
     let (mut plain, mut counted) = (Vec::new(), Vec::new());
     for (place, event) in events.into_iter().enumerate() {
         verdicts.push(match event {
             Err(refusal) => Some(refusal.into()),
-            Ok(judged) if is_counted_here(gate, &judged) => {
+            Ok(judged) if is_counted_here(gate, &writers, &judged) => {
                 counted.push((place, judged));
                 None
             }
@@ -52,14 +54,14 @@ pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>
     verdicts.into_iter().map(|verdict| verdict.unwrap_or_else(lost)).collect()
 }
 
-fn is_counted_here(gate: &Gate, judged: &Judged<'_>) -> bool {
+fn is_counted_here(gate: &Gate, writers: &Writers, judged: &Judged<'_>) -> bool {
     let (kind, metric) = match judged.message {
         Message::Like(like) => (like.target.kind, gate.config.metrics.like()),
         Message::Count(count) => (count.target.kind, count.metric),
         Message::Set(set) => (set.target.kind, set.metric),
         Message::Fence(_) => return false,
     };
-    gate.rules.of(kind, metric).writer == Writes::Api
+    writers.of(kind, metric) == Writes::Api
 }
 
 /// Publishes events that the daemon counts.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::common::{World, eventually};
+use super::common::{World, eventually, target};
 use super::{PLAIN, count, like};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,5 +105,21 @@ async fn a_count_that_api_servers_count_is_counted_in_redis() {
     assert_eq!(below.json()["events"][0]["reason"], "below-zero");
     assert!(gateway.process.stop().success());
     assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_follows_what_daemons_announce_of_writers() {
+    let world = World::new("gw_writers", PLAIN).await;
+    let _publisher = world.publisher().await;
+    for (announced, counted) in [("nonsense", false), (r#"{"api":["video:like","post:like"]}"#, true)] {
+        world.cache.announce_writers(announced).await.unwrap();
+        let gateway = world.gateway().await;
+        let answer = gateway.post(&like("like", 42, 7)).await;
+        assert_eq!(answer.verdicts(), ["confirmed"], "{answer:?}");
+        assert_eq!(answer.json()["events"][0]["changed"] == true, counted, "{answer:?}");
+        assert!(gateway.process.stop().success());
+    }
+    assert_eq!(world.redis_counters().await[&target(42)], 1);
     world.close().await;
 }

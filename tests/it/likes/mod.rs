@@ -8,4 +8,5 @@ mod guard;
 mod republished;
 mod servers;
 mod status;
+mod switch;
 mod unpublished;

@@ -1,0 +1,36 @@
+//! The text by which daemons tell clients who counts which numbers (`tallyd_core::writers`).
+
+use redis::{Pipeline, Value};
+
+use super::{Cache, Context, Result, text};
+
+impl Cache {
+    /// The text that was announced last; `None` where Redis has none.
+    pub async fn writers(&self) -> Result<Option<String>> {
+        const ACTION: &str = "read who counts which numbers";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("GET").arg(self.keys.writers());
+        let answer = self.run(ACTION, &pipeline).await?.pop().unwrap_or(Ok(Value::Nil)).context(ACTION)?;
+        Ok(text(&answer).map(str::to_owned))
+    }
+
+    /// Announces the text in place of the last one.
+    pub async fn announce_writers(&self, writers: &str) -> Result<()> {
+        self.set_writers(writers, &[]).await
+    }
+
+    /// Announces the text where Redis has none, for instance because it has lost it.
+    pub async fn restore_writers(&self, writers: &str) -> Result<()> {
+        self.set_writers(writers, &["NX"]).await
+    }
+
+    async fn set_writers(&self, writers: &str, options: &[&str]) -> Result<()> {
+        const ACTION: &str = "announce who counts which numbers";
+        let mut pipeline = Pipeline::new();
+        pipeline.cmd("SET").arg(self.keys.writers()).arg(writers).arg(options);
+        for answer in self.run(ACTION, &pipeline).await? {
+            answer.context(ACTION)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! A site changes who counts its likes, in both directions, while its users go on clicking.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tallyd_client::{Clicked, Client};
+use tallyd_core::event::LikeEvent;
+use tallyd_core::kinds::LIKE;
+use tallyd_core::model::{Micros, UserId};
+use tallyd_core::rules::Writes;
+use tokio::task::JoinHandle;
+
+use crate::common;
+use common::{Daemon, Dice, Model, World, assert_redis_equals, body, eventually, target};
+
+const BY_DAEMON: &str = "[[rule]]\nmetric = \"like\"\n";
+const BY_API: &str = "[[rule]]\nmetric = \"like\"\nwriter = \"api\"\n";
+
+/// Users who click on two API servers in turn: each click of theirs may be counted by another rule than the one before.
+struct Users {
+    stop: Arc<AtomicBool>,
+    clicks: Arc<AtomicU64>,
+    task: JoinHandle<Model>,
+}
+
+impl Users {
+    fn click(servers: [Arc<Client>; 2], mut model: Model, seed: u64) -> Self {
+        let (stop, clicks) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (ends, made) = (Arc::clone(&stop), Arc::clone(&clicks));
+        let task = tokio::spawn(async move {
+            let mut dice = Dice::new(seed);
+            while !ends.load(Ordering::Relaxed) {
+                let server = &servers[usize::from(dice.percent(50))];
+                let (target, user) = (target(1 + dice.below(9)), UserId(1 + dice.below(5)));
+                let liked = dice.percent(60);
+                let clicked = match liked {
+                    true => server.like(target, user, &[]).await,
+                    false => server.unlike(target, user, &[]).await,
+                };
+                match clicked.unwrap() {
+                    Clicked::Published(event) => model.apply(&event),
+                    Clicked::Counted(counted) => model.apply(&counted.event),
+                    Clicked::Same { at, .. } => model.apply(&LikeEvent { target, user, at, liked }),
+                    Clicked::Limited { .. } => panic!("nobody is limited"),
+                }
+                made.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            model
+        });
+        Self { stop, clicks, task }
+    }
+
+    async fn clicked(&self, more: u64) {
+        let until = self.clicks.load(Ordering::Relaxed) + more;
+        eventually("users click", || async { self.clicks.load(Ordering::Relaxed) >= until }).await;
+    }
+
+    async fn end(self) -> Model {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await.unwrap()
+    }
+}
+
+/// Has the daemon take these settings, and waits until it and both API servers count by them.
+async fn change(world: &mut World, daemon: &Daemon, servers: &[Arc<Client>; 2], (settings, writer): (&str, Writes)) {
+    world.write(settings);
+    daemon.signal("HUP");
+    daemon.logged("\"reloaded\"").await;
+    world.set(settings);
+    let (kind, like) = (target(1).kind, world.config.metrics.named(LIKE).unwrap());
+    eventually("both API servers follow", || async {
+        let (one, other) = tokio::join!(servers[0].writers(), servers[1].writers());
+        [one, other].iter().all(|writers| writers.of(kind, like) == writer)
+    })
+    .await;
+}
+
+/// Fails unless a reconcile of what has changed makes Redis exact.
+async fn exact(world: &World, model: &Model) {
+    world.drained(&world.publisher().await).await;
+    world.outbox_added().await;
+    let report = world.reconcile("--changed").await;
+    assert_eq!((&report["left"], &report["counters_off"]), (&0.into(), &0.into()), "{report}");
+    world.assert_equals(model).await;
+    assert_redis_equals(world, model).await;
+}
+
+async fn changed(name: &str, before: (&str, Writes), after: (&str, Writes)) {
+    let mut world = World::new(name, before.0).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let servers = [Arc::new(world.client()), Arc::new(world.client())];
+    let users = Users::click([Arc::clone(&servers[0]), Arc::clone(&servers[0])], Model::default(), 7);
+    users.clicked(300).await;
+    // The second server connects later, and so it follows later.
+    let model = users.end().await;
+    let users = Users::click(servers.clone(), model, 9);
+    users.clicked(300).await;
+    change(&mut world, &daemon, &servers, after).await;
+    users.clicked(300).await;
+    let model = users.end().await;
+    exact(&world, &model).await;
+    // From now on nothing is off by itself.
+    let users = Users::click(servers, model, 8);
+    users.clicked(300).await;
+    let model = users.end().await;
+    world.drained(&world.publisher().await).await;
+    world.outbox_added().await;
+    assert_redis_equals(&world, &model).await;
+    world.assert_equals(&model).await;
+    assert!(daemon.stop().success());
+    world.close().await;
+}
+
+#[tokio::test]
+async fn api_servers_take_over_the_counting_while_users_click() {
+    changed("switch_to_api", (BY_DAEMON, Writes::Daemon), (BY_API, Writes::Api)).await;
+}
+
+#[tokio::test]
+async fn the_daemon_takes_over_the_counting_while_users_click() {
+    changed("switch_to_daemon", (BY_API, Writes::Api), (BY_DAEMON, Writes::Daemon)).await;
+}
+
+#[tokio::test]
+async fn counting_is_not_handed_over_while_many_events_wait() {
+    let world = World::new("switch_waiting", BY_DAEMON).await;
+    let daemon = world.daemon();
+    daemon.logged("\"consuming\"").await;
+    let publisher = world.publisher().await;
+    world
+        .publish(&publisher, &[body(&LikeEvent { target: target(1), user: UserId(1), at: Micros(1), liked: false })])
+        .await;
+    let mut held = world.pool.begin().await.unwrap();
+    sqlx::query("SELECT epoch FROM partition_owner FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    let event = |user| LikeEvent { target: target(1), user: UserId(user), at: Micros(1), liked: true };
+    // More than the daemon takes before it has committed any.
+    let bodies: Vec<_> = (1..=40_000).map(|user| body(&event(user))).collect();
+    world.publish(&publisher, &bodies).await;
+    world.write(BY_API);
+    daemon.signal("HUP");
+    daemon.logged("events wait in the queues").await;
+    daemon.logged("\"reload-refused\"").await;
+    let announced = world.cache.writers().await.unwrap().unwrap();
+    assert_eq!(announced, r#"{"api":[]}"#, "clients were told nothing");
+    held.rollback().await.unwrap();
+    assert!(daemon.stop().success());
+    world.close().await;
+}
