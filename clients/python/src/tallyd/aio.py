@@ -12,20 +12,20 @@ from redis.exceptions import RedisError
 from .counters import Answer
 from .errors import Event, ReadError
 from .events import Id
-from .publisher import Publisher
-from .settings import Base, as_given, board_query
+from .sender import Sender
+from .settings import Base, all_of, as_given, board_query, one_of
+from .writers import close
 
 
 class AsyncTallyd(Base):
     __doc__ = f"The client for asyncio. It belongs to the event loop that uses it first.\n\n{Base.__doc__}"
 
-    _publisher: Optional[Publisher] = None
+    _sender: Optional[Sender] = None
     _redis: Any = None
-    _is_closed = False
 
     async def __aenter__(self) -> AsyncTallyd:
         if self._amqp_url is not None:
-            self._connect()
+            self._connected()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -33,11 +33,10 @@ class AsyncTallyd(Base):
 
     async def close(self) -> None:
         self._is_closed = True
-        if self._publisher is not None:
-            await self._publisher.close()
+        if self._sender is not None:
+            await self._sender.close()
         if self._redis is not None:
-            # Before redis-py 5 it was called close.
-            await getattr(self._redis, "aclose", self._redis.close)()
+            await close(self._redis)
         if self._gateway is not None:
             self._gateway.close()
 
@@ -64,19 +63,19 @@ class AsyncTallyd(Base):
         """Publishes an event again, for instance that of an error."""
         return await self._publish(self._again(event))
 
-    async def _publish(self, event: Event) -> Event:
-        event, routing_key, body = self._message(event)
-        await self._connect().publish(event, routing_key, body)
-        return event
+    async def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
+        """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
+        known = self._many(events)
+        return all_of(await self._connected().publish(known))
 
-    def _connect(self) -> Publisher:
-        if self._is_closed:
-            raise RuntimeError("the client is closed: make another one")
-        if self._amqp_url is None:
-            raise ValueError("only RabbitMQ takes events: pass amqp_url")
-        if self._publisher is None:
-            self._publisher = Publisher(self._amqp_url, self._exchange, **self._publisher_settings)
-        return self._publisher
+    async def _publish(self, event: Event) -> Event:
+        return one_of(await self._connected().publish([event]))
+
+    def _connected(self) -> Sender:
+        self._may_publish()
+        if self._sender is None:
+            self._sender = self._new_sender()
+        return self._sender
 
     # ------------------------------------------------------------------ reading
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from collections import Counter
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 Event = Dict[str, Any]
 
@@ -17,6 +18,10 @@ class RefusedError(TallydError, ValueError):
     def __init__(self, reason: str, problem: str) -> None:
         super().__init__(f"{reason}: {problem}")
         self.reason = reason
+        self.problem = problem
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.reason, self.problem)
 
 
 class PublishError(TallydError):
@@ -44,6 +49,37 @@ class NackedError(RejectedError):
 
 class ReturnedError(RejectedError):
     """No queue takes the event: exchange or queues do not exist."""
+
+
+class LimitedError(RejectedError):
+    """The user clicks too often, by the gateway's limit. `wait_s` says when the event can be published."""
+
+    def __init__(self, message: str, event: Event, wait_s: float) -> None:
+        super().__init__(message, event)
+        self.wait_s = wait_s
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.event, self.wait_s)
+
+
+class PublishManyError(TallydError):
+    """Some events of a list were not confirmed. `results` has each event or its error, in order.
+
+    `events` are those to publish again: `site.publish_many(error.events)`. Refused ones are not among them.
+    """
+
+    def __init__(self, results: Sequence[Union[Event, TallydError]]) -> None:
+        self.results = list(results)
+        errors = [result for result in self.results if isinstance(result, TallydError)]
+        classes = ", ".join(f"{name} {count}" for name, count in Counter(type(error).__name__ for error in errors).items())
+        super().__init__(f"{len(errors)} of {len(self.results)} events were not confirmed ({classes}). The first error: {errors[0]}")
+
+    @property
+    def events(self) -> List[Event]:
+        return [result.event for result in self.results if isinstance(result, PublishError)]
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.results,)
 
 
 class ReadError(TallydError):

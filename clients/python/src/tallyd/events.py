@@ -87,6 +87,11 @@ def body_of(event: Event) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def number_of(event: Event) -> str:
+    """The number that it changes, as daemons announce it: video:like."""
+    return f"{event['kind']}:{event.get('metric', 'like')}"
+
+
 def routing_key_of(event: Event, partition_by: str) -> str:
     return str(event["user_id"] if partition_by == "user" and "user_id" in event else event["target_id"])
 

@@ -1,4 +1,4 @@
-"""Reading through `tallyd gateway`, with the standard library alone."""
+"""Reading and publishing through `tallyd gateway`, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import os
 import queue
 import socket
 import ssl
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from urllib.parse import unquote, urlencode, urlsplit
 
-from .errors import GatewayError, ReadError
+from .errors import Event, GatewayError, ReadError
+from .events import body_of
 
-# Targets of one request.
+# Targets of one request, and events of one.
 IDS_MAX = 500
+EVENTS_MAX = 1_000
 IDLE_MAX = 32
 
 
@@ -27,6 +30,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+class NoAnswer(Exception):
+    """The gateway can have published the events all the same."""
+
+
+class Busy(NoAnswer):
+    """The gateway has done nothing with the events."""
 
 
 class Gateway:
@@ -61,28 +72,52 @@ class Gateway:
         return found
 
     def get(self, path: str, query: Mapping[str, Any]) -> Any:
+        try:
+            status, answer = self._call(f"{path}?{urlencode(query)}", None, self._timeout_s)
+        except (http.client.HTTPException, OSError) as error:
+            raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that it runs") from error
+        if status == 200 and answer:
+            return answer
+        raise _error(status, answer)
+
+    def publish(self, events: Sequence[Event], until: float) -> List[Dict[str, Any]]:
+        """The verdict on each event. `until` is a time of time.monotonic(). Raises NoAnswer, or GatewayError for a request that is wrong."""
+        body = b"[" + b",".join(map(body_of, events)) + b"]"
+        try:
+            status, answer = self._call("/v1/events", body, max(until - time.monotonic(), 0.01))
+        except (http.client.HTTPException, OSError) as failed:
+            raise NoAnswer(f"it did not answer ({failed})") from failed
+        verdicts = answer.get("events") if isinstance(answer, dict) else None
+        if isinstance(verdicts, list) and len(verdicts) == len(events):
+            return verdicts
+        error = _error(status, answer)
+        if status in (408, 503):
+            raise Busy(str(error))
+        raise NoAnswer(str(error)) if status >= 500 else error
+
+    def _call(self, target: str, body: Optional[bytes], timeout_s: float) -> Tuple[int, Any]:
+        """Gets what is there, or posts the body. Gives the status and the JSON, None where it is none."""
         if self._pid != os.getpid():
             # After a fork the connections are still the parent's.
             self._empty()
-        target = f"{'' if self._url.scheme == 'unix' else self._url.path.rstrip('/')}{path}?{urlencode(query)}"
         try:
-            try:
-                connection, is_kept = self._idle.get_nowait(), True
-            except queue.Empty:
-                connection, is_kept = self._connection(), False
-            try:
-                status, text = self._ask(connection, target)
-            except (http.client.HTTPException, OSError) as error:
-                connection.close()
-                if not is_kept or isinstance(error, socket.timeout):
-                    raise
-                # The gateway has closed the idle connection meanwhile. Reading twice is harmless.
-                connection = self._connection()
-                status, text = self._ask(connection, target)
-            self._keep(connection)
+            connection, is_kept = self._idle.get_nowait(), True
+        except queue.Empty:
+            connection, is_kept = self._connection(), False
+        try:
+            status, text = self._ask(connection, target, body, timeout_s)
         except (http.client.HTTPException, OSError) as error:
-            raise ReadError(f"the gateway did not answer ({error}): treat the number as unknown, and check that it runs") from error
-        return _parsed(status, text)
+            connection.close()
+            if not is_kept or isinstance(error, socket.timeout):
+                raise
+            # The gateway has closed the idle connection meanwhile, before it got the request.
+            connection = self._connection()
+            status, text = self._ask(connection, target, body, timeout_s)
+        self._keep(connection)
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, None
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "localhost", self._url.port
@@ -92,8 +127,13 @@ class Gateway:
             return http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
-    def _ask(self, connection: http.client.HTTPConnection, target: str) -> "tuple[int, bytes]":
-        connection.request("GET", target, headers=self._headers)
+    def _ask(self, connection: http.client.HTTPConnection, target: str, body: Optional[bytes], timeout_s: float) -> Tuple[int, bytes]:
+        connection.timeout = timeout_s
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
+        path = "" if self._url.scheme == "unix" else self._url.path.rstrip("/")
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path + target, body, headers)
         response = connection.getresponse()
         return response.status, response.read()
 
@@ -115,13 +155,7 @@ def _chunks(ids: Sequence[str]) -> Iterator[List[str]]:
     return (list(ids[first : first + IDS_MAX]) for first in range(0, len(ids), IDS_MAX))
 
 
-def _parsed(status: int, text: bytes) -> Any:
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        answer = {}
-    if status == 200 and answer:
-        return answer
+def _error(status: int, answer: Any) -> GatewayError:
     error = answer.get("error", {}) if isinstance(answer, dict) else {}
     code, message = error.get("code"), error.get("message", "no explanation")
-    raise GatewayError(f"the gateway answered {status} ({code}): {message}", status, code)
+    return GatewayError(f"the gateway answered {status} ({code}): {message}", status, code)

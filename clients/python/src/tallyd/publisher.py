@@ -271,10 +271,10 @@ class Publisher:
             if self._session.done():
                 self._session = self._loop.create_future()
 
-    async def publish(self, event: Event, routing_key: str, body: bytes) -> None:
-        """Returns once the broker has the event on disk, in a queue."""
+    async def publish(self, event: Event, routing_key: str, body: bytes, ends_at: float) -> None:
+        """Returns once the broker has the event on disk, in a queue. `ends_at` is the loop's time."""
         try:
-            await asyncio.wait_for(self._until_confirmed(routing_key, body), self._deadline_s)
+            await asyncio.wait_for(self._until_confirmed(routing_key, body), ends_at - self._loop.time())
         except asyncio.TimeoutError:
             why = self._blocked() or _named(self._last_error)
             raise UnconfirmedError(

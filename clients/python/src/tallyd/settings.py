@@ -7,17 +7,20 @@ import uuid
 from typing import Any, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from .counters import Layout
-from .errors import Event, RefusedError
-from .events import Clock, Id, a_name, an_id, body_of, checked, routing_key_of
+from .errors import Event, PublishManyError, RefusedError, TallydError
+from .events import Clock, Id, a_name, an_id, checked
 from .gateway import Gateway
+from .publisher import Publisher
+from .sender import Result, Sender
+from .writers import Writers
 
 
 class Base:
     """All settings have the daemon's defaults. They must be as in its config.toml.
 
-    amqp_url      RabbitMQ, for publishing; None for a client that only reads
-    redis_url     Redis, for reading numbers
-    gateway       URL of `tallyd gateway`, which reads in place of Redis: http://, https:// or unix:///path
+    amqp_url      RabbitMQ, for publishing; without it the gateway publishes
+    redis_url     Redis, for reading numbers, and who counts them
+    gateway       URL of `tallyd gateway`: http://, https:// or unix:///path. It reads in place of Redis, and counts where API servers do
     token         the gateway's token
     prefix        [amqp] prefix
     partition_by  [amqp] partition_by: "user" or "target"
@@ -67,6 +70,7 @@ class Base:
         self._clock = Clock()
         self._lock = threading.Lock()
         self._gateway = None if gateway is None else Gateway(gateway, token, deadline_s)
+        self._is_closed = False
 
     # ------------------------------------------------------------------ events
 
@@ -86,8 +90,28 @@ class Base:
         """An event that was made before: with a new `at` it would be another one."""
         return checked(event, self._kinds, self._metrics)
 
-    def _message(self, event: Event) -> Tuple[Event, str, bytes]:
-        return event, routing_key_of(event, self._partition_by), body_of(event)
+    def _many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
+        """All of them, or none: new ones get what they lack."""
+        checked_events: List[Event] = []
+        for event in events:
+            if event.get("type") == "count" and event.get("event_id") is None:
+                event = {**event, "event_id": str(uuid.uuid4())}
+            try:
+                checked_events.append(self._checked(event))
+            except RefusedError as error:
+                raise RefusedError(error.reason, f"event {len(checked_events)} of the list: {error.problem}") from None
+        return checked_events
+
+    def _may_publish(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the client is closed: make another one")
+        if self._amqp_url is None and self._gateway is None:
+            raise ValueError("nothing takes events: pass amqp_url or gateway")
+
+    def _new_sender(self) -> Sender:
+        publisher = None if self._amqp_url is None else Publisher(self._amqp_url, self._exchange, **self._publisher_settings)
+        writers = None if self._redis_url is None else Writers(self._redis_url, f"{self._layout.key_prefix}tally:writers")
+        return Sender(publisher, self._gateway, writers, self._partition_by, self._deadline_s)
 
     # ------------------------------------------------------------------ reading
 
@@ -107,6 +131,20 @@ class Base:
         if self._gateway is None:
             raise ValueError("only the gateway can read this: pass gateway=URL")
         return self._gateway
+
+
+def one_of(results: Sequence[Result]) -> Event:
+    (result,) = results
+    if isinstance(result, TallydError):
+        raise result
+    return result
+
+
+def all_of(results: Sequence[Result]) -> List[Event]:
+    events = [result for result in results if not isinstance(result, TallydError)]
+    if len(events) < len(results):
+        raise PublishManyError(results)
+    return events
 
 
 def as_given(given: Sequence[Id], ids: Sequence[str], found: Mapping[str, Any]) -> Dict[Id, Any]:

@@ -1,6 +1,6 @@
 """The client for threads.
 
-Its publisher is the one for asyncio, in a loop that runs in a thread of its own. The thread keeps heartbeats and takes confirms while
+Its sender is the one for asyncio, in a loop that runs in a thread of its own. The thread keeps heartbeats and takes confirms while
 the callers do something else.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from typing import Any, Coroutine, Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, Callable, Coroutine, Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar
 from urllib.parse import quote
 
 import redis
@@ -19,25 +19,26 @@ from redis.exceptions import RedisError
 from .counters import Answer
 from .errors import Event, ReadError
 from .events import Id
-from .publisher import CLOSE_S, Publisher
-from .settings import Base, as_given, board_query
+from .publisher import CLOSE_S
+from .sender import Sender
+from .settings import Base, all_of, as_given, board_query, one_of
 
 T = TypeVar("T")
 
 
 class _Thread:
-    """An event loop, and the publisher in it. A fork leaves threads behind, so that each process has one of its own."""
+    """An event loop, and the sender in it. A fork leaves threads behind, so that each process has one of its own."""
 
-    def __init__(self, url: str, exchange: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, new_sender: Callable[[], Sender]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tallyd", daemon=True)
         self._thread.start()
 
-        async def connect() -> Publisher:
-            return Publisher(url, exchange, **settings)
+        async def connect() -> Sender:
+            return new_sender()
 
-        self.publisher = self.run(connect())
+        self.sender = self.run(connect())
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -50,7 +51,7 @@ class _Thread:
 
     def close(self) -> None:
         try:
-            asyncio.run_coroutine_threadsafe(self.publisher.close(), self._loop).result(2 * CLOSE_S)
+            asyncio.run_coroutine_threadsafe(self.sender.close(), self._loop).result(2 * CLOSE_S)
         except concurrent.futures.TimeoutError:
             pass
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -64,7 +65,6 @@ class Tallyd(Base):
 
     _thread: Optional[_Thread] = None
     _redis: Any = None
-    _is_closed = False
 
     def __enter__(self) -> Tallyd:
         return self
@@ -105,17 +105,18 @@ class Tallyd(Base):
         """Publishes an event again, for instance that of an error."""
         return self._publish(self._again(event))
 
-    def _publish(self, event: Event) -> Event:
-        event, routing_key, body = self._message(event)
+    def publish_many(self, events: Iterable[Mapping[str, Any]]) -> List[Event]:
+        """Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one."""
+        known = self._many(events)
         thread = self._connected()
-        thread.run(thread.publisher.publish(event, routing_key, body))
-        return event
+        return all_of(thread.run(thread.sender.publish(known)))
+
+    def _publish(self, event: Event) -> Event:
+        thread = self._connected()
+        return one_of(thread.run(thread.sender.publish([event])))
 
     def _connected(self) -> _Thread:
-        if self._is_closed:
-            raise RuntimeError("the client is closed: make another one")
-        if self._amqp_url is None:
-            raise ValueError("only RabbitMQ takes events: pass amqp_url")
+        self._may_publish()
         thread = self._thread
         if thread is not None and thread.pid == os.getpid():
             return thread
@@ -124,7 +125,7 @@ class Tallyd(Base):
             self._lock = threading.Lock()
         with self._lock:
             if self._thread is None or self._thread.pid != os.getpid():
-                self._thread = _Thread(self._amqp_url, self._exchange, self._publisher_settings)
+                self._thread = _Thread(self._new_sender)
             return self._thread
 
     # ------------------------------------------------------------------ reading

@@ -1,0 +1,79 @@
+"""The numbers that API servers count, as daemons announce them in Redis. Clients follow, so that a site can change it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any, FrozenSet, Optional, Union
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+LOG = logging.getLogger("tallyd")
+
+# How old an answer can be.
+EVERY_S = 10.0
+# How long a publish waits for an answer.
+READ_MAX_S = 0.5
+
+
+class Writers:
+    """Belongs to one event loop."""
+
+    def __init__(self, redis_url: str, key: str) -> None:
+        self._redis_url = redis_url
+        self._key = key
+        # An older daemon announces nothing, and counts everything.
+        self._by_api: FrozenSet[str] = frozenset()
+        self._reading: Optional[asyncio.Task[None]] = None
+        self._was_read = False
+        self._due_at = 0.0
+
+    async def by_api(self) -> FrozenSet[str]:
+        """As of the last ten seconds. One call asks Redis; the others continue with what is known, except before the first answer."""
+        now = asyncio.get_running_loop().time()
+        reading = self._reading
+        is_due = reading is None or now >= self._due_at
+        if reading is None or is_due:
+            self._due_at = now + EVERY_S
+            reading = self._reading = asyncio.ensure_future(self._read())
+        if is_due or not self._was_read:
+            # The others need its answer, too, if the caller is cancelled.
+            await asyncio.shield(reading)
+        return self._by_api
+
+    async def _read(self) -> None:
+        try:
+            text = await asyncio.wait_for(self._text(), READ_MAX_S)
+            self._by_api = announced(text, self._by_api)
+        except (RedisError, OSError, asyncio.TimeoutError, ValueError) as error:
+            LOG.debug("read %s: %r", self._key, error)
+        self._was_read = True
+
+    async def _text(self) -> Union[bytes, str, None]:
+        # A connection for each read: a command that is cancelled halfway leaves nothing behind.
+        client: Any = redis.asyncio.Redis.from_url(self._redis_url)
+        try:
+            text: Union[bytes, str, None] = await client.get(self._key)
+            return text
+        finally:
+            await close(client)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def announced(text: Union[bytes, str, None], known: FrozenSet[str]) -> FrozenSet[str]:
+    """What the text announces, for instance {"api": ["video:like"]}; else what is known."""
+    if text is None:
+        return known
+    answer = json.loads(text)
+    numbers = answer.get("api") if isinstance(answer, dict) else None
+    return frozenset(map(str, numbers)) if isinstance(numbers, list) else known
+
+
+async def close(client: Any) -> None:
+    # Before redis-py 5 it was called close.
+    await getattr(client, "aclose", client.close)()
