@@ -14,6 +14,7 @@ export class RefusedError extends TallydError {
   constructor(reason, problem) {
     super(`${reason}: ${problem}`);
     this.reason = reason;
+    this.problem = problem;
   }
 }
 
@@ -36,6 +37,32 @@ export class NackedError extends RejectedError {}
 
 // No queue takes the event: exchange or queues do not exist.
 export class ReturnedError extends RejectedError {}
+
+// The user clicks too often, by the gateway's limit. `waitMs` says when the event can be published.
+export class LimitedError extends RejectedError {
+  constructor(message, event, waitMs) {
+    super(message, event);
+    this.waitMs = waitMs;
+  }
+}
+
+// Some events of a list were not confirmed. `results` has each event or its error, in order. `events` are those to publish again:
+// `site.publishMany(error.events)`. Refused ones are not among them.
+export class PublishManyError extends TallydError {
+  constructor(results) {
+    const errors = results.filter((result) => result instanceof TallydError);
+    const counts = new Map();
+    for (const { name } of errors) counts.set(name, (counts.get(name) ?? 0) + 1);
+    const classes = [...counts].map(([name, count]) => `${name} ${count}`).join(', ');
+    const message = `${errors.length} of ${results.length} events were not confirmed (${classes}). The first error: ${errors[0].message}`;
+    super(message, { cause: errors[0] });
+    this.results = results;
+  }
+
+  get events() {
+    return this.results.filter((result) => result instanceof PublishError).map(({ event }) => event);
+  }
+}
 
 // Redis or the gateway did not answer. The number is unknown, not zero.
 export class ReadError extends TallydError {}

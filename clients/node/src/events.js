@@ -72,6 +72,9 @@ export function checked(event, kinds, metrics) {
   return result;
 }
 
+// The number that it changes, as daemons announce it: video:like.
+export const numberOf = ({ kind, metric = 'like' }) => `${kind}:${metric}`;
+
 export function routingKeyOf(event, partitionBy) {
   return partitionBy === 'user' && event.user_id !== undefined ? event.user_id : event.target_id;
 }

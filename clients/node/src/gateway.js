@@ -1,16 +1,23 @@
-// Reading through `tallyd gateway`.
+// Reading and publishing through `tallyd gateway`.
 
 import http from 'node:http';
 import https from 'node:https';
 import { GatewayError, ReadError } from './errors.js';
 
-// Targets of one request.
+// Targets of one request, and events of one.
 const IDS_MAX = 500;
+export const EVENTS_MAX = 1_000;
+
+// The gateway can have published the events all the same.
+export class NoAnswer extends Error {}
+// The gateway has done nothing with the events.
+export class Busy extends NoAnswer {}
 
 export class Gateway {
   #client;
   #options;
   #path;
+  #timeoutMs;
 
   constructor(url, token, timeoutMs) {
     const { protocol, hostname, port, pathname } = new URL(url);
@@ -20,7 +27,8 @@ export class Gateway {
     const isSocket = protocol === 'unix:';
     const address = isSocket ? { socketPath: decodeURIComponent(pathname) } : { hostname: hostname.replace(/^\[|\]$/g, ''), port };
     const headers = { accept: 'application/json', ...(token === undefined ? {} : { authorization: `Bearer ${token}` }) };
-    this.#options = { ...address, headers, agent: new this.#client.Agent({ keepAlive: true }), timeoutMs };
+    this.#options = { ...address, headers, agent: new this.#client.Agent({ keepAlive: true }) };
+    this.#timeoutMs = timeoutMs;
     this.#path = isSocket ? '' : pathname.replace(/\/$/, '');
   }
 
@@ -43,35 +51,54 @@ export class Gateway {
   }
 
   async get(path, query) {
-    const target = `${this.#path}${path}?${new URLSearchParams(query)}`;
-    try {
-      const { status, text } = await this.#ask(target).catch((error) => {
-        // The gateway has closed the idle connection meanwhile. Reading twice is harmless.
-        if (!error.reusedSocket) throw error;
-        return this.#ask(target);
-      });
-      return parsed(status, text);
-    } catch (error) {
-      if (error instanceof GatewayError) throw error;
+    const { status, answer } = await this.#call(`${path}?${new URLSearchParams(query)}`, null, this.#timeoutMs).catch((error) => {
       const message = `the gateway did not answer (${error.message}): treat the number as unknown, and check that it runs`;
       throw new ReadError(message, { cause: error });
+    });
+    if (status === 200 && answer !== null && typeof answer === 'object') return answer;
+    throw errorOf(status, answer);
+  }
+
+  // The verdict on each event. Throws NoAnswer, or GatewayError for a request that is wrong.
+  async publish(events, timeoutMs) {
+    const { status, answer } = await this.#call('/v1/events', Buffer.from(JSON.stringify(events)), timeoutMs).catch((error) => {
+      throw new NoAnswer(`it did not answer (${error.message})`, { cause: error });
+    });
+    if (answer?.events?.length === events.length) return answer.events;
+    const error = errorOf(status, answer);
+    if (status === 408 || status === 503) throw new Busy(error.message, { cause: error });
+    throw status >= 500 ? new NoAnswer(error.message, { cause: error }) : error;
+  }
+
+  // Gets what is there, or posts the body. Resolves with the status and the JSON, null where it is none.
+  async #call(path, body, timeoutMs) {
+    const { status, text } = await this.#ask(path, body, timeoutMs).catch((error) => {
+      // The gateway has closed the idle connection meanwhile, before it got the request.
+      if (!error.reusedSocket) throw error;
+      return this.#ask(path, body, timeoutMs);
+    });
+    try {
+      return { status, answer: JSON.parse(text) };
+    } catch {
+      return { status, answer: null };
     }
   }
 
-  #ask(path) {
-    const { timeoutMs, ...options } = this.#options;
+  #ask(path, body, timeoutMs) {
+    const posted = body && { method: 'POST', headers: { ...this.#options.headers, 'content-type': 'application/json', 'content-length': body.length } };
+    const options = { ...this.#options, ...posted, path: `${this.#path}${path}` };
     return new Promise((resolve, reject) => {
-      const signal = AbortSignal.timeout(timeoutMs);
-      const request = this.#client.request({ ...options, path, signal }, (response) => {
+      const signal = AbortSignal.timeout(Math.max(1, Math.ceil(timeoutMs)));
+      const request = this.#client.request({ ...options, signal }, (response) => {
         const parts = [];
         response.on('data', (part) => parts.push(part)).on('error', reject);
         response.on('end', () => resolve({ status: response.statusCode, text: Buffer.concat(parts).toString() }));
       });
       request.on('error', (error) => {
         const isLate = signal.aborted;
-        reject(Object.assign(isLate ? new Error(`no answer in ${timeoutMs} ms`) : error, { reusedSocket: request.reusedSocket && !isLate }));
+        reject(Object.assign(isLate ? new Error(`no answer in ${Math.ceil(timeoutMs)} ms`) : error, { reusedSocket: request.reusedSocket && !isLate }));
       });
-      request.end();
+      request.end(body);
     });
   }
 
@@ -84,14 +111,7 @@ function* chunks(ids) {
   for (let first = 0; first < ids.length; first += IDS_MAX) yield ids.slice(first, first + IDS_MAX);
 }
 
-function parsed(status, text) {
-  let answer;
-  try {
-    answer = JSON.parse(text);
-  } catch {
-    answer = null;
-  }
-  if (status === 200 && answer !== null && typeof answer === 'object') return answer;
+function errorOf(status, answer) {
   const { code = null, message = 'no explanation' } = answer?.error ?? {};
-  throw new GatewayError(`the gateway answered ${status} (${code}): ${message}`, status, code);
+  return new GatewayError(`the gateway answered ${status} (${code}): ${message}`, status, code);
 }

@@ -16,13 +16,16 @@ export interface TallydEvent {
   at: number;
 }
 
+/** An event of a list. `at` is the clock's unless it is given, and the `event_id` of a count a new one. */
+export type NewEvent = Omit<TallydEvent, 'at' | 'target_id' | 'user_id'> & At & { target_id: Id; user_id?: Id };
+
 /** All settings have the daemon's defaults. They must be as in its config.toml. */
 export interface Settings {
-  /** RabbitMQ, for publishing. */
+  /** RabbitMQ, for publishing; without it the gateway publishes. */
   amqpUrl?: string;
-  /** Redis, for reading numbers. */
+  /** Redis, for reading numbers, and who counts them. */
   redisUrl?: string;
-  /** URL of `tallyd gateway`, which reads in place of Redis: http://, https:// or unix:///path */
+  /** URL of `tallyd gateway`: http://, https:// or unix:///path. It reads in place of Redis, and counts where API servers do. */
   gateway?: string;
   /** The gateway's token. */
   token?: string;
@@ -74,6 +77,8 @@ export class Tallyd implements AsyncDisposable {
   reset(kind: string, targetId: Id, metric: string, options?: At): Promise<TallydEvent>;
   /** Publishes an event again, for instance that of an error. */
   publish(event: TallydEvent): Promise<TallydEvent>;
+  /** Publishes events together, each as one message. Rejects with PublishManyError where one was not confirmed. */
+  publishMany(events: Iterable<NewEvent>): Promise<TallydEvent[]>;
   /** The number of each target, by the ids as they were given; null where it is unknown, which is not zero. */
   counts<T extends Id>(kind: string, targetIds: Iterable<T>, metric?: string): Promise<Map<T, number | null>>;
   /** Whether the user likes each target. Through the gateway alone. */
@@ -103,6 +108,18 @@ export class RejectedError extends PublishError {}
 export class NackedError extends RejectedError {}
 /** No queue takes the event: exchange or queues do not exist. */
 export class ReturnedError extends RejectedError {}
+/** The user clicks too often, by the gateway's limit. */
+export class LimitedError extends RejectedError {
+  /** After how many milliseconds the event can be published. */
+  readonly waitMs: number;
+}
+/** Some events of a list were not confirmed. */
+export class PublishManyError extends TallydError {
+  /** Each event or its error, in order. */
+  readonly results: (TallydEvent | TallydError)[];
+  /** Those to publish again: `site.publishMany(error.events)`. Refused ones are not among them. */
+  readonly events: TallydEvent[];
+}
 /** Redis or the gateway did not answer. The number is unknown, not zero. */
 export class ReadError extends TallydError {}
 /** The gateway rejected the request. */

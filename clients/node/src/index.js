@@ -1,11 +1,13 @@
 // Publishes likes and counts to tallyd, and reads the numbers.
 
 import { randomUUID } from 'node:crypto';
-import { RefusedError } from './errors.js';
-import { aName, anId, checked, Clock, routingKeyOf } from './events.js';
+import { PublishManyError, RefusedError, TallydError } from './errors.js';
+import { aName, anId, checked, Clock } from './events.js';
 import { Gateway } from './gateway.js';
 import { Publisher } from './publisher.js';
 import { Reader } from './reader.js';
+import { Sender } from './sender.js';
+import { Writers } from './writers.js';
 
 export * from './errors.js';
 
@@ -24,7 +26,7 @@ export class Tallyd {
   #settings;
   #metrics;
   #clock = new Clock();
-  #publisher = null;
+  #sender = null;
   #gateway = null;
   #reader = null;
   #isClosed = false;
@@ -36,14 +38,14 @@ export class Tallyd {
     if (!(deadlineMs > 0)) throw new TypeError(`deadlineMs is ${deadlineMs}, allowed is a number above 0`);
     this.#metrics = { like: 1, ...metrics };
     if (gateway) this.#gateway = new Gateway(gateway, token, deadlineMs);
-    else if (redisUrl) this.#reader = new Reader(redisUrl, { keyPrefix, bucketBits, metrics: this.#metrics }, deadlineMs);
+    if (redisUrl) this.#reader = new Reader(redisUrl, { keyPrefix, bucketBits, metrics: this.#metrics }, deadlineMs);
   }
 
   async close() {
     this.#isClosed = true;
     this.#gateway?.close();
     this.#reader?.close();
-    await this.#publisher?.close();
+    await this.#sender?.close();
   }
 
   // ---------------------------------------------------------------- publishing
@@ -56,7 +58,7 @@ export class Tallyd {
     return this.#publishNew({ type: 'unlike', kind, target_id: targetId, user_id: userId, at });
   }
 
-  async count(kind, targetId, metric, delta = 1, { eventId = randomUUID(), at } = {}) {
+  async count(kind, targetId, metric, delta = 1, { eventId, at } = {}) {
     return this.#publishNew({ type: 'count', kind, target_id: targetId, metric, delta, event_id: eventId, at });
   }
 
@@ -70,22 +72,51 @@ export class Tallyd {
 
   // Publishes an event again, for instance that of an error. With a new `at` it would be another event.
   async publish(event) {
-    const { kinds, metrics, partitionBy } = this.#settings;
-    const known = checked(event, kinds, metrics && Object.keys(metrics));
-    await this.#connected().publish(known, routingKeyOf(known, partitionBy), Buffer.from(JSON.stringify(known)));
-    return known;
+    const known = this.#checked(event);
+    const [result] = await this.#connected().publish([known]);
+    if (result instanceof TallydError) throw result;
+    return result;
+  }
+
+  // Publishes events together, each as one message. Those without `at` get the clock's, and counts without `event_id` a new one.
+  async publishMany(events) {
+    // All of them, or none.
+    const known = [...events].map((event, place) => {
+      try {
+        return this.#checked(this.#completed(event));
+      } catch (error) {
+        throw error instanceof RefusedError ? new RefusedError(error.reason, `event ${place} of the list: ${error.problem}`) : error;
+      }
+    });
+    const results = await this.#connected().publish(known);
+    if (results.some((result) => result instanceof TallydError)) throw new PublishManyError(results);
+    return results;
   }
 
   #publishNew(event) {
-    return this.publish({ ...event, at: event.at ?? this.#clock.at() });
+    return this.publish(this.#completed(event));
+  }
+
+  #completed(event) {
+    const eventId = event.type === 'count' ? { event_id: event.event_id ?? randomUUID() } : {};
+    return { ...event, ...eventId, at: event.at ?? this.#clock.at() };
+  }
+
+  #checked(event) {
+    const { kinds, metrics } = this.#settings;
+    return checked(event, kinds, metrics && Object.keys(metrics));
   }
 
   #connected() {
     if (this.#isClosed) throw new Error('the client is closed: make another one');
-    const { prefix, amqpUrl, deadlineMs, heartbeatS, inFlightMax } = this.#settings;
-    if (!amqpUrl) throw new TypeError('only RabbitMQ takes events: pass amqpUrl');
-    this.#publisher ??= new Publisher({ amqpUrl, exchange: `${prefix}.events`, deadlineMs, heartbeatS, inFlightMax });
-    return this.#publisher;
+    const { prefix, amqpUrl, deadlineMs, heartbeatS, inFlightMax, partitionBy } = this.#settings;
+    if (!amqpUrl && !this.#gateway) throw new TypeError('nothing takes events: pass amqpUrl or gateway');
+    if (this.#sender) return this.#sender;
+    const publisher = amqpUrl ? new Publisher({ amqpUrl, exchange: `${prefix}.events`, deadlineMs, heartbeatS, inFlightMax }) : null;
+    const reader = this.#reader;
+    const writers = reader && new Writers(() => reader.writers());
+    this.#sender = new Sender({ publisher, gateway: this.#gateway, writers, partitionBy, deadlineMs });
+    return this.#sender;
   }
 
   // ---------------------------------------------------------------- reading

@@ -188,8 +188,8 @@ export class Publisher {
   }
 
   // Resolves once the broker has the event on disk, in a queue.
-  async publish(event, routingKey, body) {
-    const call = new Call(this.#settings.deadlineMs);
+  async publish(event, routingKey, body, timeoutMs) {
+    const call = new Call(timeoutMs);
     try {
       await this.#untilConfirmed(call, routingKey, body);
     } catch (error) {

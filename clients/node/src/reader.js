@@ -1,4 +1,4 @@
-// Reading numbers from Redis.
+// Reading from Redis.
 
 import { createClient } from 'redis';
 import { bucketOf, keyOf, numbersIn } from './counters.js';
@@ -28,10 +28,20 @@ export class Reader {
       if (missing.length > 0) await this.#within(redis.sAdd(`${this.#layout.keyPrefix}tally:missing`, missing)).catch(() => {});
       return new Map(targetIds.map((id, place) => [id, numbers[place]]));
     } catch (error) {
-      // What no longer answers is not asked again: the next call connects.
-      if (!this.#redis?.isReady || error.isLate) this.close();
+      this.#failed(error);
       const message = `Redis did not answer (${error.message}): treat the numbers as unknown, and check that it runs`;
       throw new ReadError(message, { cause: error });
+    }
+  }
+
+  // Who counts which numbers, as text; null where no daemon announces it.
+  async writers() {
+    try {
+      const redis = await this.#connected();
+      return await this.#within(redis.get(`${this.#layout.keyPrefix}tally:writers`));
+    } catch (error) {
+      this.#failed(error);
+      throw error;
     }
   }
 
@@ -50,6 +60,11 @@ export class Reader {
       await this.#within(ready);
     }
     return redis;
+  }
+
+  // What no longer answers is not asked again: the next call connects.
+  #failed(error) {
+    if (!this.#redis?.isReady || error.isLate) this.close();
   }
 
   #within(promise) {

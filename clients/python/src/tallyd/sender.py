@@ -107,7 +107,8 @@ class Sender:
         for one in sent:
             if one.result is None:
                 one.result = self._unconfirmed(one)
-        self._is_gateway_away = bool(left)
+        if sent:
+            self._is_gateway_away = bool(left)
 
     async def _judged(self, sent: Sequence[_Sent], until: float) -> None:
         """Gives results to all that the gateway has decided."""

@@ -1,0 +1,126 @@
+// The way of an event: to RabbitMQ, or where API servers count its number to the gateway, which counts it.
+//
+// Half of the deadline is the gateway's. If it does not answer, RabbitMQ gets the same event in the other half: it is not lost, and the number
+// in Redis follows with the next reconcile.
+
+import { GatewayError, LimitedError, PublishError, RefusedError, RejectedError, UnconfirmedError } from './errors.js';
+import { numberOf, routingKeyOf } from './events.js';
+import { Busy, EVENTS_MAX, NoAnswer } from './gateway.js';
+
+const PAUSE_MS = 100;
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+export class Sender {
+  #publisher;
+  #gateway;
+  #writers;
+  #settings;
+  #warned = new Set();
+  #isGatewayAway = false;
+
+  constructor({ publisher, gateway, writers, partitionBy, deadlineMs }) {
+    this.#publisher = publisher;
+    this.#gateway = gateway;
+    this.#writers = writers;
+    this.#settings = { partitionBy, deadlineMs };
+  }
+
+  // Resolves once the broker has all events on disk, in a queue, or their deadline has passed: with each event as it was published, or its error.
+  async publish(events) {
+    const endsAt = performance.now() + this.#settings.deadlineMs;
+    const byApi = (await this.#writers?.byApi()) ?? new Set();
+    const sent = events.map((event) => ({ event, result: null, why: 'no answer' }));
+    const isCounted = ({ event }) => byApi.has(numberOf(event));
+    const isForGateway = (one) => !this.#publisher || (this.#gateway && isCounted(one));
+    const plain = sent.filter((one) => !isForGateway(one));
+    plain.filter(isCounted).forEach(({ event }) => this.#warn(numberOf(event)));
+    await Promise.all([this.#toRabbitmq(plain, endsAt), this.#toGateway(sent.filter(isForGateway), endsAt)]);
+    return sent.map(({ result }) => result);
+  }
+
+  #warn(number) {
+    if (this.#warned.has(number)) return;
+    this.#warned.add(number);
+    const message = `API servers count ${number} in Redis, and this client has no gateway that does it. Its events are published, and the number in Redis changes only with the next reconcile. Pass gateway: URL of \`tallyd gateway\`.`;
+    process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_NOT_COUNTED' });
+  }
+
+  // ---------------------------------------------------------------- RabbitMQ
+
+  async #toRabbitmq(sent, endsAt) {
+    await Promise.all(sent.map((one) => this.#confirmed(one, endsAt)));
+  }
+
+  async #confirmed(one, endsAt) {
+    const { event } = one;
+    try {
+      const body = Buffer.from(JSON.stringify(event));
+      await this.#publisher.publish(event, routingKeyOf(event, this.#settings.partitionBy), body, endsAt - performance.now());
+      one.result = event;
+    } catch (error) {
+      if (!(error instanceof PublishError)) throw error;
+      one.result = error;
+    }
+  }
+
+  // ---------------------------------------------------------------- the gateway
+
+  async #toGateway(sent, endsAt) {
+    const until = this.#publisher ? endsAt - this.#settings.deadlineMs / 2 : endsAt;
+    for (let first = 0; first < sent.length; first += EVENTS_MAX) await this.#judged(sent.slice(first, first + EVENTS_MAX), until);
+    const left = sent.filter(({ result }) => !result);
+    if (this.#publisher && left.length > 0) {
+      if (!this.#isGatewayAway) {
+        const message = `the gateway: ${left[0].why}. RabbitMQ gets events without it, and numbers in Redis follow with the next reconcile.`;
+        process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_GATEWAY_AWAY' });
+      }
+      await this.#toRabbitmq(left, endsAt);
+    }
+    for (const one of sent) one.result ??= this.#unconfirmed(one);
+    if (sent.length > 0) this.#isGatewayAway = left.length > 0;
+  }
+
+  // Gives results to all that the gateway has decided.
+  async #judged(sent, until) {
+    let left = sent;
+    while (left.length > 0 && performance.now() < until) {
+      left = await this.#asked(left, until - performance.now());
+      if (left.length > 0) await pause(PAUSE_MS);
+    }
+  }
+
+  // Resolves with those that the gateway can be asked for again.
+  async #asked(sent, timeoutMs) {
+    try {
+      const verdicts = await this.#gateway.publish(sent.map(({ event }) => event), timeoutMs);
+      sent.forEach((one, place) => judge(one, verdicts[place]));
+    } catch (error) {
+      if (error instanceof GatewayError) {
+        const message = `${error.message}. Correct that, then publish \`event\` again`;
+        for (const one of sent) one.result = new RejectedError(message, one.event, { cause: error });
+      } else if (error instanceof NoAnswer) {
+        for (const one of sent) one.why = error.message;
+        // Perhaps it was counted in Redis, and would be counted again there. In MySQL its `event_id` counts once.
+        if (this.#publisher && !(error instanceof Busy)) return sent.filter(({ event }) => event.type !== 'count');
+      } else throw error;
+    }
+    return sent.filter(({ result }) => !result);
+  }
+
+  #unconfirmed({ event, why }) {
+    const message = `the gateway did not confirm the event in ${this.#settings.deadlineMs} ms (${why}). It can have arrived: publish \`event\` again, which is safe`;
+    return new UnconfirmedError(message, event);
+  }
+
+  async close() {
+    await this.#publisher?.close();
+  }
+}
+
+function judge(one, { verdict, at, reason, message, wait_ms: waitMs }) {
+  if (verdict === 'confirmed') one.result = { ...one.event, at };
+  else if (verdict === 'refused') one.result = new RefusedError(reason, message);
+  else if (verdict === 'limited') one.result = new LimitedError(`the user clicks too often: publish \`event\` again in ${waitMs} ms`, one.event, waitMs);
+  else one.why = message;
+}
