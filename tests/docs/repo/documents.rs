@@ -253,9 +253,14 @@ fn every_promise_and_every_defence_names_a_test_that_holds_it() {
     let (readme, security) = (read("README.md"), read("SECURITY.md"));
     let mut rows = rows_after(&readme, "## What it guarantees");
     assert!(rows.len() > 15, "{} promises", rows.len());
-    for heading in
-        ["may publish events", "reaches Redis", "reaches MySQL", "reaches the admin port", "writes the configuration"]
-    {
+    for heading in [
+        "may publish events",
+        "reaches Redis",
+        "reaches MySQL",
+        "reaches the admin port",
+        "reaches the gateway",
+        "writes the configuration",
+    ] {
         let attacks = rows_after(&security, &format!("### Whoever {heading}"));
         assert!(!attacks.is_empty(), "{heading}");
         // Against some nothing is done in tallyd, and the row says so.
