@@ -178,9 +178,9 @@ fn answer<T: JsonSchema>(types: &mut SchemaGenerator, description: &str) -> Valu
     json!({ "description": description, "content": { "application/json": { "schema": schema } } })
 }
 
-/// An id in a query.
+/// An id as text.
 fn id() -> Value {
-    json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$" })
+    json!({ "type": "string", "pattern": "^[1-9][0-9]{0,18}$", "description": format!("1 to {ID_MAX}.") })
 }
 
 fn kind() -> Value {
@@ -217,7 +217,7 @@ fn events() -> [(&'static str, Value); 6] {
         (
             "Id",
             json!({ "description": "An integer, best as text.",
-            "anyOf": [integer(1, ID_MAX, "A number."), { "type": "string", "pattern": "^[1-9][0-9]{0,18}$" }] }),
+            "anyOf": [integer(1, ID_MAX, "A number."), id()] }),
         ),
         ("LikeEvent", event(&["like", "unlike"], json!({ "user_id": reference("Id") }), &["at"])),
         (
