@@ -17,7 +17,7 @@ export class Sender {
   #writers;
   #settings;
   #warned = new Set();
-  #isGatewayAway = false;
+  #isGatewayFailing = false;
 
   constructor({ publisher, gateway, writers, partitionBy, deadlineMs }) {
     this.#publisher = publisher;
@@ -71,14 +71,14 @@ export class Sender {
     for (let first = 0; first < sent.length; first += EVENTS_MAX) await this.#judged(sent.slice(first, first + EVENTS_MAX), until);
     const left = sent.filter(({ result }) => !result);
     if (this.#publisher && left.length > 0) {
-      if (!this.#isGatewayAway) {
+      if (!this.#isGatewayFailing) {
         const message = `the gateway: ${left[0].why}. RabbitMQ gets events without it, and numbers in Redis follow with the next reconcile.`;
-        process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_GATEWAY_AWAY' });
+        process.emitWarning(message, { type: 'TallydWarning', code: 'TALLYD_GATEWAY_FAILED' });
       }
       await this.#toRabbitmq(left, endsAt);
     }
     for (const one of sent) one.result ??= this.#unconfirmed(one);
-    if (sent.length > 0) this.#isGatewayAway = left.length > 0;
+    if (sent.length > 0) this.#isGatewayFailing = left.length > 0;
   }
 
   // Gives results to all that the gateway has decided.

@@ -109,7 +109,7 @@ test('without an answer RabbitMQ gets the same events', async () => {
   // A count could be counted twice there.
   assert.equal(seen.posted.filter((events) => events.some(({ type }) => type === 'count')).length, 2);
   assert.ok(seen.posted.some((events) => events.length === 1 && events[0].type === 'like'));
-  assert.deepEqual(heard.map(({ code }) => code), ['TALLYD_GATEWAY_AWAY']);
+  assert.deepEqual(heard.map(({ code }) => code), ['TALLYD_GATEWAY_FAILED']);
 });
 
 test('a gateway alone is asked until the deadline', async () => {

@@ -50,7 +50,7 @@ class Sender:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(IDLE_MAX, "tallyd-gateway")
         self._warned: Set[str] = set()
-        self._is_gateway_away = False
+        self._is_gateway_failing = False
 
     async def publish(self, events: Sequence[Event]) -> List[Result]:
         """Returns once the broker has all events on disk, in a queue, or their deadline has passed."""
@@ -101,14 +101,14 @@ class Sender:
             await self._judged(sent[first : first + EVENTS_MAX], until)
         left = [one for one in sent if one.result is None]
         if self._publisher is not None and left:
-            if not self._is_gateway_away:
+            if not self._is_gateway_failing:
                 LOG.warning("the gateway: %s. RabbitMQ gets events without it, and numbers in Redis follow with the next reconcile.", left[0].why)
             await self._to_rabbitmq(left, ends_at)
         for one in sent:
             if one.result is None:
                 one.result = self._unconfirmed(one)
         if sent:
-            self._is_gateway_away = bool(left)
+            self._is_gateway_failing = bool(left)
 
     async def _judged(self, sent: Sequence[_Sent], until: float) -> None:
         """Gives results to all that the gateway has decided."""
