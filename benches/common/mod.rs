@@ -15,6 +15,7 @@ pub mod daemon;
 pub mod lineup;
 pub mod machine;
 pub mod model;
+pub mod numbers;
 pub mod peers;
 pub mod preload;
 pub mod relay;

@@ -35,6 +35,11 @@ impl Model {
         Self { rows, likes }
     }
 
+    /// Whether these are the likes of all targets.
+    pub fn has(&self, likes: &BTreeMap<u64, i64>) -> bool {
+        self.likes == *likes
+    }
+
     /// Fails at the first difference. Users above `user_max` are not looked at.
     pub async fn assert_rows(&self, pool: &MySqlPool, user_max: u64) -> Result<()> {
         let mut stored = sqlx::query(

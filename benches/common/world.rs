@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tallyd::config::{Config, Consumer};
+use tallyd::config::{Config, Consumer, Writes};
 use tallyd_mysql::Store;
 use tallyd_rabbitmq::Broker;
 
@@ -17,6 +17,8 @@ pub struct Setup {
     /// Of peers alone: teams often choose a longer one.
     pub peer_linger_ms: u64,
     pub dead_letters_max: u64,
+    /// Who counts likes in Redis.
+    pub likes_by: Writes,
     /// More of the configuration: `[metrics]` and what belongs to them.
     pub metrics: &'static str,
 }
@@ -24,7 +26,14 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         let Consumer { batch_events_max, linger_ms, dead_letters_max, .. } = Config::default().consumer;
-        Self { partitions: 1, batch_events_max, peer_linger_ms: linger_ms, dead_letters_max, metrics: "" }
+        Self {
+            partitions: 1,
+            batch_events_max,
+            peer_linger_ms: linger_ms,
+            dead_letters_max,
+            likes_by: Writes::Api,
+            metrics: "",
+        }
     }
 }
 
@@ -126,7 +135,11 @@ pub fn stack(name: &str) -> Result<String> {
 }
 
 fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
-    let Setup { partitions, batch_events_max, dead_letters_max, metrics, .. } = setup;
+    let Setup { partitions, batch_events_max, dead_letters_max, likes_by, metrics, .. } = setup;
+    let writer = match likes_by {
+        Writes::Api => "api",
+        Writes::Daemon => "daemon",
+    };
     // A message of about 120 bytes must never close a batch before its events do.
     let bytes_max = (batch_events_max * 256).max(Config::default().consumer.batch_bytes_max);
     Ok(format!(
@@ -136,7 +149,7 @@ fn config_text(name: &str, admin_url: &str, setup: Setup) -> Result<String> {
          dead_letters_max = {dead_letters_max}\n\
          [reconcile]\nchanged_cron = \"\"\nfull_cron = \"\"\nwatch_every = \"0s\"\n[archive]\ncron = \"\"\n[admin]\nlisten = \"\"\n\
          [log]\nlevel = \"info,tallyd::consumer::session::writing=debug\"\nformat = \"json\"\n\
-         [[rule]]\nmetric = \"like\"\nwriter = \"api\"\n[[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
+         [[rule]]\nmetric = \"like\"\nwriter = \"{writer}\"\n[[board]]\nname = \"bench\"\nperiod = \"week\"\narchive_grace = \"0s\"\n{metrics}",
         stack("AMQP_URL")?,
         setup.prefetch(),
         stack("REDIS_URL")?,

@@ -1,13 +1,16 @@
 //! what a like costs an API server: rates against a bare INCR, Redis' CPU, and pages of counters and of what a user likes
 
 mod filtered;
+mod published;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use clap::builder::ArgPredicate;
 use common::machine::Machine;
+use common::numbers::connect;
 use common::report::{Aim, Results, median, print_figures};
 use common::world::{Setup, World};
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -34,12 +37,16 @@ const TARGETS: u64 = 10_000;
 /// Likes through the client, with the events that it publishes; then pages of counters.
 #[derive(Clone, Copy, Debug, Parser)]
 struct Arguments {
-    /// Likes of each kind in a round.
-    #[arg(long, default_value_t = 30_000)]
+    /// Measure likes that the daemon counts: the rate and the delay of the whole path.
+    #[arg(long)]
+    published: bool,
+
+    /// Likes of each kind in a round (200000 with --published).
+    #[arg(long, default_value_t = 30_000, default_value_if("published", ArgPredicate::IsPresent, "200000"))]
     likes: u64,
 
-    /// How many are on their way at once.
-    #[arg(long, default_value_t = 64)]
+    /// Likes in flight at the same time (1000 with --published).
+    #[arg(long, default_value_t = 64, default_value_if("published", ArgPredicate::IsPresent, "1000"))]
     at_once: usize,
 
     /// How often each is measured; figures are medians.
@@ -95,7 +102,7 @@ struct Round {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run(arguments))
+    if arguments.published { runtime.block_on(published::run(arguments)) } else { runtime.block_on(run(arguments)) }
 }
 
 async fn run(arguments: Arguments) -> Result<()> {
@@ -257,10 +264,6 @@ async fn script(
     let seconds = began.elapsed().as_secs_f64();
     let used = cpu_us(redis).await? - before;
     Ok(Rate { per_s: arguments.likes as f64 / seconds, redis_cpu_us: used / arguments.likes as f64 })
-}
-
-async fn connect(world: &World) -> Result<MultiplexedConnection> {
-    Ok(redis::Client::open(world.config.redis.url.expose())?.get_multiplexed_async_connection().await?)
 }
 
 /// Does it for each number, so many at once.

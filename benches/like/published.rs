@@ -1,0 +1,250 @@
+//! Likes that the daemon counts: a client publishes an event, the daemon commits it to MySQL and adds it to Redis.
+//!
+//! Each measurement has a world of its own. It ends with rows, counters and Redis compared with a model of the published events.
+
+mod delay;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use serde::Serialize;
+use tallyd::config::Writes;
+use tallyd_client::{Clicked, Client};
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tallyd_testkit::client_of;
+
+use super::{Arguments, cpu_us};
+use crate::common::cpu::Processes;
+use crate::common::daemon::Daemon;
+use crate::common::machine::Machine;
+use crate::common::model::Model;
+use crate::common::numbers::{connect, likes_in_redis};
+use crate::common::preload::rest;
+use crate::common::report::{Aim, Results, median, number, print_figures};
+use crate::common::wait::until;
+use crate::common::workload::Workload;
+use crate::common::world::{Setup, World, stack};
+use delay::Delays;
+
+const AIMS: [(&str, Aim); 5] = [
+    ("redis_us_per_like", Aim::AtMost(4.0)),
+    ("end_to_end_p99_ms", Aim::AtMost(25.0)),
+    ("poll_p99_ms", Aim::AtMost(1.0)),
+    ("whole_path_per_s", Aim::AtLeast(25_000.0)),
+    ("whole_path_lists_per_s", Aim::AtLeast(60_000.0)),
+];
+
+/// Events in a body that is a list.
+const LIST: usize = 100;
+
+/// The target of the last like of a measurement: once Redis has it, the others are there or follow at once.
+const LAST: Target = Target { kind: Kind(1), id: TargetId(999_999) };
+
+/// Between two looks for the last like.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long the daemon may take to start, and to count what is published.
+const WAIT_MAX: Duration = Duration::from_secs(300);
+
+/// One round.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Round {
+    /// No daemon runs: each like until the broker has confirmed it.
+    publish_only_per_s: f64,
+    /// Then a daemon drains them.
+    redis_us_per_like: f64,
+    drain_per_s: f64,
+    /// A daemon runs while they are published.
+    whole_path_per_s: f64,
+    whole_path_lists_per_s: f64,
+    end_to_end_ms: Delays,
+}
+
+/// What is published at the same time.
+#[derive(Clone, Copy)]
+enum Bodies {
+    /// A client's calls.
+    Likes,
+    /// Lists of 100 events.
+    Lists,
+}
+
+pub(super) async fn run(arguments: Arguments) -> Result<()> {
+    let machine = Machine::look().await?;
+    let mut rounds = Vec::new();
+    for count in 1..=arguments.rounds {
+        let round = measure(arguments, count as u64).await?;
+        println!(
+            "round {count}: published {}/s, drained {}/s at {} us of Redis, whole path {}/s, in lists {}/s, end to end {} ms (p99 {} ms)",
+            number(round.publish_only_per_s),
+            number(round.drain_per_s),
+            number(round.redis_us_per_like),
+            number(round.whole_path_per_s),
+            number(round.whole_path_lists_per_s),
+            number(round.end_to_end_ms.p50),
+            number(round.end_to_end_ms.p99)
+        );
+        rounds.push(round);
+    }
+    let figures = figures(&rounds);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: rounds }.write("like_published")
+}
+
+fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
+    BTreeMap::from([
+        ("publish_only_per_s".to_owned(), of(|round| round.publish_only_per_s)),
+        ("redis_us_per_like".to_owned(), of(|round| round.redis_us_per_like)),
+        ("drain_per_s".to_owned(), of(|round| round.drain_per_s)),
+        ("whole_path_per_s".to_owned(), of(|round| round.whole_path_per_s)),
+        ("whole_path_lists_per_s".to_owned(), of(|round| round.whole_path_lists_per_s)),
+        ("end_to_end_p50_ms".to_owned(), of(|round| round.end_to_end_ms.p50)),
+        ("end_to_end_p99_ms".to_owned(), of(|round| round.end_to_end_ms.p99)),
+        ("poll_p99_ms".to_owned(), of(|round| round.end_to_end_ms.poll_p99)),
+    ])
+}
+
+async fn measure(arguments: Arguments, seed: u64) -> Result<Round> {
+    let (publish_only_per_s, drain_per_s, redis_us_per_like) =
+        in_world(async |world| drain(world, arguments, seed).await).await.context("publish, then drain")?;
+    let whole_path_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Likes).await);
+    let whole_path_per_s = whole_path_per_s.await.context("the whole path")?;
+    let whole_path_lists_per_s = in_world(async |world| whole_path(world, arguments, seed, Bodies::Lists).await);
+    let whole_path_lists_per_s = whole_path_lists_per_s.await.context("the whole path of lists")?;
+    let end_to_end_ms = in_world(async |world| delay::measure(world, seed).await).await.context("end to end")?;
+    Ok(Round {
+        publish_only_per_s,
+        redis_us_per_like,
+        drain_per_s,
+        whole_path_per_s,
+        whole_path_lists_per_s,
+        end_to_end_ms,
+    })
+}
+
+async fn in_world<T>(work: impl AsyncFnOnce(&World) -> Result<T>) -> Result<T> {
+    let world = World::new("like_published", Setup { likes_by: Writes::Daemon, ..Setup::default() }).await?;
+    let done = work(&world).await;
+    world.close().await?;
+    done
+}
+
+/// Likes a second while no daemon runs, likes a second while one drains them, and Redis' microseconds for each of these.
+async fn drain(world: &World, arguments: Arguments, seed: u64) -> Result<(f64, f64, f64)> {
+    let client = client_of(&world.config);
+    let mut redis = connect(world).await?;
+    settled().await?;
+    let began = Instant::now();
+    let mut events = publish(&client, arguments, seed).await?;
+    let published_per_s = arguments.likes as f64 / began.elapsed().as_secs_f64();
+    events.push(click(&client, LAST, UserId(1), true).await?);
+    settled().await?;
+    let (began, before) = (Instant::now(), cpu_us(&mut redis).await?);
+    let daemon = Daemon::start(world, &[])?;
+    last_counted(world).await?;
+    let (seconds, used) = (began.elapsed().as_secs_f64(), cpu_us(&mut redis).await? - before);
+    exact(world, events).await?;
+    drop(daemon);
+    let likes = arguments.likes as f64;
+    Ok((published_per_s, likes / seconds, used / likes))
+}
+
+/// Likes a second from the first publish until everything is exact.
+async fn whole_path(world: &World, arguments: Arguments, seed: u64, bodies: Bodies) -> Result<f64> {
+    let client = client_of(&world.config);
+    let daemon = consuming(world).await?;
+    settled().await?;
+    let began = Instant::now();
+    let mut events = match bodies {
+        Bodies::Likes => publish(&client, arguments, seed).await?,
+        Bodies::Lists => publish_lists(world, arguments, seed).await?,
+    };
+    events.push(click(&client, LAST, UserId(1), true).await?);
+    last_counted(world).await?;
+    let seconds = exact(world, events).await?.duration_since(began).as_secs_f64();
+    drop(daemon);
+    Ok(arguments.likes as f64 / seconds)
+}
+
+/// A daemon that consumes.
+async fn consuming(world: &World) -> Result<Daemon> {
+    let daemon = Daemon::start(world, &[])?;
+    let link = world.broker.connect("bench").await?;
+    let queue = world.broker.queue(0);
+    until("the daemon consumes", WAIT_MAX, LOOK_EVERY, async || Ok(link.depth(&queue).await?.consumers > 0)).await?;
+    Ok(daemon)
+}
+
+async fn settled() -> Result<()> {
+    rest(Processes::of_stack(Path::new(&stack("DIR")?))?).await
+}
+
+/// Publishes likes and unlikes through the client, each until it is confirmed; gives the events.
+async fn publish(client: &Client, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
+    stream::iter(Workload::new(seed).take(usize::try_from(arguments.likes)?))
+        .map(|wish| click(client, wish.target, wish.user, wish.liked))
+        .buffer_unordered(arguments.at_once)
+        .try_collect()
+        .await
+}
+
+pub(super) async fn click(client: &Client, target: Target, user: UserId, liked: bool) -> Result<LikeEvent> {
+    let clicked = if liked { client.like(target, user, &[]).await } else { client.unlike(target, user, &[]).await };
+    match clicked? {
+        Clicked::Published(event) => Ok(event),
+        other => bail!("a like was not only published: {other:?}"),
+    }
+}
+
+/// The same in lists, as a service publishes that has collected them.
+async fn publish_lists(world: &World, arguments: Arguments, seed: u64) -> Result<Vec<LikeEvent>> {
+    let publisher = world.broker.connect_publisher("bench").await?;
+    let exchange = world.broker.exchange();
+    let mut wishes = Workload::new(seed).take(usize::try_from(arguments.likes)?);
+    let lists = std::iter::from_fn(|| {
+        let now = tallyd::runtime::clock::now();
+        let list: Vec<LikeEvent> = wishes.by_ref().take(LIST).map(|wish| LikeEvent { at: now, ..wish }).collect();
+        Some(list).filter(|list| !list.is_empty())
+    });
+    let send = async |list: Vec<LikeEvent>| {
+        let bodies: Vec<Vec<u8>> = list.iter().map(|event| encode_like(event, "video", None)).collect();
+        let body = [b"[", bodies.join(&b","[..]).as_slice(), b"]"].concat();
+        let key = list.first().map(|event| event.user.to_string()).unwrap_or_default();
+        publisher.publish(&exchange, &key, &body).await?;
+        Ok(list)
+    };
+    let at_once = arguments.at_once.div_ceil(LIST).max(2);
+    stream::iter(lists).map(send).buffer_unordered(at_once).try_concat().await
+}
+
+/// Waits until Redis has the last like, which the only partition brings after all others.
+async fn last_counted(world: &World) -> Result<()> {
+    let mut counter = delay::Counter::of(world, LAST)?;
+    until("the last like is counted", WAIT_MAX, LOOK_EVERY, async || Ok(counter.read()? == 1)).await
+}
+
+/// Waits until Redis is exact, gives the instant since when it was, and compares rows and counters.
+async fn exact(world: &World, events: Vec<LikeEvent>) -> Result<Instant> {
+    let mut redis = connect(world).await?;
+    let mut since = Instant::now();
+    let first = likes_in_redis(world, &mut redis).await?;
+    // Made after the first look, which it would delay.
+    let model = Model::of(events);
+    if !model.has(&first) {
+        let look = async || {
+            since = Instant::now();
+            Ok(model.has(&likes_in_redis(world, &mut redis).await?))
+        };
+        until("Redis is exact", WAIT_MAX, Duration::ZERO, look).await?;
+    }
+    world.assert_drained().await?;
+    model.assert_rows(&world.pool, u64::MAX).await?;
+    model.assert_counters(&world.pool).await?;
+    Ok(since)
+}
