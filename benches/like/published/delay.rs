@@ -33,7 +33,7 @@ const SAMPLE_EVERY: u64 = 10;
 const SAMPLED: Target = Target { kind: Kind(1), id: TargetId(999_998) };
 
 /// Between two reads of its counter. Slept by the thread: the runtime's own timer rounds up to milliseconds.
-const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// How long the last samples are waited for.
 const SILENCE_MAX: Duration = Duration::from_secs(10);

@@ -1,0 +1,72 @@
+//! The load: requests over HTTP/1.1 connections that stay open, written and read by hand so that it costs little beside the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use tallyd_core::event::{LikeEvent, encode_like};
+use tallyd_core::model::{Kind, Target, TargetId, UserId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// Targets that users like in turn.
+const TARGETS: u64 = 10_000;
+
+/// Sends so many requests with `list` events each, and reads all answers: each must say 202.
+pub async fn send(address: &str, connections: u64, requests: u64, list: u64) -> Result<()> {
+    let (next, mut all) = (Arc::new(AtomicU64::new(0)), JoinSet::new());
+    for _ in 0..connections {
+        let stream = TcpStream::connect(address).await.context("connect to the server")?;
+        stream.set_nodelay(true)?;
+        all.spawn(connection(stream, Arc::clone(&next), requests, list));
+    }
+    while let Some(ended) = all.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+async fn connection(mut stream: TcpStream, next: Arc<AtomicU64>, requests: u64, list: u64) -> Result<()> {
+    let mut answer = Vec::new();
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        if number >= requests {
+            return Ok(());
+        }
+        stream.write_all(&request(number, list)).await?;
+        read(&mut stream, &mut answer).await?;
+        ensure!(answer.starts_with(b"HTTP/1.1 202"), "the answer is {}", String::from_utf8_lossy(&answer));
+    }
+}
+
+fn request(number: u64, list: u64) -> Vec<u8> {
+    let now = tallyd::runtime::clock::now();
+    let event = |place: u64| {
+        let target = Target { kind: Kind(1), id: TargetId(1 + place % TARGETS) };
+        encode_like(&LikeEvent { target, user: UserId(1 + place), at: now, liked: true }, "video", None)
+    };
+    let events: Vec<Vec<u8>> = (number * list..(number + 1) * list).map(event).collect();
+    let events = events.join(&b',');
+    let body = if list == 1 { events } else { [b"[", events.as_slice(), b"]"].concat() };
+    let head = format!(
+        "POST /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.into_bytes(), body].concat()
+}
+
+/// Reads one answer, whose length must be in its head.
+async fn read(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<()> {
+    answer.clear();
+    loop {
+        ensure!(stream.read_buf(answer).await? > 0, "the server has closed the connection");
+        let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
+        let head = std::str::from_utf8(answer.get(..end).unwrap_or_default())?.to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let length: usize = length.context("the answer has no Content-Length")?.trim().parse()?;
+        if answer.len() >= end + 4 + length {
+            return Ok(());
+        }
+    }
+}

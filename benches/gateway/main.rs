@@ -1,0 +1,185 @@
+//! events a second through the gateway, against a bare HTTP handler that publishes the same messages; the gateway's memory
+
+mod bare;
+mod load;
+mod server;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+use common::cpu::{Processes, peak_rss_mib};
+use common::machine::Machine;
+use common::preload::rest;
+use common::report::{Aim, Results, median, number, print_figures};
+use common::wait::until;
+use common::world::{Setup, World, stack};
+use serde::Serialize;
+use server::{Kind, Server};
+use tallyd::config::Writes;
+use tallyd_benches as common;
+use tokio::time::Instant;
+
+const AIMS: [(&str, Aim); 2] = [("gateway_ratio", Aim::AtLeast(0.8)), ("gateway_lists_ratio", Aim::AtLeast(0.8))];
+
+/// Events in a request that has a list.
+const LIST: u64 = 100;
+
+/// Any free port.
+const LISTEN: &str = "[gateway]\nlisten = \"127.0.0.1:0\"\n";
+
+/// Sends likes to the gateway and to a bare handler in turn: one in each request, then lists of 100. The queue must have all of them in the
+/// end.
+#[derive(Clone, Debug, Parser)]
+struct Arguments {
+    /// Events that each run sends, one in each request.
+    #[arg(long, default_value_t = 100_000)]
+    events: u64,
+
+    /// Events that each run sends in lists.
+    #[arg(long, default_value_t = 200_000)]
+    list_events: u64,
+
+    /// Connections, each of which sends a request after the answer to the one before.
+    #[arg(long, default_value_t = 64)]
+    connections: u64,
+
+    /// How often each is measured; figures are medians.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+
+    /// The task of this process in a benchmark that started it.
+    #[arg(long, hide = true)]
+    role: Option<Role>,
+
+    /// The configuration of that benchmark.
+    #[arg(long, hide = true)]
+    config: Option<PathBuf>,
+
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Role {
+    Bare,
+}
+
+/// A run.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Ran {
+    events_per_s: f64,
+    /// The server's processor, and RabbitMQ's, in microseconds for each event.
+    server_us: f64,
+    rabbitmq_us: f64,
+    /// Of everything else: the load, Redis, and the kernel.
+    others_us: f64,
+    peak_rss_mib: f64,
+}
+
+/// One round.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Round {
+    gateway: Ran,
+    bare: Ran,
+    gateway_lists: Ran,
+    bare_lists: Ran,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    match arguments.role {
+        None => run(&arguments).await,
+        Some(Role::Bare) => {
+            bare::serve(&tallyd::config::load(&arguments.config.context("a role needs --config")?)?).await
+        }
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<()> {
+    let machine = Machine::look().await?;
+    let mut rounds = Vec::new();
+    for count in 1..=arguments.rounds {
+        let round = Round {
+            gateway: measure(Kind::Gateway, arguments, 1).await?,
+            bare: measure(Kind::Bare, arguments, 1).await?,
+            gateway_lists: measure(Kind::Gateway, arguments, LIST).await?,
+            bare_lists: measure(Kind::Bare, arguments, LIST).await?,
+        };
+        println!("round {count}, in microseconds for each event:");
+        say("gateway", &round.gateway);
+        say("bare", &round.bare);
+        say("gateway, lists", &round.gateway_lists);
+        say("bare, lists", &round.bare_lists);
+        rounds.push(round);
+    }
+    let figures = figures(&rounds);
+    print_figures(&figures, &AIMS);
+    let arguments = std::env::args().skip(1).collect();
+    Results { figures, machine, arguments, missing: BTreeMap::new(), results: rounds }.write("gateway")
+}
+
+fn say(name: &str, ran: &Ran) {
+    println!(
+        "  {name}: {}/s, {} of the server, {} of RabbitMQ, {} of everything else, {} MiB",
+        number(ran.events_per_s),
+        number(ran.server_us),
+        number(ran.rabbitmq_us),
+        number(ran.others_us),
+        number(ran.peak_rss_mib)
+    );
+}
+
+fn figures(rounds: &[Round]) -> BTreeMap<String, f64> {
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value));
+    let most = |value: fn(&Round) -> f64| rounds.iter().map(value).fold(0.0, f64::max);
+    BTreeMap::from([
+        ("gateway_per_s".to_owned(), of(|round| round.gateway.events_per_s)),
+        ("bare_per_s".to_owned(), of(|round| round.bare.events_per_s)),
+        ("gateway_ratio".to_owned(), of(|round| round.gateway.events_per_s / round.bare.events_per_s)),
+        ("gateway_lists_per_s".to_owned(), of(|round| round.gateway_lists.events_per_s)),
+        ("bare_lists_per_s".to_owned(), of(|round| round.bare_lists.events_per_s)),
+        (
+            "gateway_lists_ratio".to_owned(),
+            of(|round| round.gateway_lists.events_per_s / round.bare_lists.events_per_s),
+        ),
+        ("gateway_rss_mib".to_owned(), most(|round| round.gateway.peak_rss_mib.max(round.gateway_lists.peak_rss_mib))),
+    ])
+}
+
+async fn measure(kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {
+    let setup = Setup { likes_by: Writes::Daemon, metrics: LISTEN, ..Setup::default() };
+    let world = World::new("gateway", setup).await?;
+    let ran = measure_in(&world, kind, arguments, list).await.with_context(|| format!("{kind:?}, lists of {list}"));
+    world.close().await?;
+    ran
+}
+
+async fn measure_in(world: &World, kind: Kind, arguments: &Arguments, list: u64) -> Result<Ran> {
+    let requests = if list == 1 { arguments.events } else { arguments.list_events / list };
+    let servers = Processes::of_stack(Path::new(&stack("DIR")?))?;
+    let server = Server::start(world, kind).await?;
+    // The first request opens the server's connections.
+    load::send(&server.address, 1, 1, list).await?;
+    rest(servers).await?;
+    let (began, before) = (Instant::now(), servers.used(Some(server.pid()?))?);
+    load::send(&server.address, arguments.connections, requests, list).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    let used = servers.used(Some(server.pid()?))?.since(before);
+    let link = world.broker.connect("bench").await?;
+    let (queue, wanted) = (world.broker.queue(0), (requests + 1) * list);
+    let all = async || Ok(u64::from(link.depth(&queue).await?.messages) == wanted);
+    until("the queue has all events", Duration::from_secs(20), Duration::from_millis(100), all).await?;
+    let events = (requests * list) as f64;
+    Ok(Ran {
+        events_per_s: events / seconds,
+        server_us: used.consumer as f64 / events,
+        rabbitmq_us: used.rabbitmq as f64 / events,
+        others_us: used.machine.saturating_sub(used.consumer + used.rabbitmq) as f64 / events,
+        peak_rss_mib: peak_rss_mib(server.pid()?)?,
+    })
+}
