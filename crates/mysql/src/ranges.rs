@@ -89,6 +89,25 @@ impl Store {
         conn.limit("list counters", |connection| list_range(connection, kind, (after, LAST), limit)).await
     }
 
+    /// As [`Store::list_range`], with the rows of the outboxes after `offsets` as of the same instant.
+    pub async fn list_range_since(
+        &self,
+        kind: Kind,
+        after: TargetId,
+        limit: usize,
+        offsets: &OutboxOffsets,
+    ) -> Result<(Range, Since)> {
+        let mut conn = self.acquire().await?;
+        conn.unlimited(|connection| async move {
+            let mut tx = begin_snapshot(connection).await?;
+            let range = list_range(&mut tx, kind, (after, LAST), limit).await?;
+            let since = outbox::read_since(&mut tx, offsets).await?;
+            tx.commit().await.context("list counters")?;
+            Ok((range, since))
+        })
+        .await
+    }
+
     /// Recounts a range as of one instant, and reads the rows of the outboxes after `applied`. None where too many targets without a counter lie
     /// there.
     pub async fn recount_range(&self, range: &Range, applied: Option<&OutboxOffsets>) -> Result<Option<Recount>> {

@@ -21,3 +21,5 @@ mod proof;
 mod rivals;
 #[cfg(feature = "fault-points")]
 mod stage;
+#[cfg(feature = "fault-points")]
+mod touched;

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::jobs::reconcile::context::RunContext;
+use super::touched::Touched;
+use crate::jobs::reconcile::context::{RunContext, Servers};
 use crate::jobs::reconcile::measure::{Measure, Measurement, WATCHED_MAX, with_busy};
 use crate::jobs::reconcile::repair::addition;
 use crate::jobs::reconcile::report::Report;
 use crate::runtime::fault;
 use tallyd_core::drift::Judgement;
-use tallyd_core::model::{CounterKey, Kind, Micros, TargetId};
+use tallyd_core::model::{CounterKey, Kind, Micros, Target, TargetId};
+use tallyd_core::outbox::Since;
 use tallyd_mysql::ranges::{LAST, Range};
 use tallyd_redis::counters::{CALL_IDS_MAX, Repair, Repaired};
 use tallyd_redis::layout::Loaded;
@@ -34,6 +36,12 @@ pub(super) struct Loader<'l, 'a> {
     run: &'l RunContext<'l>,
     measure: &'l mut Measure<'a>,
     report: &'l mut Report,
+}
+
+/// A page of rows, and what the outboxes have more than with the page before, as of one instant.
+struct Page {
+    range: Range,
+    since: Since,
 }
 
 /// What a page of rows says of the buckets that are being loaded.
@@ -62,12 +70,14 @@ impl<'l, 'a> Loader<'l, 'a> {
         if lost.buckets().next().is_none() {
             return Ok(next);
         }
+        fault::point("reconcile:unloaded");
         let mut loading = Loading::new(lost, number);
+        let touched = if has_untouched(servers, kind) { Touched::none_after(kind, outbox) } else { Touched::Any };
         if servers.has_counts_by_api(kind) {
             // Until the events in flight are in MySQL nobody can say what was lost, and readers ask MySQL meanwhile.
             self.measure.fence_patiently().await?;
         }
-        if !self.load_pages(kind, &mut loading).await? {
+        if !self.load_pages(kind, &mut loading, touched).await? {
             return Ok(next);
         }
         fault::point("reconcile:loaded");
@@ -81,14 +91,16 @@ impl<'l, 'a> Loader<'l, 'a> {
     }
 
     /// Adds what the buckets lack of all rows; returns whether it came to the last row.
-    async fn load_pages(&mut self, kind: Kind, loading: &mut Loading) -> Result<bool> {
-        let store = &self.run.servers.store;
-        let mut range = store.list_range(kind, TargetId(0), PAGE_ROWS).await?;
+    async fn load_pages(&mut self, kind: Kind, loading: &mut Loading, mut touched: Touched) -> Result<bool> {
+        let servers = self.run.servers;
+        let mut page = list_page(servers, kind, TargetId(0), &touched).await?;
         loop {
+            let Page { range, since } = page;
             let after = range.until;
-            let Lacking { repairs, to_measure } = self.lacking(loading, range);
+            touched.note(range.after, &since);
+            let Lacking { repairs, to_measure } = self.lacking(loading, range, &touched);
             // The next page is read while this one is added.
-            let following = async { Ok(store.list_range(kind, after, PAGE_ROWS).await?) };
+            let following = list_page(servers, kind, after, &touched);
             let ((), following) = tokio::try_join!(self.add(loading, &repairs), following)?;
             for some in to_measure.chunks(PAGE_MEASURED) {
                 self.load_measured(loading, some).await?;
@@ -102,7 +114,7 @@ impl<'l, 'a> Loader<'l, 'a> {
             if after >= LAST {
                 return Ok(true);
             }
-            range = following;
+            page = following;
         }
     }
 
@@ -121,22 +133,23 @@ impl<'l, 'a> Loader<'l, 'a> {
         Ok(())
     }
 
-    /// What the buckets lacked at their cuts. Counters that the daemon adds to Redis are judged by each bucket's offsets,
-    /// and keys of targets can't be listed by bucket: these must be measured. Counters that MySQL doesn't know at all are
-    /// likes in flight, or orphans. Nothing is added; comparisons see to them.
-    fn lacking(&self, loading: &mut Loading, range: Range) -> Lacking {
+    /// What the buckets lacked at their cuts. Counters that the daemon has added to since are judged by each bucket's
+    /// offsets, and keys of targets can't be listed by bucket: these must be measured. Counters that MySQL doesn't know at
+    /// all are likes in flight, or orphans. Nothing is added; comparisons see to them.
+    fn lacking(&self, loading: &mut Loading, range: Range, touched: &Touched) -> Lacking {
         let servers = self.run.servers;
         let skew = servers.limits.skew();
         let mut lacking = Lacking::default();
         for counted in range.counters {
             let key = counted.number;
             let Some(LoadingBucket { cut, state }) = loading.bucket(servers.cache.keys.bucket(key.0)) else { continue };
-            if !servers.cache.is_packed() || servers.is_by_daemon(key) {
+            let is_by_daemon = servers.is_by_daemon(key);
+            if !servers.cache.is_packed() || (is_by_daemon && touched.has(key)) {
                 lacking.to_measure.push(key);
                 continue;
             }
             let held = loading.lost.held.remove(&key).unwrap_or(0);
-            if counted.update_at > cut.before(skew) {
+            if !is_by_daemon && counted.update_at > cut.before(skew) {
                 loading.busy.push(key);
             } else if counted.value != held {
                 lacking.repairs.push(addition(servers, key, held, counted.value - held, state));
@@ -235,6 +248,21 @@ impl<'l, 'a> Loader<'l, 'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a page can say what buckets lack of counters that the daemon adds to Redis.
+fn has_untouched(servers: &Servers, kind: Kind) -> bool {
+    let targets = Target { kind, id: TargetId(0) };
+    servers.cache.is_packed() && servers.metrics.codes().iter().any(|metric| servers.is_by_daemon((targets, *metric)))
+}
+
+async fn list_page(servers: &Servers, kind: Kind, after: TargetId, touched: &Touched) -> Result<Page> {
+    let store = &servers.store;
+    let (range, since) = match touched.offsets() {
+        Some(offsets) => store.list_range_since(kind, after, PAGE_ROWS, offsets).await?,
+        None => (store.list_range(kind, after, PAGE_ROWS).await?, Since::default()),
+    };
+    Ok(Page { range, since })
 }
 
 /// The buckets of one kind that are being loaded, and how far each is.

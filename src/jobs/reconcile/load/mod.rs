@@ -6,6 +6,8 @@
 //! the difference to what the bucket held is added; what was counted meanwhile stays. The others are watched, as in any
 //! comparison. Only then is the bucket said to be loaded, and only if its mark is still there.
 //!
+//! Counters that the daemon adds to Redis need no fence (touched.rs).
+//!
 //! Likes whose publish came later than the fence are missing in what was loaded. The comparison that follows finds
 //! them: their `at` is within `overlap`.
 //!
@@ -15,6 +17,7 @@
 //! is compared their marks are taken away, and they are loaded like buckets that Redis lost.
 
 mod buckets;
+mod touched;
 
 use std::time::Instant;
 

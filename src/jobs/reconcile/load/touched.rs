@@ -1,0 +1,145 @@
+//! Counters that a load can't take from a page of rows, because the outbox has named them since their buckets' cuts.
+//!
+//! It is about counters that the daemon adds to Redis. `outbox` are the numbers of the last rows, read before the cut. The
+//! script that takes the cut raises the bucket's offsets to them. So the bucket must end with the counter as of its
+//! offsets, and lacks that less what it held. A page has the counter as of its snapshot. No row after `outbox` names the
+//! key in that snapshot: then both are the same, and nothing has to be measured. Each other key is measured.
+//!
+//! * A: `outbox` is read. B: a row is committed. C: the page is read. The page has what the row adds, and the outbox adds it
+//!   to the bucket, too. The page's snapshot has the row, so its key is measured.
+//! * A: the page is read. B: a row is committed. The page lacks what the row adds, and the outbox adds it to the bucket. The
+//!   value of the page is right. The next page's snapshot has the row; its key may lie in that page.
+//! * A: `outbox` is read. B: a row is committed and added to the bucket. C: the cut. The bucket held it, and its offset is
+//!   above `outbox`. The page's snapshot has the row, and its key is measured.
+//! * A: a row is committed. B: `outbox` is read, the cut. C: the outbox comes to the row. The page has what the row adds, and
+//!   the bucket's offset leaves the row out.
+//! * A: rows of one partition are read up to number 7. B: number 6 is committed. Numbers are given under the partition's
+//!   lock: it can't happen, and each page reads only the rows that follow those of the last page.
+//! * A: a reconcile corrects `counter`. Its row is of the partition `CORRECTIONS`, which is read as all others are.
+//! * A: a page is read. B: rows after the last ones read are deleted before the next page, or are too many to be read. Nobody
+//!   knows what they named: all counters of the pages that follow are measured.
+//! * A: `outbox` is read. B: MySQL goes back to before it. The page is what MySQL has now. New rows have higher numbers than
+//!   any before.
+
+use std::collections::HashSet;
+
+use tallyd_core::model::{CounterKey, Kind, Metric, TargetId};
+use tallyd_core::outbox::{OutboxOffsets, Since};
+
+/// Keys that are kept in memory: some twenty megabytes.
+const KEYS_MAX: usize = 500_000;
+
+/// The counters of one kind that rows after `outbox` name, as of the last page's snapshot.
+pub(super) enum Touched {
+    Keys {
+        kind: Kind,
+        /// The last rows that were read.
+        offsets: OutboxOffsets,
+        keys: HashSet<(TargetId, Metric)>,
+    },
+    /// Any counter may be touched.
+    Any,
+}
+
+impl Touched {
+    /// None so far: `outbox` are the last rows before the cuts.
+    pub(super) fn none_after(kind: Kind, outbox: OutboxOffsets) -> Self {
+        Self::Keys { kind, offsets: outbox, keys: HashSet::new() }
+    }
+
+    /// The rows after these must be read with the next page.
+    pub(super) fn offsets(&self) -> Option<&OutboxOffsets> {
+        match self {
+            Self::Keys { offsets, .. } => Some(offsets),
+            Self::Any => None,
+        }
+    }
+
+    /// Notes the rows that were read with a page which begins above `after`. Counters of earlier pages are forgotten.
+    pub(super) fn note(&mut self, after: TargetId, since: &Since) {
+        let Self::Keys { kind, offsets, keys } = self else { return };
+        let mut is_known = since.pruned.iter().all(|(partition, pruned)| pruned <= offsets.of(partition));
+        for row in &since.rows {
+            offsets.raise(row.partition, row.number);
+            let named = row.additions.iter().filter(|it| it.target.kind == *kind && it.target.id > after);
+            keys.extend(named.map(|it| (it.target.id, it.metric)));
+        }
+        if keys.len() > KEYS_MAX {
+            keys.retain(|(id, _)| *id > after);
+            is_known &= keys.len() <= KEYS_MAX;
+        }
+        if !is_known {
+            *self = Self::Any;
+        }
+    }
+
+    /// Whether a row names the counter, or may do so.
+    pub(super) fn has(&self, (target, metric): CounterKey) -> bool {
+        match self {
+            Self::Keys { keys, .. } => keys.contains(&(target.id, metric)),
+            Self::Any => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tallyd_core::model::{Addition, Micros, Target};
+    use tallyd_core::outbox::{CORRECTIONS, OutboxRow};
+
+    const LIKE: Metric = Metric(1);
+
+    fn key(kind: u8, id: u64) -> CounterKey {
+        (Target { kind: Kind(kind), id: TargetId(id) }, LIKE)
+    }
+
+    fn row(partition: u16, number: u64, keys: impl IntoIterator<Item = CounterKey>) -> OutboxRow {
+        let addition = |(target, metric)| Addition { target, metric, delta: 1 };
+        let additions = keys.into_iter().map(addition).collect();
+        OutboxRow { partition, number, written_at: Micros(0), is_old: false, additions, likers: Vec::new() }
+    }
+
+    fn since(rows: Vec<OutboxRow>, pruned: &str) -> Since {
+        Since { rows, pruned: OutboxOffsets::parse(pruned).unwrap() }
+    }
+
+    fn begun() -> Touched {
+        Touched::none_after(Kind(1), OutboxOffsets::parse("0:5").unwrap())
+    }
+
+    #[test]
+    fn counters_that_rows_name_stay_touched_on_later_pages() {
+        let mut touched = begun();
+        touched.note(
+            TargetId(0),
+            &since(vec![row(0, 6, [key(1, 7), key(2, 8)]), row(CORRECTIONS, 3, [key(1, 9)])], "0:5"),
+        );
+        touched.note(TargetId(5), &since(vec![row(1, 1, [key(1, 4), key(1, 6)])], "0:5"));
+        assert_eq!([6, 7, 8, 9].map(|id| touched.has(key(1, id))), [true, true, false, true]);
+        assert_eq!(touched.offsets(), Some(&OutboxOffsets::parse("0:6,1:1,65535:3").unwrap()));
+    }
+
+    #[test]
+    fn rows_that_were_deleted_unread_touch_every_counter() {
+        let mut touched = begun();
+        touched.note(TargetId(0), &since(vec![row(0, 8, [])], "0:6"));
+        assert_eq!((touched.has(key(1, 1)), touched.offsets()), (true, None));
+        let mut touched = begun();
+        touched.note(TargetId(0), &since(vec![row(0, 8, [])], "0:5"));
+        touched.note(TargetId(0), &since(Vec::new(), "0:8"));
+        assert!(!touched.has(key(1, 1)), "they were read before");
+    }
+
+    #[test]
+    fn more_counters_than_memory_allows_touch_all_of_them() {
+        let many = |from: u64| row(0, 6, (0..=KEYS_MAX as u64).map(|id| key(1, from + id)));
+        let mut touched = begun();
+        touched.note(TargetId(0), &since(vec![many(1)], ""));
+        assert!(touched.has(key(1, u64::MAX)));
+        let mut touched = begun();
+        touched.note(TargetId(0), &since(vec![row(0, 6, [key(1, 1), key(1, 2)])], ""));
+        touched.note(TargetId(2), &since(vec![many(2)], ""));
+        assert!(!touched.has(key(1, u64::MAX)), "counters of earlier pages are forgotten");
+    }
+}

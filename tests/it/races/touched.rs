@@ -1,0 +1,85 @@
+//! Likes that the daemon counts, committed while a run loads what Redis has lost.
+
+use tallyd_core::event::LikeEvent;
+use tallyd_core::model::UserId;
+use tallyd_rabbitmq::Publisher;
+
+use super::stage::{Run, assert_numbers};
+use crate::common::{Daemon, Model, World, assert_redis_equals, body, lose, target};
+
+struct Site {
+    /// Dropped before the world, whose folder has its log.
+    daemon: Daemon,
+    world: World,
+    publisher: Publisher,
+    model: Model,
+}
+
+impl Site {
+    /// Targets 1 to 20 have three likes each, in both stores.
+    async fn new(name: &str) -> Self {
+        let world = World::new(name, "[[rule]]\nmetric = \"like\"\n").await;
+        let publisher = world.publisher().await;
+        let daemon = world.daemon();
+        assert!(world.tallyd(&["reconcile"]).status.success());
+        let mut site = Self { daemon, world, publisher, model: Model::default() };
+        for user in 1..=3 {
+            site.like(1..=20, user).await;
+        }
+        site
+    }
+
+    /// Publishes likes of the user, and waits until they are in both stores.
+    async fn like(&mut self, ids: impl Iterator<Item = u64>, user: u64) {
+        let at = tallyd::runtime::clock::now();
+        let events: Vec<LikeEvent> =
+            ids.map(|id| LikeEvent { target: target(id), user: UserId(user), at, liked: true }).collect();
+        events.iter().for_each(|event| self.model.apply(event));
+        let bodies: Vec<_> = events.iter().map(body).collect();
+        self.world.publish(&self.publisher, &bodies).await;
+        self.world.drained(&self.publisher).await;
+        self.world.outbox_added().await;
+    }
+
+    async fn unloaded(&self) -> u64 {
+        self.world.cache.unloaded("video", 0..self.world.cache.keys.buckets()).await.unwrap().lost
+    }
+
+    async fn close(self) {
+        self.world.assert_equals(&self.model).await;
+        assert_redis_equals(&self.world, &self.model).await;
+        assert!(self.daemon.stop().success());
+        self.world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn likes_after_a_loads_cut_are_added_by_the_outbox_alone() {
+    let mut site = Site::new("touched").await;
+    for point in ["reconcile:unloaded", "reconcile:loading"] {
+        lose(&site.world).await;
+        let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", point)]);
+        run.paused().await;
+        let user = site.model.rows.len() as u64;
+        site.like(5..=15, user).await;
+        site.like(5..=9, user + 1).await;
+        let report = run.report().await;
+        assert_numbers(&report, &[("buckets_loaded", 16), ("drifted", 0), ("transient", 0), ("busy", 0)]);
+        assert_redis_equals(&site.world, &site.model).await;
+    }
+    site.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counters_that_no_like_touched_are_loaded_unmeasured() {
+    let mut site = Site::new("untouched").await;
+    lose(&site.world).await;
+    site.like([3, 4].into_iter(), 9).await;
+    let mut run = Run::start(&site.world, &["--changed"], &[("TALLYD_PAUSE_POINT", "reconcile:sampled")]);
+    // The first sample that the run takes is that of the comparison.
+    run.paused().await;
+    assert_eq!(site.unloaded().await, 0);
+    assert_redis_equals(&site.world, &site.model).await;
+    assert_numbers(&run.report().await, &[("counters_loaded", 20), ("drifted", 0)]);
+    site.close().await;
+}
