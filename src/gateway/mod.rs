@@ -18,6 +18,7 @@ mod metrics;
 mod openapi;
 mod query;
 mod ready;
+mod remembered;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +43,7 @@ use crate::runtime::{shutdown, systemd};
 use answer::{Answer, Refused};
 use hints::Hints;
 use metrics::Metrics;
+use remembered::Remembered;
 use tallyd_client::{Client, Settings};
 use tallyd_core::event::Terms;
 
@@ -60,7 +62,7 @@ const BODIES_MAX: usize = 128;
 
 /// What all requests share.
 pub(super) struct Gate {
-    client: Client,
+    client: Arc<Client>,
     config: Config,
     terms: Terms,
     requests: Arc<Semaphore>,
@@ -68,7 +70,8 @@ pub(super) struct Gate {
     token: Option<Token>,
     /// Whether a request must be sent to an address or to `localhost`: no page on the Web can have a browser of this machine send one.
     is_local: bool,
-    hints: Hints,
+    hints: Arc<Hints>,
+    remembered: Remembered,
     metrics: Metrics,
     stop: CancellationToken,
 }
@@ -78,15 +81,18 @@ type Shared = State<Arc<Gate>>;
 impl Gate {
     fn new(config: &Config, listen: &Listen, stop: CancellationToken) -> Result<Self> {
         let token = config.gateway.read_token()?;
+        let client = Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?;
+        let (client, hints) = (Arc::new(client), Arc::new(Hints::default()));
         Ok(Self {
-            client: Client::new(&Settings::from(config)).map_err(|error| ConfigError(vec![error.to_string()]))?,
+            remembered: Remembered::by(Arc::clone(&client), Arc::clone(&hints)),
+            client,
             config: config.clone(),
             terms: Terms::from(config),
             requests: Arc::new(Semaphore::new(config.gateway.requests_max)),
             bodies: Semaphore::new(BODIES_MAX),
             is_local: token.is_none() && matches!(listen, Listen::Address(_)),
             token: token.as_ref().map(Token::new),
-            hints: Hints::default(),
+            hints,
             metrics: Metrics::default(),
             stop,
         })

@@ -44,7 +44,11 @@ pub(super) async fn publish(gate: &Gate, events: Vec<Result<Judged<'_>, Refusal>
             }
         });
     }
-    let (plain, counted) = tokio::join!(publish_plain(gate, plain), count_all(gate, counted));
+    let (plain, counted) = if counted.is_empty() {
+        (publish_plain(gate, plain).await, Vec::new())
+    } else {
+        tokio::join!(publish_plain(gate, plain), count_all(gate, counted))
+    };
     for (place, verdict) in plain.into_iter().chain(counted) {
         if let Some(slot) = verdicts.get_mut(place) {
             *slot = Some(verdict);
@@ -89,7 +93,7 @@ async fn publish_plain(gate: &Gate, mut events: Vec<Placed<'_>>) -> Vec<(usize, 
         ));
     }
     if !confirmed.is_empty() {
-        gate.hints.ask(gate.client.remember_published(&confirmed)).await;
+        gate.remembered.add(confirmed).await;
     }
     verdicts
 }

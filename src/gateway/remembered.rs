@@ -1,0 +1,56 @@
+//! Confirmed likes on their way to Redis. Those of requests that are answered at the same time go together: a round trip for each request costs
+//! the gateway and Redis more than the likes do.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::hints::Hints;
+use tallyd_client::Client;
+use tallyd_core::event::LikeEvent;
+
+/// Requests that wait for their turn. More wait to be queued.
+const REQUESTS_MAX: usize = 1_024;
+
+/// With this many likes a round trip takes no more requests.
+const LIKES_AT_ONCE: usize = 1_000;
+
+/// The likes of a request, which waits until `done` is dropped.
+struct Request {
+    likes: Vec<LikeEvent>,
+    done: oneshot::Sender<()>,
+}
+
+pub(super) struct Remembered(mpsc::Sender<Request>);
+
+impl Remembered {
+    /// Starts the task that asks Redis. It ends with this.
+    pub(super) fn by(client: Arc<Client>, hints: Arc<Hints>) -> Self {
+        let (sender, requests) = mpsc::channel(REQUESTS_MAX);
+        tokio::spawn(remember(client, hints, requests));
+        Self(sender)
+    }
+
+    /// Returns when Redis has the likes, or is left out because it does not answer.
+    pub(super) async fn add(&self, likes: Vec<LikeEvent>) {
+        let (done, ended) = oneshot::channel();
+        if self.0.send(Request { likes, done }).await.is_ok() {
+            // Nothing is ever sent: the sender is dropped.
+            let _ = ended.await;
+        }
+    }
+}
+
+async fn remember(client: Arc<Client>, hints: Arc<Hints>, mut requests: mpsc::Receiver<Request>) {
+    while let Some(Request { mut likes, done }) = requests.recv().await {
+        let mut waiting = vec![done];
+        while likes.len() < LIKES_AT_ONCE
+            && let Ok(request) = requests.try_recv()
+        {
+            likes.extend(request.likes);
+            waiting.push(request.done);
+        }
+        hints.ask(client.remember_published(&likes)).await;
+        drop(waiting);
+    }
+}
