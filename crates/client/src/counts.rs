@@ -192,6 +192,7 @@ impl Client {
         if !self.metrics.contains(&metric) {
             return Err(ClientError::NoMetric(metric));
         }
+        self.check_kind(kind)?;
         match change {
             Change::Add { delta, event_id } => {
                 let in_range = delta.unsigned_abs() <= DELTA_MAX;

@@ -190,6 +190,11 @@ impl Client {
         self.writers().await.of(kind, metric)
     }
 
+    /// Checks that the configuration has the kind: the daemon would refuse the event.
+    fn check_kind(&self, kind: Kind) -> Result<()> {
+        self.names.get(kind).map(drop).ok_or(ClientError::NoKind(kind))
+    }
+
     /// Publishes the event of a like, and waits until the broker has it on disk. Only after [`Client::count`]: [`Client::like`] and
     /// [`Client::unlike`] publish themselves. It can be called again: the same event twice changes nothing.
     ///

@@ -91,6 +91,7 @@ impl Client {
         require(counted || boards.is_empty(), || {
             "the daemon counts these likes, and adds them to the board of their [[rule]]: name no boards".to_owned()
         })
+        .and_then(|()| self.check_kind(event.target.kind))
         .map_err(LikeError::NotCounted)?;
         // While Redis is away users are not limited.
         let limited = timeout(HINT_MAX, self.limits_of(&[event.user])).await.ok().and_then(Result::ok);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use tallyd_client::{Clicked, ClientError, LikeError, OnBoard};
 use tallyd_core::event::LikeEvent;
-use tallyd_core::model::{Target, UserId};
+use tallyd_core::model::{Kind, Target, UserId};
 use tallyd_core::period::PeriodKind;
 use tallyd_rabbitmq::Publisher;
 use tallyd_redis::ranks::Ranking;
@@ -105,6 +105,9 @@ async fn the_rust_client_only_publishes_likes_that_the_daemon_counts() {
     let on = OnBoard { board: "none", member: b"42" };
     let refused = client.like(target(42), UserId(5), &[on]).await;
     assert!(matches!(refused, Err(LikeError::NotCounted(ClientError::Invalid(_)))), "{refused:?}");
+    let unknown = Target { kind: Kind(9), ..target(42) };
+    let refused = client.like(unknown, UserId(5), &[]).await;
+    assert!(matches!(refused, Err(LikeError::NotCounted(ClientError::NoKind(_)))), "{refused:?}");
     assert!(matches!(client.count(target(42), UserId(5), true, &[]).await, Err(ClientError::Invalid(_))));
     settle(&world, &publisher).await;
     assert_eq!((world.redis_counters().await[&target(42)], world.counters().await[&target(42)]), (3, 3));
